@@ -19,7 +19,7 @@ from ingest.source import Batch, Source, check_source_class
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
-from schedulers.adapter import Adapter, Write
+from schedulers.adapter import Adapter, Seen, Write
 from schedulers.bands import Bands
 from schedulers.weather import Weather
 from service.pipeline.guarded_source import GuardedSource
@@ -195,11 +195,13 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
 FOREIGN = "somebody.else/field"
 
 
-def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
+def check_adapter(adapter: Adapter, weathers: Sequence[Weather], held: Seen | None = None) -> None:
     """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
     written, and nothing of what others own. Without weather nothing of it stays; risk that wavers by 1 % is no news.
+    held: what the other system holds of others, beside the nodes.
     """
-    seen: dict[str, dict[str, str]] = {}
+    others = held or {}
+    seen = {key: dict(values) for key, values in others.items()}
     some = False
     for weather in weathers:
         for name in weather.nodes.rows if weather.nodes else ():
@@ -216,7 +218,8 @@ def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
     _written(adapter, seen, list(adapter.wishes(None, seen)))
     left = [key for key, values in seen.items() if adapter.fields & values.keys()]
     assert not left, f"left behind after a withdrawal: {left[:3]}"
-    assert all(values == {FOREIGN: "theirs"} for values in seen.values() if values), "what others own was lost"
+    kept = (values == others.get(key, {FOREIGN: "theirs"}) for key, values in seen.items() if values)
+    assert all(kept), "what others own was lost"
 
 
 def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
@@ -244,4 +247,4 @@ def _an_hour(weather: Weather) -> Iterator[Weather]:
         noisy = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01))
         outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
         now_ms = weather.now_ms + 10_000 * number
-        yield Weather(number, now_ms, now_ms, outlook)
+        yield dataclasses.replace(weather, sequence=number, as_of_ms=now_ms, now_ms=now_ms, nodes=outlook)

@@ -102,26 +102,34 @@ class SlurmCommands:
     async def _run(self, *command: str) -> bytes:
         """What a command prints. Raises SourceError: it is not there, fails, or takes or prints too much."""
         setting = [] if "--json" in command else ["env", "SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
-        words = [*self._shell, *setting, *command]
-        if self._shell and Path(self._shell[0]).name == "ssh":  # it hands one text to a shell over there
-            words = [*self._shell, shlex.join([*setting, *command])]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
-            )
-        except OSError as error:
-            raise SourceError(f"{words[0]}: {error.strerror or error}", retry_after_s=30.0) from None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
-                await process.wait()
-        except TimeoutError:
-            raise SourceError(f"{command[0]} did not end within {self._timeout_s:g} s") from None
-        finally:
-            await _end(process)
-        if process.returncode:
+        code, out, err = await run_command([*setting, *command], self._shell, self._timeout_s)
+        if code:
             raise _refusal(command[0], err)
         return out
+
+
+async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: float) -> tuple[int, bytes, bytes]:
+    """A command's status and what it prints; `shell` runs it elsewhere. It is killed when it takes too long, and then,
+    or when it cannot start or prints too much, raises SourceError."""
+    words = [*shell, *command]
+    if shell and Path(shell[0]).name == "ssh":  # it hands one text to a shell over there
+        words = [*shell, shlex.join(command)]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
+    except OSError as error:
+        raise SourceError(f"{words[0]}: {error.strerror or error}", retry_after_s=30.0) from None
+    try:
+        async with asyncio.timeout(timeout_s):
+            out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+            await process.wait()
+    except TimeoutError:
+        name = next(word for word in command if word != "env" and "=" not in word)
+        raise SourceError(f"{name} did not end within {timeout_s:g} s") from None
+    finally:
+        await _end(process)
+    return process.returncode or 0, out, err
 
 
 def _columns(names: Sequence[str]) -> str:

@@ -84,12 +84,14 @@ class Port(Protocol):
 class Door(NamedTuple):
     """A writer, ready for use: what `use` of a configured adapter makes of its options.
 
-    needs_starts: it reads `Weather.starts`, for which the host asks the placer.
+    needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that its port
+    takes at once.
     """
 
     adapter: Adapter
     port: Port
     needs_starts: bool = False
+    batch: int = 100
 
 
 def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:

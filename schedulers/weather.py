@@ -74,6 +74,8 @@ class JobOutlook(NamedTuple):
     slow_since_ms: int | None  # None: not slow
     culprit: str  # the node that holds it up; empty: nobody, or unknown
     why: str  # the verdict's sentence; empty while it is not slow
+    name: str = ""  # that its user gave it
+    limit_s: float | None = None
 
 
 class StartOutlook(NamedTuple):

@@ -16,7 +16,6 @@ from service.doors import ConfiguredDoor
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BATCH = 100
 PORT_S = 30.0  # wall; for a reading, and for a batch
 MINUTE_MS = 60_000
 
@@ -70,7 +69,7 @@ class AdapterWriter:
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
         self._adapter, self._port = opened.door.adapter, opened.door.port
-        self._observed = ObservedPort(self._port)
+        self._observed, self._batch = ObservedPort(self._port), opened.door.batch
         self._limit = ChangeLimit(per_minute)
         self._records, self._clock = records, clock
         self._ours: set[str] = set()  # keys that hold something of ours
@@ -84,8 +83,8 @@ class AdapterWriter:
             self.status.seen_ms = self._clock.now_ms()
             due = self._due(weather, seen)
             is_done = not self.status.held_back
-            for start in range(0, len(due), BATCH):
-                batch = due[start : start + BATCH]
+            for start in range(0, len(due), self._batch):
+                batch = due[start : start + self._batch]
                 outcomes = await _in_time(port.write(batch))
                 is_done &= self._count(weather, batch, outcomes)
         except (SourceError, OSError, TimeoutError) as error:

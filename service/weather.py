@@ -191,6 +191,8 @@ def _job_outlook(
         slow_since_ms=slow.since_ms if slow else None,
         culprit=(slow.culprit.name or "").partition("/")[0] if slow and slow.culprit.kind in ("worker", "node") else "",
         why=slow.sentence if slow else "",
+        name=next((event.name for event in detail.events if event.name), "") if detail else "",
+        limit_s=detail.asks.limit_s if detail else None,
     )
 
 
@@ -214,10 +216,22 @@ class _Verdict(msgspec.Struct):
     sentence: str
 
 
+class _Asks(msgspec.Struct, frozen=True):
+    limit_s: float | None = None
+
+
+class _Told(msgspec.Struct):
+    """An event; one of a submission has the job's name."""
+
+    name: str = ""
+
+
 class _Detail(msgspec.Struct):
     """Of `doc.job`."""
 
     run_s: RunQuantiles | None
+    asks: _Asks = _Asks()
+    events: list[_Told] = []
 
 
 _explained = msgspec.json.Decoder(_Explained).decode

@@ -3,9 +3,32 @@
 import numpy as np
 
 from schedulers.bands import BandRule, step_levels
-from schedulers.weather import Load, Outlook, Weather
+from schedulers.weather import JobOutlook, Load, Outlook, StartOutlook, Weather
 
 NOW_MS = 1_760_000_000_000
+MINUTE_MS = 60_000
+
+
+def job(**more: object) -> JobOutlook:
+    """A first attempt of somebody's training on two nodes, of which "high" has slowed it down before a checkpoint."""
+    values: dict[str, object] = {
+        **{"state": "running", "attempt": 1, "queue": "train", "user": "ada", "nodes": ("high", "low"), "gpus": 16},
+        **{"started_ms": NOW_MS - 90 * MINUTE_MS, "left_p50_s": 600.0, "left_p90_s": 1200.0},
+        **{"run_p50_s": 3600.0, "run_p90_s": 5400.0, "checkpoint_ms": NOW_MS - MINUTE_MS},
+        **{"slow_since_ms": NOW_MS - 10 * MINUTE_MS, "culprit": "high", "why": "node high is 1.8 times slower"},
+        "name": "train",
+    }
+    return JobOutlook(**(values | more))  # type: ignore[arg-type]
+
+
+def start(p50_min: float, p90_min: float | None = None) -> StartOutlook:
+    """Of a request at the head of its queue, in minutes from now."""
+    p90_ms = None if p90_min is None else int(NOW_MS + p90_min * MINUTE_MS)
+    return StartOutlook(None, int(NOW_MS + p50_min * MINUTE_MS), p90_ms, 1, "8 GPUs are free then")
+
+
+JOBS = {"8": job(), "7": job(state="queued", nodes=(), slow_since_ms=None)}
+STARTS = {"7": start(30, 65), "9": start(10)}
 
 
 def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:

@@ -31,7 +31,8 @@ class SlurmCluster:
 
     accounting: with slurmdbd, so that sacct works. jobcomp: where completions are posted to. hook: the shell that
     slurmctld runs before and after each job, and for its completion. `zone`: the local time of its daemons.
-    settings: more lines of slurm.conf. billing: what of a job counts as its use.
+    settings: more lines of slurm.conf. billing: what of a job counts as its use. more_nodes: a list of nodes that are
+    down and of no partition. features: of the others.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class SlurmCluster:
         zone: str = "UTC",
         settings: tuple[str, ...] = (),
         billing: str = "",
+        more_nodes: str = "",
+        features: str = "",
     ) -> None:
         if SBIN not in os.environ["PATH"]:
             os.environ["PATH"] += f":{SBIN}"
@@ -56,6 +59,8 @@ class SlurmCluster:
         self.jobcomp = jobcomp
         self.hook = hook
         self.settings = settings
+        self.more_nodes = more_nodes
+        self.features = f"Feature={features} " if features else ""
         self.billing = f"TRESBillingWeights={billing}" if billing else ""
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "TZ": zone}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,8 +99,10 @@ class SlurmCluster:
         for number, port in enumerate(self._nodes, start=1):
             lines.append(
                 f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} "
-                f"RealMemory=4000 Gres=gpu:h100:{GPUS} State=UNKNOWN"
+                f"RealMemory=4000 Gres=gpu:h100:{GPUS} {self.features}State=UNKNOWN"
             )
+        if self.more_nodes:
+            lines.append(f"NodeName={self.more_nodes} NodeAddr=127.0.0.1 CPUs=1 RealMemory=100 State=DOWN")
         lines += [
             f"PartitionName=train Nodes=n[1-{NODES}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10 "
             + self.billing,
@@ -138,7 +145,11 @@ class SlurmCluster:
         self.start_controller()
         for number in range(1, NODES + 1):
             self.start_node(f"n{number}")
-        self.until("all nodes idle", lambda: self.states() == {f"n{n}": "idle" for n in range(1, NODES + 1)}, START_S)
+        self.until("all nodes idle", self._all_idle, START_S)
+
+    def _all_idle(self) -> bool:
+        states = self.states()
+        return all(states.get(f"n{number}") == "idle" for number in range(1, NODES + 1))
 
     def _start_accounting(self) -> None:
         data = self.folder / "mariadb"

@@ -1,0 +1,249 @@
+"""Slurm as one that is told, by slurmrestd: `POST node/…` is there from v0.0.40 (Slurm 23.11) on.
+
+An answer of 200 may hold errors, and an answer of 500 may mean a wrong token, a field that is refused or a slurmctld
+that is down: what counts is the list `errors`. The token is a file, read anew when it changes.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from clients.slurm import MAX_BYTES
+from clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused, hostlists, refusal
+from fleet.errors import SourceError
+
+FIRST_WITH_NODES = (0, 0, 40)
+_VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/nodes")
+_LOGIN = re.compile(r"authenti|authori|token|credential", re.IGNORECASE)
+
+Words = str | list[str] | None  # of one version a text with commas, of another a list
+
+
+class _Fault(msgspec.Struct):
+    error: str | None = None
+    description: str | None = None
+    error_number: int | None = None
+
+
+class _RestNode(msgspec.Struct):
+    name: str
+    state: Words = None
+    state_flags: Words = None
+    reason: str | None = None
+    features: Words = None
+    active_features: Words = None
+    extra: str | None = None
+
+
+class _RestPriority(msgspec.Struct):
+    """A number as versions from v0.0.39 on write it."""
+
+    number: int | None = None
+    set: bool = True
+
+
+class _RestJob(msgspec.Struct):
+    job_id: int
+    array_job_id: int | _RestPriority | None = None
+    array_task_id: int | _RestPriority | None = None
+    array_task_string: str | None = None
+    job_state: Words = None
+    restart_cnt: int | None = None
+    comment: str | None = None
+    admin_comment: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    errors: list[_Fault] | None = None
+    nodes: list[_RestNode] | None = None
+    jobs: list[_RestJob] | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRestAccount:
+    """Whom to ask, and as whom. version: empty for the newest that is served. token_file: empty for a Unix socket."""
+
+    url: str
+    user: str = ""
+    token_file: str = ""
+    version: str = ""
+
+    def headers(self) -> dict[str, str]:
+        """Raises SourceError."""
+        found = {"content-type": "application/json"}
+        if self.user:
+            found["X-SLURM-USER-NAME"] = self.user
+        if self.token_file:
+            try:
+                token = Path(self.token_file).read_text(encoding="ascii").strip().removeprefix("SLURM_JWT=")
+            except (OSError, UnicodeDecodeError) as error:
+                raise SourceError(f"cannot read the token in {self.token_file}: {error}") from None
+            found["X-SLURM-USER-TOKEN"] = token
+        return found
+
+
+class SlurmRestControl:
+    """One slurmrestd. It cannot hold and requeue: a `requeue` needs the commands."""
+
+    def __init__(self, account: SlurmRestAccount, timeout_s: float = 3.0) -> None:
+        self._account, self._timeout_s = account, timeout_s
+        self._version = account.version
+        self._socket = account.url.removeprefix("unix:") if account.url.startswith("unix:") else ""
+        self._url = "http://localhost" if self._socket else account.url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+        self._headers: tuple[int, dict[str, str]] = (-1, {})
+
+    async def nodes(self) -> list[ControlledNode]:
+        return [_node(row) for row in (await self._ask("GET", "nodes/")).nodes or ()]
+
+    async def jobs(self) -> list[ControlledJob]:
+        return [_job(row) for row in (await self._ask("GET", "jobs/")).jobs or ()]
+
+    async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
+        body = _node_body(change)
+        for part in hostlists(names):
+            await self._ask("POST", f"node/{quote(part, safe='')}", body)
+
+    async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
+        told = {"comment": comment, "admin_comment": admin_comment}
+        await self._ask("POST", f"job/{quote(job)}", {name: text for name, text in told.items() if text is not None})
+
+    async def requeue_held(self, job: str) -> None:
+        raise SlurmRefused("slurmrestd cannot requeue a job and hold it")
+
+    async def release_without(self, job: str, node: str) -> None:
+        raise SlurmRefused("slurmrestd cannot release a job without a node")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
+        return _checked(*await self._request(method, f"/slurm/{await self._served()}/{path}", body))
+
+    async def _served(self) -> str:
+        if not self._version:
+            _, answer = await self._request("GET", "/openapi/v3", None)
+            found = {tuple(int(part) for part in row) for row in _VERSION.findall(answer)}
+            if not found:
+                raise SourceError("slurmrestd names no version of /slurm/…/nodes", retry_after_s=60.0)
+            self._version = "v" + ".".join(map(str, max(found)))
+        return self._version
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        if self._session is None:
+            connector = aiohttp.UnixConnector(self._socket) if self._socket else None
+            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        data = None if body is None else json.dumps(body)
+        try:
+            async with self._session.request(
+                method, self._url + path, data=data, headers=self._fresh_headers()
+            ) as response:
+                read = await response.content.read(MAX_BYTES)
+                while len(read) < MAX_BYTES and (part := await response.content.read(MAX_BYTES - len(read))):
+                    read += part
+                return response.status, read
+        except TimeoutError:
+            raise SourceError(f"slurmrestd did not answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise SourceError(f"slurmrestd: {str(error)[:200]}") from None
+
+    def _fresh_headers(self) -> dict[str, str]:
+        """Read again when the file of the token has changed. Raises SourceError."""
+        file = self._account.token_file
+        try:
+            changed_ns = os.stat(file).st_mtime_ns if file else 0
+        except OSError as error:
+            raise SourceError(f"cannot read the token in {file}: {error.strerror}") from None
+        if self._headers[0] != changed_ns:
+            self._headers = changed_ns, self._account.headers()
+        return self._headers[1]
+
+
+def _checked(status: int, body: bytes) -> _Answer:
+    """Raises SourceError or SlurmRefused by what the answer says, whatever its status."""
+    try:
+        answer = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = _Answer()
+        if status < 400:
+            raise SourceError("slurmrestd answers with what is no answer", 5.0) from None
+    said = "; ".join(filter(None, (fault.error or fault.description for fault in answer.errors or ())))[:300]
+    if status < 400 and not answer.errors:
+        return answer
+    words = f"slurmrestd answers {status}: {said or 'it does not say why'}"
+    if status in (401, 403) or _LOGIN.search(said):
+        raise SourceError(f"{words} (check the token)")
+    if status >= 500 and not said:
+        raise SourceError(words)
+    raise refusal(words)
+
+
+def _node_body(change: NodeChange) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    if change.available is not None:
+        body["features"] = list(change.available)
+    if change.active is not None:
+        body["features_act"] = list(change.active)
+    if change.extra is not None:
+        body["extra"] = change.extra
+    if change.drain:
+        body |= {"state": ["DRAIN"], "reason": change.drain}
+    elif change.drain is not None:
+        body["state"] = ["UNDRAIN"]
+    return body
+
+
+def _words(value: Words) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value or ()
+    return tuple(filter(None, (part.strip() for part in parts)))
+
+
+def _node(row: _RestNode) -> ControlledNode:
+    states = " ".join((*_words(row.state), *_words(row.state_flags))).upper().split()
+    return ControlledNode(
+        name=row.name,
+        is_drained=any(state.startswith("DRAIN") for state in states),
+        reason=row.reason or "",
+        available=_words(row.features),
+        active=_words(row.active_features),
+        extra=row.extra or "",
+    )
+
+
+def _job(row: _RestJob) -> ControlledJob:
+    states = _words(row.job_state)
+    return ControlledJob(
+        id=_job_id(row),
+        state=states[0].upper() if states else "",
+        restarts=row.restart_cnt or 0,
+        comment=row.comment or "",
+        admin_comment=row.admin_comment or "",
+    )
+
+
+def _job_id(row: _RestJob) -> str:
+    """An array that waits as a whole keeps brackets, as squeue writes it."""
+    whole, task = _number(row.array_job_id), _number(row.array_task_id)
+    if whole and row.array_task_string:
+        return f"{whole}_[{row.array_task_string}]"
+    return f"{whole}_{task}" if whole and task is not None else str(row.job_id)
+
+
+def _number(value: int | _RestPriority | None) -> int | None:
+    if isinstance(value, _RestPriority):
+        return value.number if value.set else None
+    return value

@@ -1,0 +1,142 @@
+"""What Slurm is told: of nodes their risk, of jobs when they start, and to leave a node that holds a gang up.
+
+    drain     a node in the band high; lifted by a fresh low band alone, or by a human
+    feature   risk_low, risk_elevated or risk_high, beside the features of others
+    extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (Slurm 23.11 and newer)
+    comment   of a job that waits: when it is expected to start
+    requeue   a running job once, off the node that slows it down, after a checkpoint that is newer than that
+    hold      a job that is being requeued is held until its node is excluded: never for longer
+
+A drain, a comment and a mark of requeue are ours when they begin with `[fleetcast]`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import NamedTuple
+
+import numpy as np
+
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.bands import HIGH, LEVELS, LOW
+from schedulers.weather import JobOutlook, Outlook, StartOutlook, Weather
+
+OURS = "[fleetcast]"
+THEIRS = "theirs: "  # before a field of ours that somebody else holds
+JOB = "job "  # before the id of a job; other keys are nodes
+DRAIN, FEATURE, EXTRA = "drain", "feature", "extra"
+COMMENT, REQUEUE, HOLD = "comment", "requeue", "hold"
+PENDING, MAY_REQUEUE = "pending", "may requeue"  # what a port tells of jobs
+FEATURES = tuple(f"risk_{band}" for band in LEVELS)
+FEWEST_MS, SHARE = 300_000, 0.1  # a start that moved less, in milliseconds or as a share of the wait, stays
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
+
+
+class SlurmAims(NamedTuple):
+    """What a site wants of it. prefix: of job ids in Fleetcast. zone: of the times in comments."""
+
+    drain: bool = True
+    features: bool = True
+    extra: bool = False
+    comments: bool = False
+    requeue: bool = False
+    prefix: str = ""
+    zone: tzinfo = UTC
+
+
+class SlurmMarks:
+    """Adapter `slurm`: a key is a node, or `job ` and an id, that Slurm has."""
+
+    verbs: Mapping[str, Verb] = {}
+    fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT, REQUEUE, HOLD})
+
+    def __init__(self, aims: SlurmAims | None = None) -> None:
+        self._aims = aims or SlurmAims()
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        if weather is None:
+            yield from take_back(seen, self.fields, "withdrawn")
+            return
+        for key, values in seen.items():
+            if key.startswith(JOB):
+                yield from self._of_job(key, values, weather)
+            else:
+                yield from self._of_node(key, values, weather.nodes)
+
+    def _of_node(self, name: str, values: Mapping[str, str], nodes: Outlook | None) -> Iterator[Write]:
+        if nodes is None or name not in nodes.rows:
+            why = "there is no forecast now" if nodes is None else "no forecast knows this node"
+            yield from take_back({name: values}, (FEATURE, EXTRA), why)
+            return
+        row = nodes.rows[name]
+        p = float(nodes.risk[0, row])
+        if np.isnan(p):
+            return
+        aims, band = self._aims, LEVELS[nodes.level[row]]
+        held = {field: values.get(field) for field in (DRAIN, FEATURE, EXTRA)}
+        wanted = dict(held)
+        if band == LOW:
+            wanted[DRAIN] = None
+        elif band == HIGH and aims.drain and held[DRAIN] is None:
+            wanted[DRAIN] = f"{OURS} p_fail_1h={p:.2f} cause={_word(nodes.causes.get(name, 'high_risk'))}"
+        wanted[FEATURE] = f"risk_{band}" if aims.features else None
+        wanted[EXTRA] = str(nodes.level[row]) if aims.extra else None
+        why = f"risk {p:.0%} within 1 h" + (f": {nodes.reasons[name]}" if name in nodes.reasons else "")
+        for field, value in wanted.items():
+            if value != held[field] and THEIRS + field not in values:
+                yield Write(name, field, value, held[field], why, int(1000 * p))
+
+    def _of_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
+        yield from take_back({key: values}, (HOLD,), "its slow node is excluded now")
+        name, held = self._aims.prefix + key.removeprefix(JOB), values.get(COMMENT)
+        start = weather.starts.get(name) if weather.starts and self._aims.comments and PENDING in values else None
+        if start is None or start.p50_ms is None:
+            yield from take_back({key: values}, (COMMENT,), "its start is not known, or it has started")
+        elif THEIRS + COMMENT not in values:
+            comment = self._sentence(start.p50_ms, start)
+            if held is None or self._is_news(held, comment, weather.now_ms):
+                yield Write(key, COMMENT, comment, held, start.why)
+        job = weather.jobs.get(name) if weather.jobs and self._aims.requeue and MAY_REQUEUE in values else None
+        if job is not None and REQUEUE not in values and _is_worth_a_requeue(job):
+            yield Write(key, REQUEUE, job.culprit, None, job.why, 1000)
+
+    def _sentence(self, p50_ms: int, start: StartOutlook) -> str:
+        late = "" if start.p90_ms is None else f" (p90 {self._stamp(start.p90_ms)})"
+        return f"{OURS} start {self._stamp(p50_ms)}{late}"
+
+    def _stamp(self, time_ms: int) -> str:
+        return datetime.fromtimestamp(time_ms // 60_000 * 60, self._aims.zone).strftime("%Y-%m-%dT%H:%M")
+
+    def _is_news(self, held: str, comment: str, now_ms: int) -> bool:
+        """Whether a time moved by more than a share of the wait for it."""
+        before, after = self._times(held), self._times(comment)
+        if len(before) != len(after):
+            return True
+        pairs = zip(before, after, strict=True)
+        return any(abs(new - old) > max(FEWEST_MS, SHARE * (new - now_ms)) for old, new in pairs)
+
+    def _times(self, comment: str) -> list[float]:
+        stamps = (datetime.strptime(text, "%Y-%m-%dT%H:%M") for text in _STAMP.findall(comment) if _is_time(text))
+        return [stamp.replace(tzinfo=self._aims.zone).timestamp() * 1000 for stamp in stamps]
+
+
+def _is_worth_a_requeue(job: JobOutlook) -> bool:
+    """Whether its first run lost nothing if it ended now, and a node of it is to blame."""
+    if job.state != "running" or job.attempt != 1 or job.culprit not in job.nodes:
+        return False
+    return job.slow_since_ms is not None and job.checkpoint_ms is not None and job.checkpoint_ms > job.slow_since_ms
+
+
+def _word(cause: str) -> str:
+    """
+    >>> _word("sm_clock_mhz"), _word("a b\\n"), _word("é")
+    ('sm_clock_mhz', 'a_b', 'high_risk')
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", cause).strip("_") or "high_risk"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return bool(datetime.strptime(text, "%Y-%m-%dT%H:%M"))
+    except ValueError:
+        return False

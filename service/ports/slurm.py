@@ -1,0 +1,335 @@
+"""A Slurm that is told: its nodes and jobs as the adapter sees them, and writes gathered into few calls.
+
+Slurm knows no compare-and-set. So everything is read again right before a write, and what is not as the adapter saw it
+is left alone. Nodes that get the same go into one call.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from clients.slurm_control import (
+    ControlledJob,
+    ControlledNode,
+    NodeChange,
+    ScontrolCommands,
+    SlurmControl,
+    SlurmRefused,
+)
+from clients.slurm_rest import FIRST_WITH_NODES, SlurmRestAccount, SlurmRestControl
+from fleet.errors import ConfigError, SourceError
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.slurm import (
+    COMMENT,
+    DRAIN,
+    EXTRA,
+    FEATURE,
+    FEATURES,
+    HOLD,
+    JOB,
+    MAY_REQUEUE,
+    OURS,
+    PENDING,
+    REQUEUE,
+    THEIRS,
+    SlurmAims,
+    SlurmMarks,
+)
+from service.plugins import read_options
+
+logger = logging.getLogger(__name__)
+
+BATCH = 5_000
+MOST_S = 20.0  # for a batch; what is left then is tried again
+FRESH_S = 1.0  # what was read longer ago is read again before the next write
+LONGEST_PAUSE_S = 60.0
+RISK = "risk_level"  # the key of ours in Extra
+_REQUEUED = re.compile(re.escape(OURS) + r" (requeue|requeued) off (\S+)")
+_JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
+
+
+class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done, and how Slurm is reached: by commands, or with `url` by slurmrestd."""
+
+    drain: bool = True
+    features: bool = True
+    extra: bool = False
+    comments: bool = False
+    requeue: bool = False
+    prefix: str = ""
+    zone: str = "UTC"
+    shell: list[str] = []
+    url: str = ""
+    api_version: str = ""
+    user: str = ""
+    token_file: str = ""
+    timeout_s: float = 3.0
+
+
+def slurm(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `slurm`. Raises ConfigError."""
+    given = read_options(options, SlurmDoorOptions)
+    _check(given)
+    try:
+        zone = ZoneInfo(given.zone)
+    except (OSError, ValueError, LookupError):
+        raise ConfigError(f"options.zone = {given.zone!r}: no such time zone; give one like Europe/Berlin") from None
+    aims = SlurmAims(given.drain, given.features, given.extra, given.comments, given.requeue, given.prefix, zone)
+    if given.url:
+        account = SlurmRestAccount(given.url, given.user, given.token_file, given.api_version)
+        control: SlurmControl = SlurmRestControl(account, given.timeout_s)
+    else:
+        control = ScontrolCommands(given.shell, given.timeout_s)
+    port = SlurmPort(control, with_jobs=given.comments or given.requeue)
+    return Door(SlurmMarks(aims), port, needs_starts=given.comments, batch=BATCH)
+
+
+def _check(given: SlurmDoorOptions) -> None:
+    """Raises ConfigError."""
+    if not 0.1 <= given.timeout_s <= 10:
+        raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
+    if given.url and not re.match(r"https?://.|unix:/", given.url):
+        raise ConfigError(f"options.url = {given.url!r}: must be like http://HOST:6820 or unix:/run/slurmrestd.sock")
+    if given.url and given.shell:
+        raise ConfigError("options.shell: there are no commands where `url` is set; give one of the two")
+    if given.url and given.requeue:
+        raise ConfigError("options.requeue: slurmrestd cannot requeue and hold; leave out `url`, or `requeue`")
+    if given.api_version:
+        found = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", given.api_version)
+        if found is None or tuple(int(part) for part in found.groups()) < FIRST_WITH_NODES:
+            raise ConfigError(f"options.api_version = {given.api_version!r}: must be v0.0.40 or newer, or empty")
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    nodes: dict[str, ControlledNode] = field(default_factory=dict)
+    jobs: dict[str, ControlledJob] = field(default_factory=dict)
+
+    def values(self, key: str) -> Mapping[str, str] | None:
+        """As in Seen; None where Slurm has no such thing."""
+        if key.startswith(JOB):
+            job = self.jobs.get(key.removeprefix(JOB))
+            return job_values(job) if job else None
+        node = self.nodes.get(key)
+        return node_values(node) if node else None
+
+    def allows(self, write: Write) -> bool:
+        """Whether all is still as the adapter saw it."""
+        values = self.values(write.key)
+        if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
+            return False
+        needed = {COMMENT: PENDING, REQUEUE: MAY_REQUEUE}.get(write.field) if write.value is not None else None
+        return needed is None or needed in values
+
+
+class SlurmPort:
+    """After a failure it asks Slurm less and less often, up to once a minute, and says at once that it is away."""
+
+    def __init__(self, control: SlurmControl, *, with_jobs: bool = False) -> None:
+        self._control, self._with_jobs = control, with_jobs
+        self._failures, self._until_s, self._error = 0, 0.0, ""
+
+    async def read(self) -> Seen:
+        shot = await self._look(self._with_jobs)
+        return {
+            **{name: node_values(node) for name, node in shot.nodes.items()},
+            **{JOB + name: job_values(job) for name, job in shot.jobs.items()},
+        }
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        outcomes: dict[int, WriteOutcome] = {}
+        due = dict(enumerate(batch))
+        ends_s = asyncio.get_running_loop().time() + MOST_S
+        try:
+            while due and asyncio.get_running_loop().time() < ends_s:
+                outcomes |= await self._write_some(due)
+                due = {at: write for at, write in due.items() if at not in outcomes}
+        except SourceError:
+            pass  # what is not done is tried again later
+        return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
+
+    async def _write_some(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
+        """What became of those that could be written while what was read before them was fresh: of one at least.
+        Raises SourceError where none could."""
+        shot = await self._look(any(_is_job(write) for write in due.values()))
+        outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
+        ends_s = asyncio.get_running_loop().time() + FRESH_S
+        for call in _calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
+            try:
+                outcomes |= dict.fromkeys(call.places, await self._done(call, shot))
+            except SourceError as error:
+                self._fail(error)
+                break
+            if asyncio.get_running_loop().time() > ends_s:
+                break
+        return outcomes
+
+    async def close(self) -> None:
+        await self._control.close()
+
+    async def _look(self, with_jobs: bool) -> _Snapshot:
+        """Raises SourceError."""
+        if asyncio.get_running_loop().time() < self._until_s:
+            raise SourceError(self._error)
+        try:
+            nodes = await self._control.nodes()
+            jobs = await self._control.jobs() if with_jobs else []
+        except SourceError as error:
+            self._fail(error)
+            raise
+        except SlurmRefused as error:
+            raise SourceError(str(error)) from None
+        self._failures, self._error = 0, ""
+        known = {job.id: job for job in jobs if _JOB_ID.fullmatch(job.id)}
+        return _Snapshot({node.name: node for node in nodes}, known)
+
+    def _fail(self, error: SourceError) -> None:
+        self._error = str(error)
+        pause_s = min(2.0**self._failures, LONGEST_PAUSE_S)
+        self._failures += 1
+        self._until_s = asyncio.get_running_loop().time() + pause_s
+
+    async def _done(self, call: "_Call", shot: _Snapshot) -> WriteOutcome:
+        """Raises SourceError."""
+        try:
+            if call.change is not None:
+                await self._control.change_nodes(call.names, call.change)
+            elif call.write is not None:
+                await self._write_job(call.write, shot)
+        except SlurmRefused as error:
+            logger.warning("slurm: %s: %s", call.names[:3] or (call.write and call.write.key), error)
+            return WriteOutcome.REFUSED
+        return WriteOutcome.DONE
+
+    async def _write_job(self, write: Write, shot: _Snapshot) -> None:
+        """Raises SourceError, SlurmRefused. A job that is requeued is marked first, so that its hold is known as ours
+        whatever happens between."""
+        job = write.key.removeprefix(JOB)
+        if write.field == COMMENT:
+            await self._control.change_job(job, comment=write.value or "")
+        elif write.field == REQUEUE and write.value is None:
+            await self._control.change_job(job, admin_comment="")
+        elif write.field == REQUEUE:
+            await self._control.change_job(job, admin_comment=f"{OURS} requeue off {write.value}")
+            await self._control.requeue_held(job)
+            await self._release(job, str(write.value))
+        elif write.field == HOLD:
+            await self._release(job, str(write.seen), is_held=shot.jobs[job].is_held)
+
+    async def _release(self, job: str, node: str, *, is_held: bool = True) -> None:
+        if is_held:
+            await self._control.release_without(job, node)
+        await self._control.change_job(job, admin_comment=f"{OURS} requeued off {node}")
+
+
+class _Call(NamedTuple):
+    """One change, and the places of the writes that it does."""
+
+    places: tuple[int, ...]
+    names: tuple[str, ...]
+    change: NodeChange | None
+    write: Write | None = None
+
+
+def _is_job(write: Write) -> bool:
+    return write.key.startswith(JOB)
+
+
+def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
+    """Nodes that get the same together, drains first; then jobs."""
+    groups: dict[NodeChange, list[int]] = {}
+    for at, write in due.items():
+        if not _is_job(write):
+            groups.setdefault(_change(write, nodes[write.key]), []).append(at)
+    order = sorted(groups.items(), key=lambda pair: pair[0].drain is None)
+    calls = [_Call(tuple(places), tuple(due[at].key for at in places), change) for change, places in order]
+    return [*calls, *(_Call((at,), (), None, write) for at, write in due.items() if _is_job(write))]
+
+
+def _change(write: Write, node: ControlledNode) -> NodeChange:
+    if write.field == DRAIN:
+        return NodeChange(drain=write.value or "")
+    if write.field == FEATURE:
+        ours = (write.value,) if write.value else ()
+        others = [tuple(name for name in held if name not in FEATURES) for held in (node.available, node.active)]
+        return NodeChange(available=(*others[0], *ours), active=(*others[1], *ours))
+    return NodeChange(extra=_with_risk(node.extra, write.value))
+
+
+def node_values(node: ControlledNode) -> dict[str, str]:
+    """
+    >>> node_values(ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}'))
+    {'drain': '[fleetcast] p', 'feature': 'risk_low', 'extra': '0'}
+    >>> node_values(ControlledNode("n2", True, "fan 3", ("risk_low", "risk_high"), (), "rack 7"))
+    {'theirs: drain': 'fan 3', 'feature': 'risk_low,risk_high only available', 'theirs: extra': 'rack 7'}
+    """
+    values: dict[str, str] = {}
+    is_ours = node.reason.startswith(OURS)
+    if node.is_drained and is_ours:
+        values[DRAIN] = node.reason
+    elif node.is_drained or (node.reason and not is_ours):
+        values[THEIRS + DRAIN] = node.reason
+    held = [name for name in node.available if name in FEATURES]
+    active = [name for name in node.active if name in FEATURES]
+    if held or active:
+        values[FEATURE] = ",".join(held) + ("" if held == active else " only available")
+    values.update(_extra_values(node.extra))
+    return values
+
+
+def _extra_values(extra: str) -> dict[str, str]:
+    if not extra:
+        return {}
+    held = _object(extra)
+    if held is None:
+        return {THEIRS + EXTRA: extra}
+    return {EXTRA: str(held[RISK])} if RISK in held else {}
+
+
+def _object(extra: str) -> dict[str, Any] | None:
+    try:
+        held = json.loads(extra)
+    except (ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) else None
+
+
+def _with_risk(extra: str, risk: str | None) -> str:
+    """
+    >>> _with_risk('{"rack": 7}', "2"), _with_risk('{"rack": 7, "risk_level": 2}', None)
+    ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
+    """
+    held = {key: value for key, value in (_object(extra) or {}).items() if key != RISK}
+    told = held if risk is None else {**held, RISK: int(risk)}
+    return json.dumps(told) if told else ""
+
+
+def job_values(job: ControlledJob) -> dict[str, str]:
+    """
+    >>> job_values(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
+    {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}
+    >>> job_values(ControlledJob("7", "PENDING", 1, True, True, "mine", "[fleetcast] requeue off n2"))
+    {'theirs: comment': 'mine', 'pending': 'yes', 'requeue': 'n2', 'hold': 'n2'}
+    >>> job_values(ControlledJob("7", "RUNNING", 0, False, True))
+    {'may requeue': 'yes'}
+    """
+    values: dict[str, str] = {}
+    if job.comment:
+        values[COMMENT if job.comment.startswith(OURS) else THEIRS + COMMENT] = job.comment
+    if job.state == "PENDING" and "_" not in job.id:
+        values[PENDING] = "yes"
+    if found := _REQUEUED.match(job.admin_comment):
+        values[REQUEUE] = found[2]
+        if found[1] == "requeue" and job.restarts:  # begun, and not known to be over
+            values[HOLD] = found[2]
+    is_free = not job.admin_comment or job.admin_comment.startswith(OURS)
+    if (job.state, job.restarts) == ("RUNNING", 0) and job.may_requeue and is_free and not found:
+        values[MAY_REQUEUE] = "yes"
+    return values

@@ -1,0 +1,113 @@
+"""The folder of `slurm_durations`, which `deploy/slurm/job_submit.lua` reads under slurmctld's locks.
+
+    until      Unix seconds: from then on the other files say nothing
+    00 … ff    `p50 p90 day user name` lines, minutes; a name is in the file of its hash, so each file is small
+
+All files are replaced atomically. `until` goes first when they are withdrawn.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleet import files
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.slurm_durations import FILE, MINUTES, UNTIL, JobDurations
+from service.plugins import read_options
+
+BUCKETS = 256
+BATCH = 100_000
+AREA = "bands"  # small files for other systems
+
+
+class DurationsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`folder`: for these files alone; the folder above it must be there."""
+
+    folder: str
+
+
+def slurm_durations(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `slurm_durations`. Raises ConfigError."""
+    port = DurationsPort(Path(read_options(options, DurationsOptions).folder))
+    return Door(JobDurations(), port, batch=BATCH)
+
+
+def bucket_of(key: str) -> str:
+    """The file of a user and name, as the Lua script finds it.
+
+    >>> bucket_of("ada train"), bucket_of("")
+    ('61', '00')
+    """
+    number = 0
+    for byte in key.encode():
+        number = (number * 31 + byte) % 65521
+    return f"{number % BUCKETS:02x}"
+
+
+class DurationsPort:
+    """The whole folder is ours. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def read(self) -> Seen:
+        return await asyncio.to_thread(self._read)
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        return await asyncio.to_thread(self._write, batch)
+
+    async def close(self) -> None:
+        pass
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        names = sorted(files.listing(self.folder))
+        rows = {key: {MINUTES: value} for name in names if len(name) == 2 for key, value in self._bucket(name).items()}
+        until = self._text(UNTIL).strip()
+        return rows | ({FILE: {UNTIL: until}} if until else {})
+
+    def _bucket(self, name: str) -> dict[str, str]:
+        lines = (line.split(" ", 3) for line in self._text(name).splitlines())
+        return {line[3]: " ".join(line[:3]) for line in lines if len(line) == 4}
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _write(self, batch: Sequence[Write]) -> list[WriteOutcome]:
+        self.folder.mkdir(exist_ok=True)
+        outcomes: dict[int, WriteOutcome] = {}
+        by_file: dict[str, list[int]] = {}
+        for at, write in enumerate(batch):
+            by_file.setdefault(UNTIL if write.field == UNTIL else bucket_of(write.key), []).append(at)
+        withdrawn = any(write.field == UNTIL and write.value is None for write in batch)
+        for name in sorted(by_file, key=lambda name: (name == UNTIL) != withdrawn):
+            held = {FILE: until} if name == UNTIL and (until := self._text(UNTIL).strip()) else {}
+            held = held if name == UNTIL else self._bucket(name)
+            outcomes |= {at: _apply(held, batch[at]) for at in by_file[name]}
+            self._replace(name, held)
+        return [outcomes[at] for at in range(len(batch))]
+
+    def _replace(self, name: str, held: Mapping[str, str]) -> None:
+        lines = [value if key == FILE else f"{value} {key}" for key, value in sorted(held.items())]
+        if lines:
+            text = "".join(f"{line}\n" for line in lines)
+            files.replace_file(self.folder / name, [text.encode()], AREA, sync=False)
+        else:
+            (self.folder / name).unlink(missing_ok=True)
+
+
+def _apply(held: dict[str, str], write: Write) -> WriteOutcome:
+    if held.get(write.key) != write.seen:
+        return WriteOutcome.CONFLICT
+    if not write.key.isprintable():
+        return WriteOutcome.REFUSED
+    if write.value is None:
+        held.pop(write.key, None)
+    else:
+        held[write.key] = write.value
+    return WriteOutcome.DONE

@@ -1,0 +1,41 @@
+"""The folder of run times that Slurm's job_submit plugin reads."""
+
+import asyncio
+from pathlib import Path
+
+from schedulers.adapter import Write, WriteOutcome
+from schedulers.slurm_durations import FILE, MINUTES, UNTIL
+from service.ports.slurm_durations import DurationsPort, bucket_of
+
+DONE, CONFLICT, REFUSED = WriteOutcome.DONE, WriteOutcome.CONFLICT, WriteOutcome.REFUSED
+
+
+def written(port: DurationsPort, *rows: tuple[str, str, str | None, str | None]) -> list[WriteOutcome]:
+    return list(asyncio.run(port.write([Write(key, field, value, seen, "") for key, field, value, seen in rows])))
+
+
+def test_a_name_is_in_the_small_file_of_its_hash_and_all_goes_when_it_is_withdrawn(tmp_path: Path) -> None:
+    port = DurationsPort(tmp_path / "durations")
+    assert asyncio.run(port.read()) == {}
+    rows = [(FILE, UNTIL, "99", None), ("ada big run", MINUTES, "60 90 7", None), ("bob x", MINUTES, "1 2 7", None)]
+    assert written(port, *rows) == [DONE] * 3
+    assert (port.folder / bucket_of("ada big run")).read_text() == "60 90 7 ada big run\n"
+    assert (port.folder / "until").read_text() == "99\n"
+    seen = asyncio.run(port.read())
+    assert seen == {FILE: {UNTIL: "99"}, "ada big run": {MINUTES: "60 90 7"}, "bob x": {MINUTES: "1 2 7"}}
+    back = [(key, field, None, value) for key, values in seen.items() for field, value in values.items()]
+    assert written(port, *back) == [DONE] * 3
+    assert list(port.folder.iterdir()) == []
+
+
+def test_what_is_not_as_it_was_seen_or_no_line_is_not_written(tmp_path: Path) -> None:
+    port = DurationsPort(tmp_path / "durations")
+    assert written(port, ("a x", MINUTES, "1 2 7", "5 6 7"), ("a\nb", MINUTES, "1 2 7", None)) == [CONFLICT, REFUSED]
+    assert asyncio.run(port.read()) == {}
+
+
+def test_lines_that_are_none_are_skipped(tmp_path: Path) -> None:
+    port = DurationsPort(tmp_path)
+    (tmp_path / "00").write_bytes(b"\xff\n60 90\n60 90 7 ada train\n60 90 7")
+    (tmp_path / "README").write_text("1 2 3 no row\n")
+    assert asyncio.run(port.read()) == {"ada train": {MINUTES: "60 90 7"}}
