@@ -11,15 +11,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fleet.errors import SourceError
 from fleet.requests import PlacementRequest
 from ingest.source import Batch, Source, check_source_class
+from models.demand.rows import DemandRow
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
-from schedulers.adapter import Adapter, Write
+from schedulers.adapter import Adapter, Seen, Write
 from schedulers.bands import Bands
 from schedulers.weather import Weather
 from service.pipeline.guarded_source import GuardedSource
@@ -195,28 +197,32 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
 FOREIGN = "somebody.else/field"
 
 
-def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
+def check_adapter(adapter: Adapter, weathers: Sequence[Weather], held: Seen | None = None) -> None:
     """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
-    written, and nothing of what others own. Without weather nothing of it stays; risk that wavers by 1 % is no news.
+    written, and nothing of what others own. Without weather nothing of it stays; forecasts that waver by 1 % are no
+    news. held: what the other system holds of others, where its keys are no nodes; else each node has a field.
     """
-    seen: dict[str, dict[str, str]] = {}
+    theirs = {key: dict(values) for key, values in (held or {}).items()}
+    seen = copy.deepcopy(theirs)
     some = False
     for weather in weathers:
-        for name in weather.nodes.rows if weather.nodes else ():
+        for name in weather.nodes.rows if weather.nodes and held is None else ():
             seen.setdefault(name, {})[FOREIGN] = "theirs"
+            theirs[name] = {FOREIGN: "theirs"}
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
         assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
         some |= bool(wishes)
         _written(adapter, seen, wishes)
         assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
     assert some, "not one wish"
+    _written(adapter, seen, list(adapter.wishes(None, seen)))  # whatever an earlier weather has left half way
     for wavering in _an_hour(next(weather for weather in reversed(weathers) if weather.nodes)):
         _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
         assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
     _written(adapter, seen, list(adapter.wishes(None, seen)))
     left = [key for key, values in seen.items() if adapter.fields & values.keys()]
     assert not left, f"left behind after a withdrawal: {left[:3]}"
-    assert all(values == {FOREIGN: "theirs"} for values in seen.values() if values), "what others own was lost"
+    assert {key: values for key, values in seen.items() if values} == theirs, "what others own was lost"
 
 
 def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
@@ -233,15 +239,21 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
-    """Boards of an hour, one every ten seconds, whose risks waver by 1 %: around the edges of the bands, too. The
-    first has the highest risks, so that whatever the noise can enter is entered."""
+    """Boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too. The
+    first has the highest, so that whatever the noise can enter is entered."""
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
     risk = nodes.risk.copy()
     edges = (bands.rule.elevated, bands.rule.high, bands.rule.high * bands.rule.leave_ratio)
     risk[0, : len(edges)] = edges[: risk.shape[1]]
     for number in range(360):
-        noisy = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01))
+        noisy, by = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01)), rng.uniform(-0.01, 0.01)
         outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
         now_ms = weather.now_ms + 10_000 * number
-        yield Weather(number, now_ms, now_ms, outlook)
+        demand = {key: _wavering(row, now_ms, by if number else 0.01) for key, row in (weather.demand or {}).items()}
+        yield Weather(number, now_ms, now_ms, outlook, demand)
+
+
+def _wavering(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
+    values = [[value and value * (1 + by) for value in level] for level in row.values]
+    return msgspec.structs.replace(row, issued_ms=issued_ms, values=values)

@@ -14,6 +14,7 @@ ANSWERERS: Mapping[str, Callable[[], Adapter]] = {"kube": KubeAdapter}
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
+    "buffers": "service.ports.buffers:buffers",
     "nodes": "service.ports.nodes:nodes",
 }
 
