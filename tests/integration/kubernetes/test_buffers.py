@@ -103,6 +103,7 @@ def test_an_old_board_brings_the_minimum_back(buffering: Buffering) -> None:
 def test_a_kill_leaves_the_replicas_and_its_successor_writes_nothing_twice(buffering: Buffering) -> None:
     buffering.publish(72)
     buffering.until(4)
+    buffering.until_looked()
     buffering.end(signal.SIGKILL)
     version = buffering.buffer()["metadata"]["resourceVersion"]
     buffering.start()
@@ -123,12 +124,10 @@ def test_replicas_that_somebody_takes_are_theirs_until_they_give_them_up(bufferi
     assert buffering.replicas() == 7
     buffering.cli("withdraw", "buffers", "--undo")
     first = {"metadata": {"name": "ahead"}, "spec": {"replicas": 7}}
-    assert apply(buffering.plane, first, "fleetcast").status_code == 200  # both hold it
-    hand_over_again = {
-        "metadata": {"name": "ahead", "annotations": ASKS},
-        "spec": {"podTemplateRef": {"name": "server"}},
-    }
-    assert apply(buffering.plane, hand_over_again, "kubectl").status_code == 200
+    del taken["spec"]["replicas"]
+    for thing, manager in ((first, "fleetcast"), (taken, "kubectl")):  # both hold it, then we alone
+        assert apply(buffering.plane, thing, manager).status_code == 200
+    buffering.publish(68)
     buffering.until(4)
 
 
