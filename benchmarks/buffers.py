@@ -52,7 +52,7 @@ def _compared(name: str, wanted: Array, days: int) -> Iterator[dict[str, Any]]:
     cpu_s = time.process_time()
     ahead = play(wanted, days, ForecastBuffer(wanted))
     cpu_s = time.process_time() - cpu_s
-    static = [play(wanted, days, lambda _bin, nodes=nodes: nodes) for nodes in range(MOST_STATIC)]
+    static = [play(wanted, days, always(nodes)) for nodes in range(MOST_STATIC)]
     none = static[0]
     assert ahead.cold < none.cold, f"{ahead} avoids nothing of {none}"
     as_dear = max((one for one in enumerate(static) if one[1].idle_h <= ahead.idle_h), default=(0, none))
@@ -77,6 +77,11 @@ def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
         idle += max(0, there - int(nodes[at]))
         there = int(nodes[at]) + buffer(at)
     return BufferPlay(cold, idle * BIN_H)
+
+
+def always(nodes: int) -> Callable[[int], int]:
+    """A static buffer."""
+    return lambda _bin: nodes
 
 
 class ForecastBuffer:
@@ -136,6 +141,6 @@ def earth(folder: Path) -> Array:
 
     (table,) = [read_table(path) for path in sorted(folder.iterdir()) if is_table(path)]
     summed = table.groupby("time")[["running_gpu_num", "pending_gpu_num"]].sum().sum(axis=1)
-    by_bin = summed.sort_index().to_numpy(np.float64)[9::10]
+    by_bin = np.asarray(summed.sort_index(), np.float64)[9::10]
     assert len(by_bin) > HISTORY_DAYS * DAY, f"{EARTH} has only {len(by_bin)} bins"
     return by_bin
