@@ -129,6 +129,15 @@ def test_replicas_that_somebody_takes_are_theirs_until_they_give_them_up(bufferi
         assert apply(buffering.plane, thing, manager).status_code == 200
     buffering.publish(68)
     buffering.until(4)
+    by_hand = buffering.plane.http.patch(f"{BUFFERS}/ahead", json={"spec": {"replicas": 9}}, headers=MERGE)
+    assert by_hand.status_code == 200
+    buffering.publish(72)
+    buffering.until_looked()
+    assert buffering.replicas() == 9
+    first["spec"]["replicas"] = 0
+    assert apply(buffering.plane, first, "fleetcast", force=True).status_code == 200
+    buffering.publish(72)
+    buffering.until(4)
 
 
 def test_annotations_that_go_take_the_buffer_back(buffering: Buffering) -> None:
