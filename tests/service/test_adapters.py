@@ -291,7 +291,7 @@ def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     [
         ([{"use": "band_file"}], r"adapters.adapter\[0\] band_file: options: .*path"),
         ([{"use": "band_file", "options": {"path": "x", "colour": "red"}}], "colour.*; it takes path"),
-        ([{"use": "lamp"}], r"adapters.adapter\[0\] lamp: adapters.adapter.use \(built in: band_file, .*nodes\): 'lamp'"),
+        ([{"use": "lamp"}], r"adapters.adapter\[0\] lamp: adapters.adapter.use \(built in: band_file, .*\): 'lamp'"),
         ([{"use": "band_file", "name": "../x", "options": {"path": "x"}}], r"adapter\[0\].name = '../x'"),
         ([{"use": "band_file", "name": "kube", "options": {"path": "x"}}], "name = 'kube': taken already"),
         ([{"use": "band_file", "options": {"path": "x"}}] * 2, r"adapters.adapter\[1\].name = 'band_file': taken"),
