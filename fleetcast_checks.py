@@ -11,11 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fleet.errors import SourceError
 from fleet.requests import PlacementRequest
 from ingest.source import Batch, Source, check_source_class
+from models.demand.rows import DemandRow
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
@@ -195,31 +197,42 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
 FOREIGN = "somebody.else/field"
 
 
-def check_adapter(adapter: Adapter, weathers: Sequence[Weather], held: Seen | None = None) -> None:
+def check_adapter(
+    adapter: Adapter, weathers: Sequence[Weather], *, holds: Seen | None = None, keeps: frozenset[str] = frozenset()
+) -> None:
     """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
-    written, and nothing of what others own. Without weather nothing of it stays; risk that wavers by 1 % is no news.
-    held: what the other system holds of others, beside the nodes.
+    written, and nothing of what others own. Without weather nothing of it stays; forecasts that waver by 1 % are no
+    news.
+
+    holds: what the other system holds at first beside a field of somebody else's for each node. keeps: fields that a
+    withdrawal leaves.
     """
-    others = held or {}
-    seen = {key: dict(values) for key, values in others.items()}
+    seen = {key: dict(values) for key, values in (holds or {}).items()}
+    theirs = {
+        key: {field: held for field, held in values.items() if field not in adapter.fields}
+        for key, values in seen.items()
+    }
     some = False
     for weather in weathers:
         for name in weather.nodes.rows if weather.nodes else ():
             seen.setdefault(name, {})[FOREIGN] = "theirs"
+            theirs[name] = {FOREIGN: "theirs"}
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
         assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
         some |= bool(wishes)
         _written(adapter, seen, wishes)
         assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
     assert some, "not one wish"
+    _written(adapter, seen, list(adapter.wishes(None, seen)))
     for wavering in _an_hour(next(weather for weather in reversed(weathers) if weather.nodes)):
         _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
         assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
     _written(adapter, seen, list(adapter.wishes(None, seen)))
-    left = [key for key, values in seen.items() if adapter.fields & values.keys()]
+    ours = adapter.fields - keeps
+    left = [key for key, values in seen.items() if ours & values.keys()]
     assert not left, f"left behind after a withdrawal: {left[:3]}"
-    kept = (values == others.get(key, {FOREIGN: "theirs"}) for key, values in seen.items() if values)
-    assert all(kept), "what others own was lost"
+    rest = {key: {field: held for field, held in values.items() if field not in keeps} for key, values in seen.items()}
+    assert {key: values for key, values in rest.items() if values} == theirs, "what others own was lost"
 
 
 def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
@@ -236,15 +249,22 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
-    """Boards of an hour, one every ten seconds, whose risks waver by 1 %: around the edges of the bands, too. The
-    first has the highest risks, so that whatever the noise can enter is entered."""
+    """Boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too. The
+    first has the highest, so that whatever the noise can enter is entered."""
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
     risk = nodes.risk.copy()
     edges = (bands.rule.elevated, bands.rule.high, bands.rule.high * bands.rule.leave_ratio)
     risk[0, : len(edges)] = edges[: risk.shape[1]]
     for number in range(360):
-        noisy = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01))
+        noisy, by = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01)), rng.uniform(-0.01, 0.01)
         outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
         now_ms = weather.now_ms + 10_000 * number
-        yield dataclasses.replace(weather, sequence=number, as_of_ms=now_ms, now_ms=now_ms, nodes=outlook)
+        demand = {key: _wavering(row, now_ms, by if number else 0.01) for key, row in (weather.demand or {}).items()}
+        times = {"sequence": number, "as_of_ms": now_ms, "now_ms": now_ms}
+        yield dataclasses.replace(weather, **times, nodes=outlook, demand=demand if weather.demand else None)
+
+
+def _wavering(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
+    values = [[value and value * (1 + by) for value in level] for level in row.values]
+    return msgspec.structs.replace(row, issued_ms=issued_ms, values=values)

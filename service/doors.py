@@ -22,6 +22,7 @@ ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
+    "buffers": "service.ports.buffers:buffers",
     "nodes": "service.ports.nodes:nodes",
     "slurm": "service.ports.slurm:slurm",
     "slurm_durations": "service.ports.slurm_durations:slurm_durations",

@@ -5,7 +5,6 @@ taint              JSON patch under a test of the version, since the list of tai
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from clients.kubernetes import ExpiredError
+from clients.kube_follower import KubeFollower
 from fleet.errors import ConfigError, SourceError
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
@@ -29,7 +28,6 @@ NODES = "/api/v1/nodes"
 MANAGER = "fleetcast"
 AT_ONCE = 8
 TRIES = 6  # of a taint, when a heartbeat came between
-RETRY_S = 1.0
 
 
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,6 +103,10 @@ class MarkedNode:
     values: Mapping[str, str]  # as in Seen
     taints: Sequence[str]  # keys of all, in order
 
+    @property
+    def key(self) -> str:
+        return self.name
+
 
 def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     """Decode a v1.Node. Raises SourceError."""
@@ -141,20 +143,10 @@ class NodesPort:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._nodes: dict[str, MarkedNode] = {}
-        self._follower: asyncio.Task[None] | None = None
-        self._known = asyncio.Event()  # something is: the nodes, or why not
-        self._error: Exception | None = None
+        self._nodes = KubeFollower(api, NODES, marked_node, "nodes")
 
     async def read(self) -> Seen:
-        if self._follower is None:
-            self._follower = asyncio.ensure_future(self._follow())
-        await self._known.wait()
-        if self._follower.done():
-            self._follower.result()  # a bug
-        if self._error is not None:
-            raise SourceError(f"cannot follow the nodes: {self._error}")
-        return {name: node.values for name, node in self._nodes.items()}
+        return {name: node.values for name, node in (await self._nodes.read()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """The writes of one node one after the other, several nodes at once."""
@@ -172,62 +164,15 @@ class NodesPort:
         return outcomes
 
     async def close(self) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._follower
-            self._follower = None
+        await self._nodes.close()
         await self._api.close()
 
-    async def _follow(self) -> None:
-        version = ""
-        while True:
-            try:
-                if not version:
-                    objects, version = await self._api.list_all(NODES)
-                    self._nodes = {node.name: node for node in map(marked_node, objects)}
-                    self._tell(None)
-                async for kind, body, newest in self._api.watch(NODES, version):
-                    self._change(kind, body)
-                    version = newest or version
-            except ExpiredError:
-                version = ""
-            except (SourceError, KubeRefused) as error:
-                self._tell(error)
-                await asyncio.sleep(RETRY_S)
-
-    def _tell(self, error: Exception | None) -> None:
-        if error is not None and self._error is None:
-            logger.warning("nodes: %s", error)
-        self._error = error
-        self._known.set()
-
-    def _change(self, kind: str, body: msgspec.Raw) -> None:
-        self._tell(None)
-        if kind == "BOOKMARK":
-            return
-        try:
-            node = marked_node(body)
-        except SourceError as error:  # asked for again, it would be no other
-            logger.warning("nodes: %s", error)
-            return
-        if kind == "DELETED":
-            self._nodes.pop(node.name, None)
-        else:
-            self._keep(node)
-
-    def _keep(self, node: MarkedNode) -> None:
-        """The newer of two: the answer to a patch may be here before an older event is."""
-        held = self._nodes.get(node.name)
-        if held is None or held.uid != node.uid or _number(node.version) >= _number(held.version):
-            self._nodes[node.name] = node
-
     async def _write(self, write: Write) -> WriteOutcome:
-        node = self._nodes.get(write.key)
+        node = self._nodes.things.get(write.key)
         if node is None:
             return WriteOutcome.CONFLICT  # it has gone
         try:
-            self._keep(marked_node(await self._sent(write, node)))
+            self._nodes.keep(marked_node(await self._sent(write, node)))
         except KubeRefused as error:
             if error.status in (404, 409, 422):
                 return WriteOutcome.CONFLICT
@@ -283,8 +228,3 @@ def _condition(write: Write) -> dict[str, str]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}  # it is written when its status changes
     return {"type": FAILURE_EXPECTED, "status": status, "reason": reason, "message": write.why[:1024], **times}
-
-
-def _number(version: str) -> int:
-    """Versions count up; one that is no number is as new as can be."""
-    return int(version) if version.isdecimal() else 2**63

@@ -1,9 +1,10 @@
-"""An outlook and a weather of a few nodes, for tests."""
+"""An outlook and a weather of a few nodes, and the demand for them, for tests."""
 
 import numpy as np
 
+from models.demand.rows import DemandRow
 from schedulers.bands import BandRule, step_levels
-from schedulers.weather import JobOutlook, Load, Outlook, StartOutlook, Weather
+from schedulers.weather import DemandKey, JobOutlook, Load, Outlook, StartOutlook, Weather
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
@@ -46,11 +47,33 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
     return Outlook(**(values | more))  # type: ignore[arg-type]
 
 
+def wanted(now: float, *p90: float, issued_ms: int = NOW_MS) -> dict[DemandKey, DemandRow]:
+    """The forecast of wanted GPUs in the pool `serve`, a minute, ten and an hour ahead."""
+    row = DemandRow(
+        pool="serve",
+        class_="all",
+        group="all",
+        target="wanted",
+        now=now,
+        model="persistence",
+        issued_ms=issued_ms,
+        horizons_s=[60, 600, 3600][: len(p90)],
+        quantiles=[0.5, 0.9],
+        values=[[now] * len(p90), list(p90)],
+        record=None,
+    )
+    return {DemandKey("serve", "all", "all", "wanted"): row}
+
+
 def weather(risk: dict[str, float] | None, sequence: int = 1, **more: object) -> Weather:
-    """None: a board without scores. Nodes are as busy as they are risky."""
-    nodes = None if risk is None else outlook(risk, **more)  # type: ignore[arg-type]
-    busy = None if risk is None else load({name: (p, p) for name, p in risk.items()})
-    return Weather(sequence, NOW_MS, NOW_MS, nodes, load=busy)
+    """None: a board without any forecast. Nodes are as busy as they are risky; the pool `serve` is full, and will want
+    a GPU more for each point of risk."""
+    if risk is None:
+        return Weather(sequence, NOW_MS, NOW_MS)
+    now = 8.0 * len(risk)
+    demand = wanted(now, now + 100 * float(np.nansum([*risk.values()])))
+    busy = load({name: (p, p) for name, p in risk.items()})
+    return Weather(sequence, NOW_MS, NOW_MS, outlook(risk, **more), demand, load=busy)  # type: ignore[arg-type]
 
 
 def load(gpu: dict[str, tuple[float, float]], **hosts: dict[str, float]) -> Load:

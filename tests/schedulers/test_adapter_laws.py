@@ -1,5 +1,6 @@
 """The laws of every adapter in the registry, whatever its language."""
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -11,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetcast_checks import check_adapter
+<<<<<<< HEAD
 from schedulers.adapter import Adapter, NotKnown, Seen
+=======
+from schedulers.adapter import Adapter, NotKnown
+from schedulers.buffers import GPUS, LEAST, MOST, POOL
+>>>>>>> buffers
 from schedulers.external_metrics import METRIC
 from schedulers.slurm import DRAIN
 from schedulers.slurm_durations import MINUTES
@@ -24,10 +30,12 @@ RISKS = {"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.9, "unk
 FEWER = {"low": 0.4, "high": 0.01, "new": 0.9}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "band_file": [{"path": "bands"}],
+    "buffers": [{}, {"namespace": "serve", "server": "https://127.0.0.1:6443"}],
     "nodes": [{}, {"taint": "PreferNoSchedule"}, {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"}],
     "slurm": [{}, {"extra": True, "comments": True, "requeue": True}, {"features": False, "url": "http://127.0.0.1:1"}],
     "slurm_durations": [{"folder": "durations"}],
 }
+<<<<<<< HEAD
 HELD: dict[str, Seen] = {  # beside the nodes
     "slurm": {
         "job 7": {"pending": "yes"},
@@ -36,6 +44,17 @@ HELD: dict[str, Seen] = {  # beside the nodes
     },
 }
 STAYS = {"slurm": {DRAIN}, "slurm_durations": {MINUTES}}  # also where nothing is known
+=======
+HELD: dict[str, dict[str, dict[str, str]]] = {  # where keys are no nodes
+    "buffers": {
+        "serve/ahead": {POOL: "serve", GPUS: "8"},
+        "serve/bounded": {POOL: "serve", GPUS: "1", LEAST: "2", MOST: "9", "fleetcast.io/quantile": "0.5"},
+        "serve/elsewhere": {POOL: "train", GPUS: "8"},
+        "serve/held": {POOL: "serve", GPUS: "8", "theirs: spec.replicas": "3"},
+        "serve/mistaken": {POOL: "serve", GPUS: "eight"},
+    },
+}
+>>>>>>> buffers
 WRITER_CASES = [(use, options) for use, every in OPTIONS.items() for options in every]
 
 
@@ -91,8 +110,14 @@ def test_every_adapter_of_the_registry_is_held_to_the_laws() -> None:
 def test_a_writer_keeps_the_laws(use: str, options: dict[str, Any]) -> None:
     adapter = make_door(use, options).adapter
     assert not adapter.verbs
+<<<<<<< HEAD
     fleets = [busy(RISKS), busy(FEWER, 2), weather(None, 3), busy(RISKS, 4), busy({}, 5)]
     check_adapter(adapter, fleets, HELD.get(use))
+=======
+    check_adapter(
+        adapter, [weather(RISKS), weather(FEWER, 2), weather(None, 3), weather(RISKS, 4), weather({}, 5)], HELD.get(use)
+    )
+>>>>>>> buffers
 
 
 @pytest.mark.parametrize(("use", "options"), WRITER_CASES)
@@ -101,13 +126,19 @@ def test_a_writer_keeps_the_laws(use: str, options: dict[str, Any]) -> None:
 def test_a_writer_keeps_the_laws_whatever_the_fleet(
     use: str, options: dict[str, Any], fleets: list[dict[str, float]]
 ) -> None:
+<<<<<<< HEAD
     weathers = [busy(risk, number) for number, risk in enumerate(fleets)]
     check_adapter(make_door(use, options).adapter, [busy(RISKS), *weathers], HELD.get(use))
+=======
+    weathers = [weather(risk, number) for number, risk in enumerate(fleets)]
+    check_adapter(make_door(use, options).adapter, [weather(RISKS), *weathers], HELD.get(use))
+>>>>>>> buffers
 
 
 @pytest.mark.parametrize(("use", "options"), WRITER_CASES)
-def test_a_writer_that_knows_nothing_of_the_nodes_takes_back_what_restricts(use: str, options: dict[str, Any]) -> None:
+def test_a_writer_without_a_forecast_takes_back_what_restricts_or_costs(use: str, options: dict[str, Any]) -> None:
     adapter = make_door(use, options).adapter
+<<<<<<< HEAD
     seen: dict[str, dict[str, str]] = {name: {} for name in RISKS}
     for write in adapter.wishes(busy(RISKS), seen):
         seen.setdefault(write.key, {})[write.field] = str(write.value)
@@ -115,6 +146,16 @@ def test_a_writer_that_knows_nothing_of_the_nodes_takes_back_what_restricts(use:
         seen.setdefault(write.key, {})[write.field] = str(write.value)
     left = [value for values in seen.values() for field, value in values.items() if field not in STAYS.get(use, ())]
     assert {value.partition(" ")[0] for value in left} <= {"None", "Unknown"}
+=======
+    seen: dict[str, dict[str, str]] = copy.deepcopy(HELD.get(use, {name: {} for name in RISKS}))
+    for write in adapter.wishes(weather(RISKS), seen):
+        seen[write.key][write.field] = str(write.value)
+    for write in list(adapter.wishes(weather(None), seen)):
+        seen[write.key][write.field] = str(write.value)
+    left = {values[field].partition(" ")[0] for values in seen.values() for field in adapter.fields & values.keys()}
+    assert left
+    assert left <= {"None", "Unknown"}
+>>>>>>> buffers
 
 
 @pytest.mark.parametrize(("name", "verb"), VERB_CASES)

@@ -1,0 +1,145 @@
+"""Capacity ahead of demand: for how many pods a CapacityBuffer (autoscaling.x-k8s.io) keeps room.
+
+    replicas = (largest p90 of wanted GPUs until the horizon - GPUs wanted now) / GPUs of a pod, rounded up
+
+Who reads a buffer lays its pods into free room first and makes machines for the rest. So free GPUs are not subtracted
+here: a buffer that shrank with them would undo what it has brought about.
+
+What is above the user's minimum is ours. It costs money, so it goes when the forecast is old, gone or withdrawn.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from fleet.errors import RequestError
+from models.demand.rows import DemandRow
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.weather import DemandKey, Weather
+
+PREFIX = "fleetcast.io/"
+POOL, CLASS, GPUS = PREFIX + "pool", PREFIX + "class", PREFIX + "gpus-per-replica"
+LEAST, MOST, QUANTILE, HORIZON = PREFIX + "min", PREFIX + "max", PREFIX + "quantile", PREFIX + "horizon-s"
+REPLICAS = "spec.replicas"
+THEIRS = f"theirs: {REPLICAS}"  # somebody else holds the field
+EVERY = "all"  # class and group of whole pools
+SLACK = 0.03  # of the forecast: a buffer shrinks only when it would even so; more than noise of 1 % up and down
+OLD_MS = 900_000
+REPLICAS_MAX = 2**31 - 1
+
+
+class BufferAsk(NamedTuple):
+    """What the annotations of a buffer ask for. gpus: of one pod; least, most: replicas."""
+
+    pool: str
+    class_: str
+    gpus: int
+    least: int
+    most: int
+    quantile: float
+    horizon_s: float
+
+
+def asked(values: Mapping[str, str]) -> BufferAsk | None:
+    """None without the annotation of the pool. Raises RequestError that names the annotation and its value."""
+    if POOL not in values:
+        return None
+    ask = BufferAsk(
+        pool=values[POOL],
+        class_=values.get(CLASS, EVERY),
+        gpus=_whole(values, GPUS, 1),
+        least=_whole(values, LEAST, 0, "0"),
+        most=_whole(values, MOST, 0, str(REPLICAS_MAX)),
+        quantile=_number(values, QUANTILE, "0.9"),
+        horizon_s=_number(values, HORIZON, "600"),
+    )
+    if ask.most < ask.least:
+        raise RequestError(f"{MOST} = {ask.most}: must be at least {LEAST} = {ask.least}", MOST)
+    return ask
+
+
+def least(values: Mapping[str, str]) -> int:
+    """The user's minimum, also of a buffer that no longer opts in; 0 where it cannot be read.
+
+    >>> least({"fleetcast.io/min": "2"}), least({}), least({"fleetcast.io/min": "two"})
+    (2, 0, 0)
+    """
+    try:
+        return _whole(values, LEAST, 0, "0")
+    except RequestError:
+        return 0
+
+
+class CapacityBuffers:
+    """Adapter `buffers`: the key is namespace/name, its values are the annotations of ours and REPLICAS.
+
+    REPLICAS is there while the field is ours and not at the minimum; None brings it back there.
+    """
+
+    verbs: Mapping[str, Verb] = {}
+    fields = frozenset({REPLICAS})
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        for key, values in seen.items():
+            why, replicas, gpus = _wanted(weather, values)
+            if replicas is None:
+                yield from take_back({key: values}, self.fields, why)
+            elif THEIRS not in values and str(replicas) != values.get(REPLICAS):
+                yield Write(key, REPLICAS, str(replicas), values.get(REPLICAS), why, gpus)
+
+
+def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
+    """The sentence, replicas (None: the minimum), and the GPUs that will be wanted beyond those of now."""
+    try:
+        ask = asked(values)
+    except RequestError as error:
+        return str(error), None, 0
+    if weather is None or ask is None:
+        return "withdrawn" if weather is None else f"it has no annotation {POOL} now", None, 0
+    row = (weather.demand or {}).get(DemandKey(ask.pool, ask.class_, EVERY, "wanted"))
+    peak = None if row is None or weather.now_ms - row.issued_ms > OLD_MS else _peak(row, ask)
+    if row is None or peak is None:
+        return f"there is no forecast of pool {ask.pool} now", None, 0
+    held = max(int(values.get(REPLICAS, ask.least)), ask.least)
+    grown, shrunk = (_pods(gpus - row.now, ask) for gpus in (peak, peak * (1 + SLACK)))
+    replicas = max(grown, min(held, shrunk))
+    why = f"p{100 * ask.quantile:g} of wanted GPUs within {ask.horizon_s / 60:g} min is {peak:g}, now {row.now:g}"
+    return why, None if replicas == ask.least else replicas, max(0, int(peak - row.now))
+
+
+def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
+    """The largest forecast until the horizon, of the lowest level that is high enough; None where none is told.
+
+    Also the nearest count: a burst that is about to come must still find its room.
+    """
+    level = next((at for at, level in enumerate(row.quantiles) if level >= ask.quantile), len(row.quantiles) - 1)
+    values = row.values[level]
+    ends = next((at for at, lead_s in enumerate(row.horizons_s) if lead_s >= ask.horizon_s), len(values) - 1)
+    return max((value for value in values[: ends + 1] if value is not None), default=None)
+
+
+def _pods(gpus: float, ask: BufferAsk) -> int:
+    """Pods of so many GPUs, within the bounds.
+
+    >>> ask = BufferAsk("serve", "all", 8, least=1, most=9, quantile=0.9, horizon_s=600.0)
+    >>> _pods(17.0, ask), _pods(-4.0, ask), _pods(99.0, ask)
+    (3, 1, 9)
+    """
+    return min(max(math.ceil(gpus / ask.gpus), ask.least), ask.most)
+
+
+def _whole(values: Mapping[str, str], name: str, lowest: int, default: str = "") -> int:
+    text = values.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 11 and lowest <= int(text) <= REPLICAS_MAX):
+        raise RequestError(f"{name} = {text!r}: must be a whole number from {lowest} on", name)
+    return int(text)
+
+
+def _number(values: Mapping[str, str], name: str, default: str) -> float:
+    try:
+        number = float(values.get(name, default))
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise RequestError(f"{name} = {values[name]!r}: must be a number above 0", name)
+    return number

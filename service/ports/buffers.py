@@ -1,0 +1,179 @@
+"""The CapacityBuffers of a Kubernetes cluster: what they ask for and hold by list and watch; replicas by apply.
+
+Server-side apply as `fleetcast`, never forced: a buffer whose replicas somebody else holds keeps them.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from clients.kube_follower import KubeFollower
+from fleet.errors import ConfigError, RequestError, SourceError
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
+from service.plugins import read_options
+
+logger = logging.getLogger(__name__)
+
+VERSION, KIND, PLURAL = "autoscaling.x-k8s.io/v1beta1", "CapacityBuffer", "capacitybuffers"
+MANAGER = "fleetcast"
+NAMESPACE = re.compile(r"[a-z0-9-]{0,63}")
+AT_ONCE = 8
+
+
+class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`namespace`: the only one; empty: all. The others: how to reach the server; in a pod, its own account."""
+
+    namespace: str = ""
+    server: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+def buffers(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `buffers`. Raises ConfigError."""
+    given = read_options(options, BuffersOptions)
+    if given.server and not given.server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise ConfigError(f"options.server = {given.server!r}: must be like https://HOST:6443")
+    if not NAMESPACE.fullmatch(given.namespace):
+        raise ConfigError(f"options.namespace = {given.namespace!r}: must be the name of one, or empty for all")
+    account = KubeAccount(given.server, given.token_file, given.ca_file)
+    return Door(CapacityBuffers(), BuffersPort(KubeApi(account), given.namespace))
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    manager: str = ""
+    operation: str = ""
+    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    namespace: str
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+    managed_fields: list[_Managed] | None = None
+
+
+class _Spec(msgspec.Struct):
+    replicas: int | None = None
+
+
+class _Buffer(msgspec.Struct):
+    metadata: _Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+_decode_buffer = msgspec.json.Decoder(_Buffer).decode
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedBuffer:
+    """The part of a buffer that we look at. others: who else holds its replicas. mistake: empty where there is none."""
+
+    key: str
+    uid: str
+    version: str
+    values: Mapping[str, str]  # as in Seen
+    others: tuple[str, ...]
+    mistake: str
+
+
+def annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
+    """Decode a CapacityBuffer. Raises SourceError."""
+    try:
+        buffer = _decode_buffer(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"a buffer that is none: {error}") from None
+    meta, replicas = buffer.metadata, buffer.spec.replicas
+    holders = {(row.manager, row.operation) for row in meta.managed_fields or () if _holds_replicas(row.fields_v1)}
+    others = tuple(sorted(manager for manager, _ in holders - {(MANAGER, "Apply")}))
+    values = {name: value for name, value in (meta.annotations or {}).items() if name.startswith(PREFIX)}
+    if others:
+        values[THEIRS] = str(replicas)
+    elif holders and replicas != least(values):
+        values[REPLICAS] = str(replicas)
+    return AnnotatedBuffer(
+        f"{meta.namespace}/{meta.name}", meta.uid, meta.resource_version, values, others, _mistake(values, others)
+    )
+
+
+def _holds_replicas(fields: Mapping[str, Any]) -> bool:
+    spec = fields.get("f:spec")
+    return isinstance(spec, dict) and "f:replicas" in spec
+
+
+def _mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
+    """Why a buffer that opts in is left alone."""
+    try:
+        ask = asked(values)
+    except RequestError as error:
+        return str(error)
+    return f"its replicas are held by {', '.join(others)}" if ask and others else ""
+
+
+class BuffersPort:
+    """Follows the buffers from the first `read` on. `read` raises SourceError while the server is away."""
+
+    def __init__(self, api: KubeApi, namespace: str = "") -> None:
+        self._api = api
+        self._buffers = KubeFollower(api, _path(namespace), annotated_buffer, "buffers")
+        self._told: dict[str, str] = {}  # mistakes by key
+
+    async def read(self) -> Seen:
+        """Buffers that opt in, and those that still hold something of ours."""
+        known = await self._buffers.read()
+        mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
+        for key in (key for key, mistake in mistakes.items() if self._told.get(key) != mistake):
+            logger.warning("buffer %s is left alone: %s", key, mistakes[key])
+        self._told = mistakes
+        return {key: buffer.values for key, buffer in known.items() if buffer.values.keys() - {THEIRS}}
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def write_one(write: Write) -> WriteOutcome:
+            async with free:
+                return await self._write(write)
+
+        return await asyncio.gather(*map(write_one, batch))
+
+    async def close(self) -> None:
+        await self._buffers.close()
+        await self._api.close()
+
+    async def _write(self, write: Write) -> WriteOutcome:
+        buffer = self._buffers.things.get(write.key)
+        if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:
+            return WriteOutcome.CONFLICT  # it has gone, or is somebody else's
+        namespace, _, name = write.key.partition("/")
+        replicas = least(buffer.values) if write.value is None else int(write.value)
+        thing = {
+            "apiVersion": VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": buffer.uid},
+            "spec": {"replicas": replicas},
+        }
+        try:
+            body = await self._api.apply(f"{_path(namespace)}/{name}", thing, MANAGER)
+            self._buffers.keep(annotated_buffer(body))
+        except KubeRefused as error:
+            if error.status in (404, 409):
+                return WriteOutcome.CONFLICT
+            logger.warning("buffer %s: %s", write.key, error)
+            return WriteOutcome.REFUSED
+        except SourceError as error:
+            logger.warning("buffer %s: %s", write.key, error)
+            return WriteOutcome.UNREACHABLE
+        return WriteOutcome.DONE
+
+
+def _path(namespace: str) -> str:
+    return f"/apis/{VERSION}/{f'namespaces/{namespace}/' if namespace else ''}{PLURAL}"
