@@ -19,7 +19,7 @@ from ingest.source import Batch, Source, check_source_class
 from models.forecast import QUANTILES, Forecaster, Panel
 from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
-from schedulers.adapter import Adapter, Write
+from schedulers.adapter import Adapter, Seen, Write
 from schedulers.bands import Bands
 from schedulers.weather import Weather
 from service.pipeline.guarded_source import GuardedSource
@@ -195,15 +195,24 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
 FOREIGN = "somebody.else/field"
 
 
-def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
+def check_adapter(
+    adapter: Adapter, weathers: Sequence[Weather], *, holds: Seen | None = None, keeps: frozenset[str] = frozenset()
+) -> None:
     """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
     written, and nothing of what others own. Without weather nothing of it stays; risk that wavers by 1 % is no news.
+
+    holds: what the other system holds at first, where its keys are no nodes. keeps: fields that a withdrawal leaves.
     """
-    seen: dict[str, dict[str, str]] = {}
+    seen = {key: dict(values) for key, values in (holds or {}).items()}
+    theirs = {
+        key: {field: held for field, held in values.items() if field not in adapter.fields}
+        for key, values in seen.items()
+    }
     some = False
     for weather in weathers:
-        for name in weather.nodes.rows if weather.nodes else ():
+        for name in weather.nodes.rows if weather.nodes and holds is None else ():
             seen.setdefault(name, {})[FOREIGN] = "theirs"
+            theirs[name] = {FOREIGN: "theirs"}
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
         assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
         some |= bool(wishes)
@@ -214,9 +223,11 @@ def check_adapter(adapter: Adapter, weathers: Sequence[Weather]) -> None:
         _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
         assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
     _written(adapter, seen, list(adapter.wishes(None, seen)))
-    left = [key for key, values in seen.items() if adapter.fields & values.keys()]
+    ours = adapter.fields - keeps
+    left = [key for key, values in seen.items() if ours & values.keys()]
     assert not left, f"left behind after a withdrawal: {left[:3]}"
-    assert all(values == {FOREIGN: "theirs"} for values in seen.values() if values), "what others own was lost"
+    rest = {key: {field: held for field, held in values.items() if field not in keeps} for key, values in seen.items()}
+    assert {key: values for key, values in rest.items() if values} == theirs, "what others own was lost"
 
 
 def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:

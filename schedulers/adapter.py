@@ -84,12 +84,15 @@ class Port(Protocol):
 class Door(NamedTuple):
     """A writer, ready for use: what `use` of a configured adapter makes of its options.
 
-    needs_starts: it reads `Weather.starts`, for which the host asks the placer.
+    needs_starts: it reads `Weather.starts`, for which the host asks the placer. news: where the other system waits for
+    what is written, a number that moves whenever it asks for something. Such a door is looked at as soon as that moves,
+    and is told at once that there is no fresh board.
     """
 
     adapter: Adapter
     port: Port
     needs_starts: bool = False
+    news: Callable[[], int] | None = None
 
 
 def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:

@@ -70,6 +70,7 @@ class AdapterWriter:
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
         self._adapter, self._port = opened.door.adapter, opened.door.port
+        self.news = opened.door.news
         self._observed = ObservedPort(self._port)
         self._limit = ChangeLimit(per_minute)
         self._records, self._clock = records, clock

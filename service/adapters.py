@@ -3,7 +3,8 @@
     latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
 
 Without a fresh board nothing is written. After `adapters.withdraw_after_s` what restricts is taken back, until there is
-a fresh one. `fleetcast adapters withdraw` takes everything back. An adapter that hangs holds up no other.
+a fresh one; at once where others wait for our writes. `fleetcast adapters withdraw` takes everything back. An adapter
+that hangs holds up no other.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class AdapterHost:
                 steps.begin("withdrawn", writer, None)
             elif fresh is not None:
                 steps.begin(fresh, writer, fresh)
-            elif self._lost(board):
+            elif writer.news is not None or self._lost(board):
                 steps.begin("lost", writer, Weather(board.sequence if board else 0, 0, self._clock.now_ms()))
 
     def _lost(self, board: Board | None) -> bool:
@@ -97,19 +98,21 @@ class AdapterHost:
 
 
 class _Steps:
-    """The steps of one writer: one at a time, again for other weather, or after a while where something was left."""
+    """The steps of one writer: one at a time, again for other weather or news, or later where something was left."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[bool] | None = None
         self._done_for: object = None
+        self._news = 0
         self._retry_s = 0.0
         self._ended = False
 
     def begin(self, reason: object, writer: AdapterWriter, weather: Weather | None) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self.task is not None or (reason is self._done_for and now_s < self._retry_s):
+        now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
+        is_done = reason is self._done_for and news == self._news and now_s < self._retry_s
+        if self.task is not None or is_done:
             return
-        self._done_for = reason
+        self._done_for, self._news = reason, news
         self.task = asyncio.ensure_future(writer.step(weather))
 
     def take_ended(self) -> bool:

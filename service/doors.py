@@ -14,7 +14,9 @@ ANSWERERS: Mapping[str, Callable[[], Adapter]] = {"kube": KubeAdapter}
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
+    "kueue": "service.ports.kueue:kueue",
     "nodes": "service.ports.nodes:nodes",
+    "topology": "service.ports.topology:topology",
 }
 
 

@@ -5,7 +5,6 @@ taint              JSON patch under a test of the version, since the list of tai
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from clients.kubernetes import ExpiredError
 from fleet.errors import ConfigError, SourceError
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.nodes import CONDITION, EFFECTS, LABEL, MARK, TAINT, THEIRS, NodeMarks
 from service.plugins import read_options
+from service.ports.kube_objects import KubeObjects, check_server, under
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ NODES = "/api/v1/nodes"
 MANAGER = "fleetcast"
 AT_ONCE = 8
 TRIES = 6  # of a taint, when a heartbeat came between
-RETRY_S = 1.0
 
 
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +44,7 @@ def nodes(options: Mapping[str, Any]) -> Door:
     given = read_options(options, NodesOptions)
     if given.taint not in EFFECTS:
         raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
-    if given.server and not given.server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-        raise ConfigError(f"options.server = {given.server!r}: must be like https://HOST:6443")
+    check_server(given.server)
     account = KubeAccount(given.server, given.token_file, given.ca_file)
     return Door(NodeMarks(given.taint), NodesPort(KubeApi(account)))
 
@@ -99,7 +96,7 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 class MarkedNode:
     """The part of a node that we look at."""
 
-    name: str
+    key: str  # its name
     uid: str
     version: str
     values: Mapping[str, str]  # as in Seen
@@ -116,12 +113,12 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}
     if meta.labels and MARK in meta.labels:
-        is_ours = any(f"f:{MARK}" in _under(row, "f:metadata", "f:labels") for row in ours)
+        is_ours = any(f"f:{MARK}" in under(row, "f:metadata", "f:labels") for row in ours)
         values[LABEL if is_ours else THEIRS + LABEL] = meta.labels[MARK]
     for row in node.status.conditions or ():
         if row.type == FAILURE_EXPECTED:
             key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
-            is_ours = any(key in _under(fields, "f:status", "f:conditions") for fields in ours)
+            is_ours = any(key in under(fields, "f:status", "f:conditions") for fields in ours)
             values[CONDITION if is_ours else THEIRS + CONDITION] = f"{row.status} {row.reason}"
     for taint in taints:
         if taint.key == MARK:
@@ -129,32 +126,15 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     return MarkedNode(meta.name, meta.uid, meta.resource_version, values, [taint.key for taint in taints])
 
 
-def _under(fields: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    for key in path:
-        inner = fields.get(key)
-        fields = inner if isinstance(inner, dict) else {}
-    return fields
-
-
 class NodesPort:
     """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._nodes: dict[str, MarkedNode] = {}
-        self._follower: asyncio.Task[None] | None = None
-        self._known = asyncio.Event()  # something is: the nodes, or why not
-        self._error: Exception | None = None
+        self._nodes = KubeObjects(api, _path, marked_node)
 
     async def read(self) -> Seen:
-        if self._follower is None:
-            self._follower = asyncio.ensure_future(self._follow())
-        await self._known.wait()
-        if self._follower.done():
-            self._follower.result()  # a bug
-        if self._error is not None:
-            raise SourceError(f"cannot follow the nodes: {self._error}")
-        return {name: node.values for name, node in self._nodes.items()}
+        return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """The writes of one node one after the other, several nodes at once."""
@@ -172,62 +152,15 @@ class NodesPort:
         return outcomes
 
     async def close(self) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._follower
-            self._follower = None
+        await self._nodes.close()
         await self._api.close()
-
-    async def _follow(self) -> None:
-        version = ""
-        while True:
-            try:
-                if not version:
-                    objects, version = await self._api.list_all(NODES)
-                    self._nodes = {node.name: node for node in map(marked_node, objects)}
-                    self._tell(None)
-                async for kind, body, newest in self._api.watch(NODES, version):
-                    self._change(kind, body)
-                    version = newest or version
-            except ExpiredError:
-                version = ""
-            except (SourceError, KubeRefused) as error:
-                self._tell(error)
-                await asyncio.sleep(RETRY_S)
-
-    def _tell(self, error: Exception | None) -> None:
-        if error is not None and self._error is None:
-            logger.warning("nodes: %s", error)
-        self._error = error
-        self._known.set()
-
-    def _change(self, kind: str, body: msgspec.Raw) -> None:
-        self._tell(None)
-        if kind == "BOOKMARK":
-            return
-        try:
-            node = marked_node(body)
-        except SourceError as error:  # asked for again, it would be no other
-            logger.warning("nodes: %s", error)
-            return
-        if kind == "DELETED":
-            self._nodes.pop(node.name, None)
-        else:
-            self._keep(node)
-
-    def _keep(self, node: MarkedNode) -> None:
-        """The newer of two: the answer to a patch may be here before an older event is."""
-        held = self._nodes.get(node.name)
-        if held is None or held.uid != node.uid or _number(node.version) >= _number(held.version):
-            self._nodes[node.name] = node
 
     async def _write(self, write: Write) -> WriteOutcome:
         node = self._nodes.get(write.key)
         if node is None:
             return WriteOutcome.CONFLICT  # it has gone
         try:
-            self._keep(marked_node(await self._sent(write, node)))
+            self._nodes.keep(marked_node(await self._sent(write, node)))
         except KubeRefused as error:
             if error.status in (404, 409, 422):
                 return WriteOutcome.CONFLICT
@@ -240,8 +173,8 @@ class NodesPort:
 
     async def _sent(self, write: Write, node: MarkedNode) -> bytes:
         """Raises KubeRefused, SourceError."""
-        thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "uid": node.uid}}
-        path = f"{NODES}/{node.name}"
+        thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid}}
+        path = f"{NODES}/{node.key}"
         if write.field == LABEL:
             thing["metadata"]["labels"] = {} if write.value is None else {MARK: write.value}
             return await self._api.apply(path, thing, MANAGER)
@@ -252,7 +185,7 @@ class NodesPort:
 
     async def _tainted(self, write: Write, node: MarkedNode) -> bytes:
         """The taint changes only in the version that was looked at; every heartbeat makes a new one."""
-        path = f"{NODES}/{node.name}"
+        path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
                 raise KubeRefused(409, "somebody else changed this taint")
@@ -263,6 +196,10 @@ class NodesPort:
                     raise
             node = marked_node(await self._api.get(path))
         raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+
+
+async def _path() -> str:
+    return NODES
 
 
 def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
@@ -283,8 +220,3 @@ def _condition(write: Write) -> dict[str, str]:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}  # it is written when its status changes
     return {"type": FAILURE_EXPECTED, "status": status, "reason": reason, "message": write.why[:1024], **times}
-
-
-def _number(version: str) -> int:
-    """Versions count up; one that is no number is as new as can be."""
-    return int(version) if version.isdecimal() else 2**63

@@ -3,7 +3,7 @@
 import numpy as np
 
 from schedulers.bands import BandRule, step_levels
-from schedulers.weather import Outlook, Weather
+from schedulers.weather import Domains, Outlook, Weather
 
 NOW_MS = 1_760_000_000_000
 
@@ -21,6 +21,15 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
         "free": np.full(n, free),
     }
     return Outlook(**(values | more))  # type: ignore[arg-type]
+
+
+def domains(**levels: list[str]) -> dict[str, Domains]:
+    """By level, the domain of each node; empty: unknown."""
+    made: dict[str, Domains] = {}
+    for level, of in levels.items():
+        names = tuple(sorted(set(of) - {""}))
+        made[level] = Domains(names, np.array([names.index(name) if name else -1 for name in of], np.int32))
+    return made
 
 
 def weather(risk: dict[str, float] | None, sequence: int = 1, **more: object) -> Weather:

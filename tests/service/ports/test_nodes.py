@@ -16,7 +16,7 @@ from fleet.errors import ConfigError, SourceError
 from schedulers.adapter import Write, WriteOutcome
 from schedulers.nodes import CONDITION, LABEL, MARK, TAINT, THEIRS
 from service.doors import make_door
-from service.ports import nodes
+from service.ports import kube_objects
 from service.ports.nodes import NodesPort, marked_node, taint_steps
 
 APPLIED = {"manager": "fleetcast", "operation": "Apply"}
@@ -214,7 +214,7 @@ async def answered(folder: Path, answers: list[int], one: Write) -> tuple[WriteO
 def test_a_server_that_is_away_or_a_token_that_is_missing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "RETRY_S", 0.0)
+    monkeypatch.setattr(kube_objects, "RETRY_S", 0.0)
 
     async def why(account: KubeAccount) -> str:
         port = NodesPort(KubeApi(account))
