@@ -24,8 +24,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 NODES = tuple(f"m{number}" for number in range(1, 9))
 RACKS = ("r1", "r1", "r1", "r1", "r2", "r2", "r2", "r2")
 WORKLOADS = f"/apis/{GROUP}/v1beta2/namespaces/default/workloads"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
 CHECK = "fleetcast"
-STATES = ("QuotaReserved", "Admitted", "Evicted")
 
 
 def describe(plane: ControlPlane) -> None:
@@ -160,6 +160,22 @@ class Checking:
         pods_of = {"name": "main", "count": pods, "template": template, **pod_set}
         self.manager.create("Workload", name, {"queueName": queue, "podSets": [pods_of]})
 
+    def submit_job(self, name: str, queue: str = "plain") -> str:
+        """A Job of one pod with eight GPUs, of whose workload Kueue takes the quota away; the workload's name."""
+        container = {"name": "c", "image": "none", "resources": {"requests": {GPU: "8"}, "limits": {GPU: "8"}}}
+        spec = {"suspend": True, "template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
+        labels = {"kueue.x-k8s.io/queue-name": queue}
+        self.plane.create(JOBS, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        found: str = self.until("its workload", lambda: self._workload_of(name))
+        return found
+
+    def _workload_of(self, job: str) -> str:
+        owned = (
+            (row["metadata"]["name"], row["metadata"].get("ownerReferences", []))
+            for row in self.manager.items("Workload")
+        )
+        return next((name for name, owners in owned if any(owner["name"] == job for owner in owners)), "")
+
     def workload(self, name: str) -> dict[str, Any]:
         answer = self.plane.http.get(f"{WORKLOADS}/{name}")
         assert answer.status_code == 200, answer.text
@@ -175,6 +191,10 @@ class Checking:
     def check(self, name: str, check: str = CHECK) -> dict[str, Any]:
         rows = self.workload(name).get("status", {}).get("admissionChecks", [])
         return next((row for row in rows if row["name"] == check), {"state": "", "message": ""})
+
+    def holds(self, name: str, check: str = CHECK) -> bool:
+        """Whether it has its quota, and waits for the check."""
+        return self.is_true(name, "QuotaReserved") and self.check(name, check)["state"] == "Pending"
 
     def until(self, what: str, check: Any, limit_s: float = 120.0) -> Any:
         try:

@@ -5,7 +5,7 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from clients.kube_api import KubeAccount, KubeApi
-from schedulers.adapter import Write, WriteOutcome
-from schedulers.kueue import HOLD, PENDING
+from schedulers.adapter import Seen, Write, WriteOutcome
+from schedulers.kueue import ACTIVE, CHECK, GPUS, HOLD, PENDING
+from schedulers.kueue import NODES as NODES_SEEN
 from service.ports import kueue as kueue_port
 from service.ports.kueue import CONTROLLER, KueuePort
 from tests.integration.built import needed
@@ -22,6 +23,7 @@ from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.kueue_build import kueue
 from tests.integration.kubernetes.kueue_checking import (
+    JOBS,
     NODES,
     RACKS,
     WORKLOADS,
@@ -60,6 +62,7 @@ def manager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def cleared(manager: KueueManager) -> Iterator[KueueManager]:
     """No workload is left over for the next test."""
     yield manager
+    manager.plane.http.delete(JOBS, params={"propagationPolicy": "Background"})
     manager.plane.http.delete(WORKLOADS)
     manager.plane.until("no workloads", lambda: not manager.items("Workload"))
 
@@ -111,11 +114,15 @@ def test_with_the_gate_the_quota_is_given_back_until_the_hold_ends(cleared: Kueu
     try:
         checking.publish(risk=0.6)
         checking.until("the risk is seen", lambda: '"board": 2' in checking.cli("list", "--json"))
-        checking.submit("risky")
-        checking.until("quota given back", lambda: is_given_back(checking.workload("risky")))
-        assert checking.until_ready("risky").endswith("held for 8 s, which is the limit")
-        evictions = checking.workload("risky")["status"]["schedulingStats"]["evictions"]
-        assert [(row["reason"], row["count"]) for row in evictions] == [("AdmissionCheck", 2)]
+        risky = checking.submit_job("risky")
+        checking.until("a note", lambda: checking.check(risky)["message"].startswith("forecast: held back, 1 so far"))
+        assert checking.until_ready(risky).endswith("held for 8 s, which is the limit")
+        status = checking.workload(risky)["status"]
+        assert [(row["reason"], row["count"]) for row in status["schedulingStats"]["evictions"]] == [
+            ("AdmissionCheck", 2)
+        ]
+        assert conditions_of(checking.workload(risky)) >= {"Requeued", "QuotaReserved", "Admitted"}
+        assert not checking.is_true(risky, "Evicted")  # it stays until the quota was given back, and taken anew
         checking.publish()
         checking.until("the risk is gone", lambda: '"board": 3' in checking.cli("list", "--json"))
         checking.submit("quiet")
@@ -125,24 +132,15 @@ def test_with_the_gate_the_quota_is_given_back_until_the_hold_ends(cleared: Kueu
         checking.end()
 
 
-def is_given_back(workload: dict[str, Any]) -> bool:
-    held = workload["status"].get("conditions", [])
-    return any(
-        (row["type"], row["status"]) == ("QuotaReserved", "False") for row in held
-    ) and "Evicted" in conditions_of(workload)
-
-
 def test_who_came_while_we_were_dead_or_stood_still_is_ready_once_we_are_back(checking: Checking) -> None:
     checking.end(signal.SIGKILL)
     checking.submit("meanwhile")
-    checking.until("its quota", partial(checking.is_true, "meanwhile", "QuotaReserved"))
-    assert checking.check("meanwhile")["state"] == "Pending"
+    checking.until("its quota", partial(checking.holds, "meanwhile"))
     checking.start()
     checking.until_ready("meanwhile")
     checking.process.send_signal(signal.SIGSTOP)
     checking.submit("stopped")
-    checking.until("its quota", partial(checking.is_true, "stopped", "QuotaReserved"))
-    assert checking.check("stopped")["state"] == "Pending"
+    checking.until("its quota", partial(checking.holds, "stopped"))
     checking.process.send_signal(signal.SIGCONT)
     checking.until_ready("stopped")
 
@@ -168,7 +166,7 @@ def test_a_check_of_somebody_else_is_theirs(checking: Checking) -> None:
     checking.submit("theirs", queue="theirs")
     checking.submit("ours")
     checking.until_ready("ours")
-    checking.until("its quota", partial(checking.is_true, "theirs", "QuotaReserved"))
+    checking.until("its quota", partial(checking.holds, "theirs", "theirs"))
     before = checking.workload("theirs")["status"]
     checking.submit("later")
     checking.until_ready("later")
@@ -222,15 +220,67 @@ def test_a_gang_is_placed_within_one_rack_by_our_labels(checking: Checking) -> N
         assert checking.labels(name)["other.io/rack"] == "x"
     checking.submit("gang", queue="gpus", pods=3, topologyRequest={"required": "fleetcast.io/rack"})
     assert "% within 1 h on its 3 nodes" in checking.until_ready("gang")
-    assigned = checking.workload("gang")["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
-    nodes = nodes_of(assigned)
+    nodes = nodes_of(assignment(checking, "gang"))
     assert len(nodes) == 3
     assert len({rack_of(checking, name) for name in nodes}) == 1
-    checking.submit("too wide", queue="gpus", pods=5, topologyRequest={"required": "fleetcast.io/rack"})
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_both_versions_are_spoken(
+    cleared: KueueManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """The port alone, as if the server served no other version."""
+    monkeypatch.setattr(kueue_port, "VERSIONS", (version,))
+    plane, name = cleared.plane, f"spoken-{version}"
+    checking = Checking(cleared, tmp_path)
+    checking.until("active queues", lambda: checking.is_active("ClusterQueue", "gpus"))
+    checking.until("labels", lambda: rack_of(checking, NODES[-1]) == RACKS[-1])
+    checking.end()
+    checking.submit(name, queue="gpus", pods=2, topologyRequest={"required": "fleetcast.io/rack"})
+    checking.until("its quota", partial(checking.holds, name))
+    authority = str(plane.folder / "certs" / "apiserver.crt")
+    account = KubeAccount(f"https://127.0.0.1:{plane.port}", str(tmp_path / "token"), authority)
+
+    async def answer() -> tuple[Seen, Sequence[WriteOutcome]]:
+        port = KueuePort(KubeApi(account), CONTROLLER)
+        try:
+            seen = await port.read()
+            other = Write(f"default/{name}", HOLD, None, "Retry 5", "")
+            return seen, await port.write([other, other._replace(seen=PENDING, why="because")])
+        finally:
+            await port.close()
+            await asyncio.sleep(0.5)  # the loop closes TLS connections a little later
+
+    seen, outcomes = asyncio.run(answer())
+    assert outcomes == [WriteOutcome.CONFLICT, WriteOutcome.DONE]
+    assert seen["fleetcast"] == {CHECK: CONTROLLER, ACTIVE: "True Serving"}
+    nodes = seen[f"default/{name}"][NODES_SEEN].split()
+    assert nodes == nodes_of(assignment(checking, name))
+    assert (len(nodes), seen[f"default/{name}"][GPUS]) == (2, "16")
+    assert checking.until_ready(name) == "because"
+
+
+def test_an_apply_that_is_not_forced_is_refused_which_is_why_we_patch(checking: Checking) -> None:
+    checking.end()
+    checking.submit("applied")
+    checking.until("its quota", partial(checking.holds, "applied"))
+    row = {"name": "fleetcast", "state": "Ready", "message": "", "lastTransitionTime": now()}
+    thing = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "applied"}}
+    applied = checking.plane.http.patch(
+        f"{WORKLOADS}/applied/status?fieldManager=fleetcast",
+        json=thing | {"status": {"admissionChecks": [row]}},
+        headers=APPLY,
+    )
+    assert (applied.status_code, "conflict" in applied.text) == (409, True)
 
 
 def rack_of(checking: Checking, node: str) -> str:
     return checking.labels(node).get("fleetcast.io/rack", "")
+
+
+def assignment(checking: Checking, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = checking.workload(name)["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
+    return found
 
 
 def nodes_of(assigned: dict[str, Any]) -> list[str]:
