@@ -20,7 +20,7 @@ from service.ports import kueue as kueue_port
 from service.ports.kueue import CONTROLLER, KueuePort
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
-from tests.integration.kubernetes.control_plane import ControlPlane
+from tests.integration.kubernetes.control_plane import GPU, ControlPlane
 from tests.integration.kubernetes.kueue_build import kueue
 from tests.integration.kubernetes.kueue_checking import (
     JOBS,
@@ -40,6 +40,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first r
 
 JSON = {"content-type": "application/json-patch+json"}
 APPLY = {"content-type": "application/apply-patch+yaml"}
+FLAVOR = {"name": "plain", "resources": [{"name": GPU, "nominalQuota": 8}]}
+QUEUE = {
+    "namespaceSelector": {},
+    "resourceGroups": [{"coveredResources": [GPU], "flavors": [FLAVOR]}],
+    "admissionChecksStrategy": {"admissionChecks": [{"name": "fleetcast"}]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +229,19 @@ def test_a_gang_is_placed_within_one_rack_by_our_labels(checking: Checking) -> N
     nodes = nodes_of(assignment(checking, "gang"))
     assert len(nodes) == 3
     assert len({rack_of(checking, name) for name in nodes}) == 1
+
+
+def test_who_takes_the_check_out_of_the_queue_needs_us_no_more(checking: Checking) -> None:
+    checking.manager.create("ClusterQueue", "way-out", QUEUE)
+    checking.manager.create("LocalQueue", "way-out", {"clusterQueue": "way-out"})
+    checking.until("an active queue", lambda: checking.is_active("ClusterQueue", "way-out"))
+    checking.end(signal.SIGKILL)
+    checking.submit("left-alone", queue="way-out")
+    checking.until("its quota", partial(checking.holds, "left-alone"))
+    steps = [{"op": "remove", "path": "/spec/admissionChecksStrategy"}]  # as the docs have it
+    path = "/apis/kueue.x-k8s.io/v1beta2/clusterqueues/way-out"
+    assert checking.plane.http.patch(path, json=steps, headers=JSON).status_code == 200
+    checking.until("admitted", partial(checking.is_true, "left-alone", "Admitted"))
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
