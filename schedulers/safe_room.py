@@ -35,15 +35,18 @@ class SafeRooms:
             (self._name(int(blocks[start])), np.cumsum(free[start:end]), -np.expm1(np.cumsum(stays[start:end])))
             for start, end in pairwise(edges)
         ]
+        self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
     def safest(self, gpus: int) -> SafeRoom | None:
         """The block where so many GPUs are free on the nodes of the least risk; None where no block has them free."""
-        rooms = [
-            SafeRoom(name, float(risk[at]))
-            for name, free, risk in self._blocks
-            if gpus > 0 and (at := int(np.searchsorted(free, gpus))) < len(free)
-        ]
-        return min(rooms, key=lambda room: room.risk, default=None)
+        if gpus not in self._found:
+            rooms = [
+                SafeRoom(name, float(risk[at]))
+                for name, free, risk in self._blocks
+                if gpus > 0 and (at := int(np.searchsorted(free, gpus))) < len(free)
+            ]
+            self._found[gpus] = min(rooms, key=lambda room: room.risk, default=None)
+        return self._found[gpus]
 
     def _name(self, block: int) -> str:
         return self.names[block] if block >= 0 else "of no name"

@@ -18,7 +18,7 @@ RETRY_S = 1.0  # wall; until a server that is away is asked again
 
 
 class KubeObject(Protocol):
-    """What is kept of an object. `key`: its name, or namespace/name."""
+    """What is kept of an object. `key`: its name, or namespace/name. Equal where nothing but the version differs."""
 
     @property
     def key(self) -> str: ...
@@ -44,7 +44,7 @@ class KubeObjects(Generic[Kept]):
         self._known = asyncio.Event()  # something is: the objects, or why not
         self._error: Exception | None = None
         self.path = ""  # of the last list
-        self.changes = 0  # moves with each object that changes
+        self.changes = 0  # moves with each object of which something changes that we look at
 
     async def all(self) -> Mapping[str, Kept]:
         """By key. Raises SourceError while the server is away."""
@@ -65,7 +65,7 @@ class KubeObjects(Generic[Kept]):
         held = self._objects.get(thing.key)
         if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
             self._objects[thing.key] = thing
-            self.changes += 1
+            self.changes += held != thing
 
     async def close(self) -> None:
         if self._follower is not None:

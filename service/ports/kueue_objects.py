@@ -1,7 +1,7 @@
 """What is read of Kueue's objects, in v1beta1 as in v1beta2."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -138,7 +138,7 @@ class KueueWorkload:
 
     key: str  # namespace/name
     uid: str
-    version: str
+    version: str = field(compare=False)
     reserved: bool  # it has its quota, and is not being evicted
     checks: Sequence[Mapping[str, Any]]  # as they are
     retries: int  # evictions by any admission check
@@ -170,7 +170,7 @@ class KueueCheck:
 
     key: str  # its name
     uid: str
-    version: str
+    version: str = field(compare=False)
     controller: str
     active: str | None
 

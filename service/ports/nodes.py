@@ -7,7 +7,7 @@ taint              JSON patch under a test of the version, since the list of tai
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -98,7 +98,7 @@ class MarkedNode:
 
     key: str  # its name
     uid: str
-    version: str
+    version: str = field(compare=False)
     values: Mapping[str, str]  # as in Seen
     taints: Sequence[str]  # keys of all, in order
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -80,7 +80,7 @@ class LabelledNode:
 
     key: str  # its name
     uid: str
-    version: str
+    version: str = field(compare=False)
     values: Mapping[str, str]  # as in Seen
 
 

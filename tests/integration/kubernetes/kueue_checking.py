@@ -29,12 +29,15 @@ CHECK = "fleetcast"
 
 
 def describe(plane: ControlPlane) -> None:
-    """The account of our examples and its rights; nodes, of which each has a label of somebody else."""
+    """The account of our examples, its rights and our policy; nodes, of which each has a label of somebody else."""
+    policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    bindings = policies.replace("policies", "policybindings")
+    paths = {**PATHS, "ValidatingAdmissionPolicy": policies, "ValidatingAdmissionPolicyBinding": bindings}
     plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
     for name in ("kubernetes-nodes.yaml", "kubernetes-kueue.yaml"):
         for thing in yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")):
-            if thing["kind"] in PATHS:
-                plane.create(PATHS[thing["kind"]], thing)
+            if not thing["apiVersion"].startswith(GROUP):
+                plane.create(paths[thing["kind"]], thing)
     plane.add_nodes(list(NODES), 8)
     for name in NODES:
         labels = {"metadata": {"labels": {"nvidia.com/gpu.present": "true", "other.io/rack": "x"}}}

@@ -293,6 +293,16 @@ def test_an_apply_that_is_not_forced_is_refused_which_is_why_we_patch(checking: 
     assert (applied.status_code, "conflict" in applied.text) == (409, True)
 
 
+def test_an_apiserver_that_dies_is_found_again(checking: Checking) -> None:
+    checking.plane.kill("kube-apiserver")
+    try:
+        checking.until("an error", lambda: '"error": "cannot follow' in checking.cli("list", "--json"))
+    finally:
+        checking.plane.start_apiserver()
+    checking.submit("again")
+    checking.until_ready("again")
+
+
 def rack_of(checking: Checking, node: str) -> str:
     return checking.labels(node).get("fleetcast.io/rack", "")
 

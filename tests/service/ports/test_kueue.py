@@ -233,6 +233,21 @@ def test_the_newest_version_that_both_speak_is_spoken(tmp_path: Path, served: li
     assert (condition["type"], condition["status"], condition["reason"]) == ("Active", "True", "Serving")
 
 
+def test_news_are_what_concerns_us() -> None:
+    port = KueuePort(KubeApi(KubeAccount("http://127.0.0.1:9")), CONTROLLER)
+    moved: list[int] = []
+    for thing in (
+        workload(),
+        workload(version=6),  # nothing that we look at
+        workload(version=7, conditions=["QuotaReserved"]),
+        workload(version=4),  # older
+    ):
+        before = port.news()
+        port._workloads.keep(read(thing))
+        moved.append(port.news() - before)
+    assert moved == [1, 0, 1, 0]
+
+
 def test_a_server_without_kueue_or_with_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_objects, "RETRY_S", 0.0)
 
