@@ -214,7 +214,7 @@ def check_adapter(
     }
     some = False
     for weather in weathers:
-        for name in weather.nodes.rows if weather.nodes else ():
+        for name in weather.nodes.rows if weather.nodes and holds is None else ():
             seen.setdefault(name, {})[FOREIGN] = "theirs"
             theirs[name] = {FOREIGN: "theirs"}
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))

@@ -85,13 +85,15 @@ class Door(NamedTuple):
     """A writer, ready for use: what `use` of a configured adapter makes of its options.
 
     needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that its port
-    takes at once.
+    takes at once. news: where the other system waits for what is written, a number that moves whenever it asks for
+    something. Such a door is looked at as soon as that moves, and is told at once that there is no fresh board.
     """
 
     adapter: Adapter
     port: Port
     needs_starts: bool = False
     batch: int = 100
+    news: Callable[[], int] | None = None
 
 
 def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:

@@ -15,6 +15,13 @@ from models.demand.rows import DemandRow
 from models.risk.scores import RISK_HORIZONS_S
 
 
+class Domains(NamedTuple):
+    """The domains of one level of the topology."""
+
+    names: tuple[str, ...]
+    of: NDArray[np.int32]  # (n,) row of `names` of each node, -1 unknown
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """The nodes of a fleet at one moment, n of them."""
@@ -29,6 +36,7 @@ class Outlook:
     causes: Mapping[str, str] = field(default_factory=dict)  # what speaks most for the risk of nodes that are high
     urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
     max_risk: float = 0.5
+    domains: Mapping[str, Domains] = field(default_factory=dict)  # by level above the node (`fleet.topology.Level`)
 
     @classmethod
     def nothing(cls) -> "Outlook":

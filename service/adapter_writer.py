@@ -70,6 +70,7 @@ class AdapterWriter:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
         self._adapter, self._port = opened.door.adapter, opened.door.port
         self._observed, self._batch = ObservedPort(self._port), opened.door.batch
+        self.news = opened.door.news
         self._limit = ChangeLimit(per_minute)
         self._records, self._clock = records, clock
         self._ours: set[str] = set()  # keys that hold something of ours

@@ -3,7 +3,8 @@
     latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
 
 Without a fresh board nothing is written. After `adapters.withdraw_after_s` what restricts is taken back, until there is
-a fresh one. `fleetcast adapters withdraw` takes everything back. An adapter that hangs holds up no other.
+a fresh one; at once where others wait for our writes. `fleetcast adapters withdraw` takes everything back. An adapter
+that hangs holds up no other.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.25  # wall
+POLL_S, AWAITED_POLL_S = 0.25, 0.05  # wall; the second where others wait for our writes
 RETRY_S = 5.0  # wall; until what was not done is tried again
 ENDS_S = 5.0  # wall; for the steps that run at the end
 
@@ -42,6 +43,7 @@ class AdapterHost:
         bands = Bands(rule_of(limits, shared=True), self.records.status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
+        self.poll_s = AWAITED_POLL_S if any(opened.door.news for opened in doors) else POLL_S
         self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
         self._steps = {writer.status.name: _Steps() for writer in self.writers}
 
@@ -54,7 +56,7 @@ class AdapterHost:
                 steps.begin("withdrawn", writer, None)
             elif fresh is not None:
                 steps.begin(fresh, writer, fresh)
-            elif self._lost(board):
+            elif writer.news is not None or self._lost(board):
                 steps.begin("lost", writer, Weather(board.sequence if board else 0, 0, self._clock.now_ms()))
 
     def _lost(self, board: Board | None) -> bool:
@@ -97,19 +99,21 @@ class AdapterHost:
 
 
 class _Steps:
-    """The steps of one writer: one at a time, again for other weather, or after a while where something was left."""
+    """The steps of one writer: one at a time, again for other weather or news, or later where something was left."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[bool] | None = None
         self._done_for: object = None
+        self._news = 0
         self._retry_s = 0.0
         self._ended = False
 
     def begin(self, reason: object, writer: AdapterWriter, weather: Weather | None) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self.task is not None or (reason is self._done_for and now_s < self._retry_s):
+        now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
+        is_done = reason is self._done_for and news == self._news and now_s < self._retry_s
+        if self.task is not None or is_done:
             return
-        self._done_for = reason
+        self._done_for, self._news = reason, news
         self.task = asyncio.ensure_future(writer.step(weather))
 
     def take_ended(self) -> bool:
@@ -132,7 +136,7 @@ async def serve(config: Config) -> None:
     while not stopped.is_set():
         host.poll(reader.latest())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), POLL_S)
+            await asyncio.wait_for(stopped.wait(), host.poll_s)
         if host.changed:
             with log_disk_errors("keep how adapters stand", "the next step does"):
                 host.records.keep(host.status())

@@ -23,9 +23,11 @@ NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",
     "buffers": "service.ports.buffers:buffers",
+    "kueue": "service.ports.kueue:kueue",
     "nodes": "service.ports.nodes:nodes",
     "slurm": "service.ports.slurm:slurm",
     "slurm_durations": "service.ports.slurm_durations:slurm_durations",
+    "topology": "service.ports.topology:topology",
 }
 
 

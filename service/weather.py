@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from fleet.clock import Clock
 from fleet.nodes import NodeState
+from fleet.topology import DOMAIN_LEVELS
 from models.demand.rows import DemandRow
 from models.risk.scores import RISK_KINDS
 from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
-from schedulers.weather import DemandKey, JobOutlook, Load, Outlook, StartOutlook, Weather
+from schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 from service.answers.estimates import RunQuantiles
 from service.answers.jobs import Culprit, JobRow, RunningJobRow
 from service.board.age import why_stale
@@ -115,6 +116,7 @@ class WeatherStation:
             causes=_causes(board, level),
             urgent=_forbidden(board),
             max_risk=placer.max_risk,
+            domains=LazyRows(lambda: _domains(board, n)),
         )
 
 
@@ -250,6 +252,15 @@ def _causes(board: Board, level: Levels) -> dict[str, str]:
 def _pools(board: Board, n: int) -> NDArray[Any]:
     """(n,) a number for each node's pool; a board that does not say has one pool."""
     return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
+
+
+def _domains(board: Board, n: int) -> dict[str, Domains]:
+    """The levels that a board tells of."""
+    return {
+        level: Domains(board.names(f"names.{level}"), _fitted(board.array(f"node.domain.{level}"), n, -1))
+        for level in DOMAIN_LEVELS
+        if f"names.{level}" in board and f"node.domain.{level}" in board
+    }
 
 
 def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:

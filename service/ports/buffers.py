@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from clients.kube_follower import KubeFollower
 from fleet.errors import ConfigError, RequestError, SourceError
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
 from service.plugins import read_options
+from service.ports.kube_objects import KubeObjects, check_server
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def buffers(options: Mapping[str, Any]) -> Door:
     """The built-in adapter `buffers`. Raises ConfigError."""
     given = read_options(options, BuffersOptions)
-    if given.server and not given.server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-        raise ConfigError(f"options.server = {given.server!r}: must be like https://HOST:6443")
+    check_server(given.server)
     if not NAMESPACE.fullmatch(given.namespace):
         raise ConfigError(f"options.namespace = {given.namespace!r}: must be the name of one, or empty for all")
     account = KubeAccount(given.server, given.token_file, given.ca_file)
@@ -124,12 +123,16 @@ class BuffersPort:
 
     def __init__(self, api: KubeApi, namespace: str = "") -> None:
         self._api = api
-        self._buffers = KubeFollower(api, _path(namespace), annotated_buffer, "buffers")
+        self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._path, annotated_buffer)
+        self._namespace = namespace
         self._told: dict[str, str] = {}  # mistakes by key
+
+    async def _path(self) -> str:
+        return _path(self._namespace)
 
     async def read(self) -> Seen:
         """Buffers that opt in, and those that still hold something of ours."""
-        known = await self._buffers.read()
+        known = await self._buffers.all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
         for key in (key for key, mistake in mistakes.items() if self._told.get(key) != mistake):
             logger.warning("buffer %s is left alone: %s", key, mistakes[key])
@@ -150,7 +153,7 @@ class BuffersPort:
         await self._api.close()
 
     async def _write(self, write: Write) -> WriteOutcome:
-        buffer = self._buffers.things.get(write.key)
+        buffer = self._buffers.get(write.key)
         if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:
             return WriteOutcome.CONFLICT  # it has gone, or is somebody else's
         namespace, _, name = write.key.partition("/")

@@ -7,7 +7,7 @@ taint              JSON patch under a test of the version, since the list of tai
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
-from clients.kube_follower import KubeFollower
 from fleet.errors import ConfigError, SourceError
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.nodes import CONDITION, EFFECTS, LABEL, MARK, TAINT, THEIRS, NodeMarks
 from service.plugins import read_options
+from service.ports.kube_objects import KubeObjects, check_server, under
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ def nodes(options: Mapping[str, Any]) -> Door:
     given = read_options(options, NodesOptions)
     if given.taint not in EFFECTS:
         raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
-    if given.server and not given.server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
-        raise ConfigError(f"options.server = {given.server!r}: must be like https://HOST:6443")
+    check_server(given.server)
     account = KubeAccount(given.server, given.token_file, given.ca_file)
     return Door(NodeMarks(given.taint), NodesPort(KubeApi(account)))
 
@@ -97,15 +96,11 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 class MarkedNode:
     """The part of a node that we look at."""
 
-    name: str
+    key: str  # its name
     uid: str
-    version: str
+    version: str = field(compare=False)
     values: Mapping[str, str]  # as in Seen
     taints: Sequence[str]  # keys of all, in order
-
-    @property
-    def key(self) -> str:
-        return self.name
 
 
 def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
@@ -118,12 +113,12 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}
     if meta.labels and MARK in meta.labels:
-        is_ours = any(f"f:{MARK}" in _under(row, "f:metadata", "f:labels") for row in ours)
+        is_ours = any(f"f:{MARK}" in under(row, "f:metadata", "f:labels") for row in ours)
         values[LABEL if is_ours else THEIRS + LABEL] = meta.labels[MARK]
     for row in node.status.conditions or ():
         if row.type == FAILURE_EXPECTED:
             key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
-            is_ours = any(key in _under(fields, "f:status", "f:conditions") for fields in ours)
+            is_ours = any(key in under(fields, "f:status", "f:conditions") for fields in ours)
             values[CONDITION if is_ours else THEIRS + CONDITION] = f"{row.status} {row.reason}"
     for taint in taints:
         if taint.key == MARK:
@@ -131,22 +126,15 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     return MarkedNode(meta.name, meta.uid, meta.resource_version, values, [taint.key for taint in taints])
 
 
-def _under(fields: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    for key in path:
-        inner = fields.get(key)
-        fields = inner if isinstance(inner, dict) else {}
-    return fields
-
-
 class NodesPort:
     """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._nodes = KubeFollower(api, NODES, marked_node, "nodes")
+        self._nodes = KubeObjects(api, _path, marked_node)
 
     async def read(self) -> Seen:
-        return {name: node.values for name, node in (await self._nodes.read()).items()}
+        return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """The writes of one node one after the other, several nodes at once."""
@@ -168,7 +156,7 @@ class NodesPort:
         await self._api.close()
 
     async def _write(self, write: Write) -> WriteOutcome:
-        node = self._nodes.things.get(write.key)
+        node = self._nodes.get(write.key)
         if node is None:
             return WriteOutcome.CONFLICT  # it has gone
         try:
@@ -185,8 +173,8 @@ class NodesPort:
 
     async def _sent(self, write: Write, node: MarkedNode) -> bytes:
         """Raises KubeRefused, SourceError."""
-        thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "uid": node.uid}}
-        path = f"{NODES}/{node.name}"
+        thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid}}
+        path = f"{NODES}/{node.key}"
         if write.field == LABEL:
             thing["metadata"]["labels"] = {} if write.value is None else {MARK: write.value}
             return await self._api.apply(path, thing, MANAGER)
@@ -197,7 +185,7 @@ class NodesPort:
 
     async def _tainted(self, write: Write, node: MarkedNode) -> bytes:
         """The taint changes only in the version that was looked at; every heartbeat makes a new one."""
-        path = f"{NODES}/{node.name}"
+        path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
                 raise KubeRefused(409, "somebody else changed this taint")
@@ -208,6 +196,10 @@ class NodesPort:
                     raise
             node = marked_node(await self._api.get(path))
         raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+
+
+async def _path() -> str:
+    return NODES
 
 
 def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from models.demand.rows import DemandRow
 from schedulers.bands import BandRule, step_levels
-from schedulers.weather import DemandKey, JobOutlook, Load, Outlook, StartOutlook, Weather
+from schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
@@ -63,6 +63,15 @@ def wanted(now: float, *p90: float, issued_ms: int = NOW_MS) -> dict[DemandKey, 
         record=None,
     )
     return {DemandKey("serve", "all", "all", "wanted"): row}
+
+
+def domains(**levels: list[str]) -> dict[str, Domains]:
+    """By level, the domain of each node; empty: unknown."""
+    made: dict[str, Domains] = {}
+    for level, of in levels.items():
+        names = tuple(sorted(set(of) - {""}))
+        made[level] = Domains(names, np.array([names.index(name) if name else -1 for name in of], np.int32))
+    return made
 
 
 def weather(risk: dict[str, float] | None, sequence: int = 1, **more: object) -> Weather:

@@ -34,6 +34,7 @@ class MemoryPort:
         self.batches: list[Sequence[Write]] = []
         self.away = self.hangs = self.is_closed = False
         self.other: dict[str, dict[str, str]] = {}
+        self.news = 0
 
     async def read(self) -> Seen:
         if self.away:
@@ -69,6 +70,11 @@ PORT = MemoryPort()
 
 def memory_door(options: dict[str, Any]) -> Door:
     return Door(BandFile(), PORT)
+
+
+def awaited_door(options: dict[str, Any]) -> Door:
+    """The same, where others wait for what is written."""
+    return Door(BandFile(), PORT, news=lambda: PORT.news)
 
 
 class World:
@@ -143,6 +149,22 @@ def test_a_stale_board_writes_nothing_and_a_lost_one_takes_back(tmp_path: Path) 
     assert PORT.bands() == {}
     assert not world.step(0.9, 0.0).withdrawn
     assert PORT.bands() == {"n1": "high", "n2": "low"}
+
+
+def test_who_is_waited_for_is_looked_at_again_for_news_and_told_at_once_that_the_board_is_stale(tmp_path: Path) -> None:
+    world = World(tmp_path, AdapterConfig(f"{__name__}:awaited_door", name="memory", mode="write"))
+    world.step(0.9, 0.0)
+    PORT.held = {}
+    world.step(after_s=1.0)
+    assert PORT.bands() == {}
+    PORT.news += 1
+    world.step(after_s=1.0)
+    assert PORT.bands() == {"n1": "high", "n2": "low"}
+    assert world.step(after_s=100.0).withdrawn
+    assert PORT.bands() == {}
+    PORT.held, PORT.news = {"n1": {"band": "high"}}, 2
+    world.step(after_s=1.0)
+    assert PORT.bands() == {}
 
 
 def test_who_never_saw_a_board_takes_back_what_an_earlier_process_left(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -73,6 +75,27 @@ def test_forecasts_that_are_much_older_than_the_board_are_none(tmp_path: Path, a
     weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
     assert (weather.demand is not None) == known
+
+
+def test_nodes_have_their_places_in_the_topology(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {
+        "names.node": b"a\nb\nnew",
+        "node.risk": np.zeros((3, 4, 3)),
+        "node.state": np.zeros(3, np.int8),
+        "gpu.usable": np.ones((3, 8), bool),
+        "gpu.job": np.full((3, 8), -1, np.int32),
+        "risk.reason": b"{}",
+        "names.rack": b"r1\nr2",
+        "node.domain.rack": np.array([1, -1], np.int32),  # one generation behind the names
+    }
+    config = Config(state=str(tmp_path))
+    BoardWriter(config.board).publish([Section(name, data, NOW_MS) for name, data in parts.items()], NOW_MS)
+    weather = station(tmp_path).fresh(BoardReader(config.board).latest())
+    assert weather is not None
+    assert weather.nodes is not None
+    assert list(weather.nodes.domains) == ["rack"]
+    assert weather.nodes.domains["rack"].names == ("r1", "r2")
+    assert weather.nodes.domains["rack"].of.tolist() == [1, -1, -1]
 
 
 def test_jobs_have_their_nodes_times_and_last_checkpoint(tmp_path: Path) -> None:

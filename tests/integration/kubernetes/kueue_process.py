@@ -119,7 +119,8 @@ class KueueManager:
 
 
 def plural(kind: str) -> str:
-    return kind.lower() + ("es" if kind.endswith("s") else "s")
+    name = kind.lower()
+    return f"{name[:-1]}ies" if name.endswith("gy") else name + ("es" if name.endswith("s") else "s")
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:

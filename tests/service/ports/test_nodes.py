@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clients import kube_api, kube_follower
+from clients import kube_api
 from clients.kube_api import KubeAccount, KubeApi
 from fleet.errors import ConfigError, SourceError
 from schedulers.adapter import Write, WriteOutcome
 from schedulers.nodes import CONDITION, LABEL, MARK, TAINT, THEIRS
 from service.doors import make_door
+from service.ports import kube_objects
 from service.ports.nodes import NodesPort, marked_node, taint_steps
 
 APPLIED = {"manager": "fleetcast", "operation": "Apply"}
@@ -213,7 +214,7 @@ async def answered(folder: Path, answers: list[int], one: Write) -> tuple[WriteO
 def test_a_server_that_is_away_or_a_token_that_is_missing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_follower, "RETRY_S", 0.0)
+    monkeypatch.setattr(kube_objects, "RETRY_S", 0.0)
 
     async def why(account: KubeAccount) -> str:
         port = NodesPort(KubeApi(account))

@@ -1,0 +1,138 @@
+"""Kueue's admission check: whether a workload that has its quota may start, with what is forecast as the message.
+
+    hold       a workload that waits for us: taken back, the check is Ready; "Retry S" gives its quota back for S s
+    note       the message for a workload that waits for quota
+    condition  Active of the AdmissionCheck, without which Kueue admits nothing
+
+Without the gate nothing is ever held. With it, a workload is held while every block is too risky, `hold_s` at most.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.safe_room import SafeRoom, SafeRooms, risk_of
+from schedulers.weather import Outlook, StartOutlook, Weather
+
+HOLD, NOTE, ACTIVE = "hold", "note", "condition Active"
+PENDING, RETRY, SERVING = "Pending", "Retry", "True Serving"
+CHECK, WAITS, JOB, GPUS, NODES, HELD = "check", "waits", "job", "gpus", "nodes", "held"  # seen, never written
+FORECAST = "forecast: "  # before a note of ours
+NOTE_MS, NOTE_SHARE = 300_000, 0.2  # a time that moved by less, or by less than this share of what is left, is no news
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ")
+_WITHDRAWN = "there is no forecast: Fleetcast is withdrawn"
+_NO_FORECAST = "there is no forecast now"
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """When a workload is held. `prefix`: of the names of jobs, as the source `kubernetes` has it."""
+
+    gate: bool = False
+    max_risk: float = 0.5  # of a gang, within 1 h
+    level: str = "block"  # of the topology
+    retry_s: int = 60
+    hold_s: int = 600  # all holds of a workload together
+    prefix: str = ""
+
+
+class WorkloadChecks:
+    """Adapter `kueue`: the key is a workload (namespace/name) that our check is asked for, or a check of ours."""
+
+    verbs: Mapping[str, Verb] = {}
+    fields = frozenset({HOLD, NOTE, ACTIVE})
+
+    def __init__(self, rule: GateRule = GateRule()) -> None:
+        self._rule = rule
+        self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.nothing(), rule.level))
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        """A check stays Active in a withdrawal, too: without it its queues would stop."""
+        nodes = weather.nodes if weather else None
+        for key, values in seen.items():
+            if CHECK in values:
+                if not values.get(ACTIVE, "").startswith("True"):
+                    yield Write(key, ACTIVE, SERVING, values.get(ACTIVE), "Fleetcast answers workloads")
+            elif weather is None or nodes is None:
+                yield from take_back({key: values}, (HOLD, NOTE), _NO_FORECAST if weather else _WITHDRAWN)
+            elif values.get(HOLD) == PENDING:
+                yield self._decision(key, values, weather, nodes)
+            elif WAITS in values:
+                yield from self._note(key, values, weather)
+
+    def _decision(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
+        rule, room = self._rule, self._room(nodes, int(values.get(GPUS, "0")))
+        told = [self._start_text(values, weather), _risk_text(values, nodes, room, rule.level)]
+        if rule.gate and room is not None and room.risk > rule.max_risk:
+            left_s = rule.hold_s - int(values.get(HELD, "0")) * rule.retry_s
+            if left_s > 0:
+                why = f"held back, since that is above {rule.max_risk:.0%}"
+                value = f"{RETRY} {min(rule.retry_s, left_s)}"
+                return Write(key, HOLD, value, PENDING, _joined(*told, why), 1000)
+            told.append(f"held for {rule.hold_s} s, which is the limit")
+        return Write(key, HOLD, None, PENDING, _joined(*told))
+
+    def _room(self, nodes: Outlook, gpus: int) -> SafeRoom | None:
+        if self._rooms[0] is not nodes:
+            self._rooms = (nodes, SafeRooms(nodes, self._rule.level))
+        return self._rooms[1].safest(gpus)
+
+    def _note(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
+        """Nothing while start times are not known: what stands there names its own times."""
+        held = int(values.get(HELD, "0")) if self._rule.gate else 0
+        if weather.starts is None and not held:
+            return
+        back = f"held back, {held} so far, since every {self._rule.level} was too risky" if held else ""
+        text = _joined(self._start_text(values, weather), back)
+        note, old = FORECAST + text if text else None, values.get(NOTE)
+        if note != old and not (note and old and _is_close(note, old, weather.now_ms)):
+            yield Write(key, NOTE, note, old, text or "no start is known now")
+
+    def _start_text(self, values: Mapping[str, str], weather: Weather) -> str:
+        job, starts = values.get(JOB, ""), weather.starts or {}
+        found = starts.get(self._rule.prefix + job) or starts.get(job.rpartition("/")[2])
+        return _start(found, weather.now_ms) if found else ""
+
+
+def _start(start: StartOutlook, now_ms: int) -> str:
+    if start.p50_ms is None:
+        return ""
+    p90 = "" if start.p90_ms is None else f", p90 {_stamp(max(start.p90_ms, now_ms))}"
+    return f"expected start {_stamp(max(start.p50_ms, now_ms))}{p90}"
+
+
+def _risk_text(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | None, level: str) -> str:
+    names = tuple(values.get(NODES, "").split())
+    risk = risk_of(nodes, names)
+    if risk is not None:
+        worst = next((f"; {name}: {nodes.reasons[name]}" for name in names if name in nodes.reasons), "")
+        return f"risk {risk:.0%} within 1 h on its {len(names)} nodes{worst}"
+    if room is not None:
+        return f"risk {room.risk:.0%} within 1 h in the safest {level}, {room.block}"
+    return "nothing is known of the risk of its nodes"
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
+
+
+def _stamp(time_ms: int) -> str:
+    """
+    >>> _stamp(1_760_000_000_000)
+    '2025-10-09T08:53Z'
+    """
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+def _is_close(new: str, old: str, now_ms: int) -> bool:
+    """Whether two notes differ in their times alone, and by little."""
+    if _STAMP.sub("", new) != _STAMP.sub("", old):
+        return False
+    times = zip(_STAMP.findall(new), _STAMP.findall(old), strict=True)
+    return all(abs(a - b) <= max(NOTE_MS, NOTE_SHARE * (a - now_ms)) for a, b in (map(_ms, pair) for pair in times))
+
+
+def _ms(stamp: str) -> int:
+    return int(datetime.fromisoformat(stamp).timestamp() * 1000)

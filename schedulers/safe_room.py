@@ -1,0 +1,60 @@
+"""SafeRoom: in which block of a fleet a gang would have the least risk, and how much that is."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from fleet.nodes import NodeState
+from schedulers.weather import Outlook
+
+
+class SafeRoom(NamedTuple):
+    """A block with room for a gang. `risk`: that any of the nodes that it would take fails or slows down within 1 h."""
+
+    block: str
+    risk: float
+
+
+class SafeRooms:
+    """The blocks of one outlook, each with its free nodes in service, least risk first. Unknown risk counts as none.
+
+    level: what a block is; without that level in the topology the whole fleet is one block.
+    """
+
+    def __init__(self, nodes: Outlook, level: str) -> None:
+        domains = nodes.domains.get(level)
+        self.names = domains.names if domains else ()
+        of = domains.of if domains else np.full(len(nodes.free), -1, np.int32)
+        rows = np.flatnonzero((nodes.state == NodeState.IN_SERVICE) & (nodes.free > 0))
+        p = np.nan_to_num(nodes.risk[0, rows], nan=0.0)
+        order = np.lexsort((p, of[rows]))
+        stays, free, blocks = np.log1p(-np.minimum(p[order], 1 - 1e-9)), nodes.free[rows][order], of[rows][order]
+        edges = [*np.flatnonzero(np.diff(blocks, prepend=-2)).tolist(), len(blocks)]
+        self._blocks = [
+            (self._name(int(blocks[start])), np.cumsum(free[start:end]), -np.expm1(np.cumsum(stays[start:end])))
+            for start, end in pairwise(edges)
+        ]
+        self._found: dict[int, SafeRoom | None] = {}  # by GPUs
+
+    def safest(self, gpus: int) -> SafeRoom | None:
+        """The block where so many GPUs are free on the nodes of the least risk; None where no block has them free."""
+        if gpus not in self._found:
+            rooms = [
+                SafeRoom(name, float(risk[at]))
+                for name, free, risk in self._blocks
+                if gpus > 0 and (at := int(np.searchsorted(free, gpus))) < len(free)
+            ]
+            self._found[gpus] = min(rooms, key=lambda room: room.risk, default=None)
+        return self._found[gpus]
+
+    def _name(self, block: int) -> str:
+        return self.names[block] if block >= 0 else "of no name"
+
+
+def risk_of(nodes: Outlook, names: tuple[str, ...]) -> float | None:
+    """That any of these nodes fails or slows down within 1 h; None where nothing is known of any of them."""
+    rows = [nodes.rows[name] for name in names if name in nodes.rows]
+    p = nodes.risk[0, rows]
+    known = p[~np.isnan(p)]
+    return float(-np.expm1(np.log1p(-np.minimum(known, 1 - 1e-9)).sum())) if len(known) else None

@@ -1,0 +1,63 @@
+"""Labels on Kubernetes nodes that say where each stands in our topology: levels for a Kueue `Topology` to name."""
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.nodes import THEIRS
+from schedulers.weather import Outlook, Weather
+
+LABELS = {"block": "fleetcast.io/block", "rack": "fleetcast.io/rack", "nvlink_domain": "fleetcast.io/nvlink-domain"}
+LONGEST = 63  # characters of a label's value
+
+
+def field_of(key: str) -> str:
+    """The field of a label."""
+    return f"label {key}"
+
+
+class TopologyLabels:
+    """Adapter `topology`: the key is a node that the cluster has, a field the label of a level of the topology.
+
+    Labels restrict nothing, so they stay without a forecast, and on a node that we have not heard of.
+    """
+
+    verbs: Mapping[str, Verb] = {}
+
+    def __init__(self, labels: Mapping[str, str] = LABELS) -> None:
+        """labels: level of the topology → key of its label."""
+        self._fields = {level: field_of(key) for level, key in labels.items()}
+        self.fields = frozenset(self._fields.values())
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
+        if weather is None:
+            yield from take_back(seen, self.fields, "withdrawn")
+        elif weather.nodes is not None:
+            for name in seen.keys() & weather.nodes.rows.keys():
+                yield from self._labels(name, seen[name], weather.nodes)
+
+    def _labels(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
+        for level, field in self._fields.items():
+            domains = nodes.domains.get(level)
+            if domains is None or THEIRS + field in values:
+                continue
+            at = int(domains.of[nodes.rows[name]])
+            value, held = label_value(domains.names[at]) if at >= 0 else None, values.get(field)
+            if value != held:
+                why = f"{level} {domains.names[at]}" if at >= 0 else f"the topology names no {level} of this node"
+                yield Write(name, field, value, held, why)
+
+
+@lru_cache(maxsize=100_000)
+def label_value(name: str) -> str:
+    """A name as the value of a label; where it cannot be one as it is, with its checksum, so that no two become one.
+
+    >>> label_value("rack-7"), label_value("row 3/rack 7")
+    ('rack-7', 'row-3-rack-7-76cbb5e5')
+    """
+    value = re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-_.")
+    if value == name and len(value) <= LONGEST:
+        return value
+    return f"{value[: LONGEST - 9].rstrip('-_.')}-{zlib.crc32(name.encode()):08x}".lstrip("-")

@@ -1,0 +1,141 @@
+"""KubeObjects: a collection of a Kubernetes cluster, followed by list and watch, for ports that write into it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from clients.kube_api import KubeApi, KubeRefused
+from clients.kubernetes import ExpiredError
+from fleet.errors import ConfigError, SourceError
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # wall; until a server that is away is asked again
+
+
+class KubeObject(Protocol):
+    """What is kept of an object. `key`: its name, or namespace/name. Equal where nothing but the version differs."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+Kept = TypeVar("Kept", bound=KubeObject)
+
+
+class KubeObjects(Generic[Kept]):
+    """Follows the collection at `path` from the first `all` on. An object that `decode` refuses by SourceError is
+    skipped. path: asked again whenever the server has refused."""
+
+    def __init__(
+        self, api: KubeApi, path: Callable[[], Awaitable[str]], decode: Callable[[bytes | msgspec.Raw], Kept]
+    ) -> None:
+        self._api, self._path, self._decode = api, path, decode
+        self._objects: dict[str, Kept] = {}
+        self._follower: asyncio.Task[None] | None = None
+        self._known = asyncio.Event()  # something is: the objects, or why not
+        self._error: Exception | None = None
+        self.path = ""  # of the last list
+        self.changes = 0  # moves with each object of which something changes that we look at
+
+    async def all(self) -> Mapping[str, Kept]:
+        """By key. Raises SourceError while the server is away."""
+        if self._follower is None:
+            self._follower = asyncio.ensure_future(self._follow())
+        await self._known.wait()
+        if self._follower.done():
+            self._follower.result()  # a bug
+        if self._error is not None:
+            raise SourceError(f"cannot follow {self.path or 'it'}: {self._error}")
+        return self._objects
+
+    def get(self, key: str) -> Kept | None:
+        return self._objects.get(key)
+
+    def keep(self, thing: Kept) -> None:
+        """The newer of two: the answer to a patch may be here before an older event is."""
+        held = self._objects.get(thing.key)
+        if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
+            self._objects[thing.key] = thing
+            self.changes += held != thing
+
+    async def close(self) -> None:
+        if self._follower is not None:
+            self._follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follower
+            self._follower = None
+
+    async def _follow(self) -> None:
+        version = ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                async for kind, body, newest in self._api.watch(self.path, version):
+                    self._change(kind, body)
+                    version = newest or version
+            except ExpiredError:
+                version = ""
+            except (SourceError, KubeRefused) as error:
+                version = "" if isinstance(error, KubeRefused) else version
+                self._tell(error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _list(self) -> str:
+        self.path = await self._path()
+        bodies, version = await self._api.list_all(self.path)
+        things = filter(None, map(self._decoded, bodies))
+        self._objects = {thing.key: thing for thing in things}
+        self.changes += 1
+        self._tell(None)
+        return version
+
+    def _change(self, kind: str, body: msgspec.Raw) -> None:
+        self._tell(None)
+        thing = None if kind == "BOOKMARK" else self._decoded(body)
+        if thing is not None and kind == "DELETED":
+            self._objects.pop(thing.key, None)
+            self.changes += 1
+        elif thing is not None:
+            self.keep(thing)
+
+    def _decoded(self, body: msgspec.Raw) -> Kept | None:
+        try:
+            return self._decode(body)
+        except SourceError as error:  # asked for again, it would be no other
+            logger.warning("%s: %s", self.path, error)
+            return None
+
+    def _tell(self, error: Exception | None) -> None:
+        if error is not None and self._error is None:
+            logger.warning("%s: %s", self.path or "a list", error)
+        self._error = error
+        self._known.set()
+
+
+def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
+    """The part of `managedFields` at a path; empty where there is none."""
+    for key in path:
+        inner = fields.get(key)
+        fields = inner if isinstance(inner, dict) else {}
+    return fields
+
+
+def check_server(server: str) -> None:
+    """Raises ConfigError."""
+    if server and not server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")
+
+
+def _number(version: str) -> int:
+    """Versions count up; one that is no number is as new as can be."""
+    return int(version) if version.isdecimal() else 2**63

@@ -1,0 +1,203 @@
+"""Kueue's workloads and admission checks: by list and watch, and the two ways to write their status.
+
+check of a workload    JSON patch under a test of the version: Kueue owns the list, so an apply that is not forced
+                       would be refused, and a forced one could undo what Kueue has just done
+condition of a check   server-side apply as `fleetcast`, never forced
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleet.errors import ConfigError, SourceError
+from fleet.topology import DOMAIN_LEVELS
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.kueue import ACTIVE, CHECK, HOLD, NOTE, PENDING, RETRY, GateRule, WorkloadChecks
+from service.plugins import read_options
+from service.ports.kube_objects import KubeObjects, check_server
+from service.ports.kueue_objects import KueueCheck, KueueWorkload, kueue_check, kueue_workload
+
+logger = logging.getLogger(__name__)
+
+GROUP = "/apis/kueue.x-k8s.io"
+VERSIONS = ("v1beta2", "v1beta1")  # that we speak, the newest first
+CONTROLLER = "fleetcast.io/forecast"
+MANAGER = "fleetcast"
+AT_ONCE = 8
+TRIES = 6  # of a workload that others change at the same time
+LONGEST = 1024  # characters of a message
+READY = "Ready"
+
+
+class KueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """docs/schedulers/kueue.md says what each means."""
+
+    controller: str = CONTROLLER
+    gate: bool = False
+    max_risk: float = 0.5
+    level: str = "block"
+    retry_s: int = 60
+    hold_s: int = 600
+    prefix: str = ""
+    server: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+def kueue(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `kueue`. Raises ConfigError."""
+    given = read_options(options, KueueOptions)
+    check_server(given.server)
+    for key, value, ok, wanted in (
+        ("controller", given.controller, "/" in given.controller, f"like {CONTROLLER}"),
+        ("max_risk", given.max_risk, 0 < given.max_risk <= 1, "above 0 and at most 1"),
+        ("level", given.level, given.level in DOMAIN_LEVELS, f"any of {', '.join(DOMAIN_LEVELS)}"),
+        ("retry_s", given.retry_s, 1 <= given.retry_s <= 3600, "1 to 3600"),
+        ("hold_s", given.hold_s, 0 <= given.hold_s <= 86400, "0 to 86400"),
+    ):
+        if not ok:
+            raise ConfigError(f"options.{key} = {value!r}: must be {wanted}")
+    rule = GateRule(given.gate, given.max_risk, given.level, given.retry_s, given.hold_s, given.prefix)
+    port = KueuePort(KubeApi(KubeAccount(given.server, given.token_file, given.ca_file)), given.controller)
+    return Door(WorkloadChecks(rule), port, needs_starts=True, news=port.news)
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Group(msgspec.Struct):
+    versions: list[_Version]
+
+
+class KueuePort:
+    """Follows both collections from the first `read` on. `read` raises SourceError while the server is away, and where
+    Kueue is not installed."""
+
+    def __init__(self, api: KubeApi, controller: str) -> None:
+        self._api, self._controller = api, controller
+        self._workloads: KubeObjects[KueueWorkload] = KubeObjects(api, self._path_of("workloads"), kueue_workload)
+        self._checks: KubeObjects[KueueCheck] = KubeObjects(api, self._path_of("admissionchecks"), kueue_check)
+        self._ours: frozenset[str] = frozenset()
+
+    def news(self) -> int:
+        return self._workloads.changes + self._checks.changes
+
+    async def read(self) -> Seen:
+        """Our checks, and the workloads that wait for them."""
+        checks = [row for row in (await self._checks.all()).values() if row.controller == self._controller]
+        self._ours = frozenset(row.key for row in checks)
+        seen = {row.key: {CHECK: self._controller} | ({ACTIVE: row.active} if row.active else {}) for row in checks}
+        for key, workload in (await self._workloads.all()).items():
+            values = workload.values(self._ours)
+            if values:
+                seen[key] = values
+        return seen
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        """Several at once: no workload is in a batch twice."""
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def write_one(write: Write) -> WriteOutcome:
+            async with free:
+                return await self._write(write)
+
+        return await asyncio.gather(*map(write_one, batch))
+
+    async def close(self) -> None:
+        await self._workloads.close()
+        await self._checks.close()
+        await self._api.close()
+
+    def _path_of(self, plural: str) -> Any:
+        async def path() -> str:
+            """In the newest version that both sides speak. Raises SourceError, KubeRefused."""
+            try:
+                served = {row.version for row in msgspec.json.decode(await self._api.get(GROUP), type=_Group).versions}
+            except KubeRefused as error:
+                raise SourceError(f"Kueue is not installed: {error}") from None
+            except msgspec.DecodeError as error:
+                raise SourceError(f"an API server does not answer like that: {error}") from None
+            version = next((version for version in VERSIONS if version in served), None)
+            if version is None:
+                raise SourceError(f"Kueue serves {sorted(served)}, and we speak {' and '.join(VERSIONS)}")
+            return f"{GROUP}/{version}/{plural}"
+
+        return path
+
+    async def _write(self, write: Write) -> WriteOutcome:
+        try:
+            done = await (self._activate(write) if write.field == ACTIVE else self._answer(write))
+        except KubeRefused as error:
+            if error.status in (404, 409):
+                return WriteOutcome.CONFLICT
+            logger.warning("%s: %s: %s", write.key, write.field, error)
+            return WriteOutcome.REFUSED
+        except SourceError as error:
+            logger.warning("%s: %s: %s", write.key, write.field, error)
+            return WriteOutcome.UNREACHABLE
+        return WriteOutcome.DONE if done else WriteOutcome.CONFLICT
+
+    async def _activate(self, write: Write) -> bool:
+        """Raises KubeRefused, SourceError."""
+        check = self._checks.get(write.key)
+        if check is None or check.active != write.seen:
+            return False
+        status, _, reason = (write.value or "").partition(" ")
+        condition = {"type": "Active", "status": status, "reason": reason, "message": write.why, **_now()}
+        thing = {
+            "apiVersion": self._checks.path.removeprefix("/apis/").rpartition("/")[0],
+            "kind": "AdmissionCheck",
+            "metadata": {"name": check.key, "uid": check.uid},
+            "status": {"conditions": [condition]},
+        }
+        self._checks.keep(kueue_check(await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)))
+        return True
+
+    async def _answer(self, write: Write) -> bool:
+        """A workload changes only in the version that was looked at. Raises KubeRefused, SourceError."""
+        workload = self._workloads.get(write.key)
+        folder, _, plural = self._workloads.path.rpartition("/")
+        namespace, _, name = write.key.partition("/")
+        path = f"{folder}/namespaces/{namespace}/{plural}/{name}"
+        for _ in range(TRIES):
+            if workload is None or workload.values(self._ours).get(write.field) != write.seen:
+                return False
+            steps = answer_steps(workload, self._ours, write)
+            try:
+                self._workloads.keep(kueue_workload(await self._api.json_patch(f"{path}/status", steps, MANAGER)))
+                return True
+            except KubeRefused as error:
+                newest = kueue_workload(await self._api.get(path))
+                if error.status not in (409, 422) or newest.version == workload.version:
+                    raise
+                workload = newest
+        raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+
+
+def answer_steps(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
+    """A JSON patch (RFC 6902) that changes the checks of ours that are asked, and leaves all others as they are."""
+    steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": workload.version}]
+    for at, check in enumerate(workload.checks):
+        if check.get("name") in ours and check.get("state") in (PENDING, RETRY):
+            steps.append({"op": "replace", "path": f"/status/admissionChecks/{at}", "value": _answered(check, write)})
+    return steps
+
+
+def _answered(check: Mapping[str, Any], write: Write) -> dict[str, Any]:
+    if write.field == NOTE:
+        return {**check, "message": (write.value or "")[:LONGEST]}
+    assert write.field == HOLD
+    state, _, seconds = (write.value or READY).partition(" ")
+    kept = {key: value for key, value in check.items() if key != "requeueAfterSeconds"}
+    after = {"requeueAfterSeconds": int(seconds)} if seconds else {}
+    return {**kept, "state": state, "message": write.why[:LONGEST], **_now(), **after}
+
+
+def _now() -> dict[str, str]:
+    return {"lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

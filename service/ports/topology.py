@@ -1,0 +1,156 @@
+"""Labels of the topology on the nodes of a Kubernetes cluster: by server-side apply as a manager of their own."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleet.errors import ConfigError, SourceError
+from fleet.topology import DOMAIN_LEVELS
+from schedulers.adapter import Door, Seen, Write, WriteOutcome
+from schedulers.nodes import THEIRS
+from schedulers.topology import LABELS, TopologyLabels, field_of
+from service.plugins import read_options
+from service.ports.kube_objects import KubeObjects, check_server, under
+from service.ports.nodes import AT_ONCE, NODES
+
+logger = logging.getLogger(__name__)
+
+MANAGER = "fleetcast-topology"  # an apply replaces all labels of its manager, so `nodes` has another
+_LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`labels`: level → key of its label. The others: how to reach the server; in a pod, its own account."""
+
+    labels: dict[str, str] = msgspec.field(default_factory=lambda: dict(LABELS))
+    server: str = ""
+    token_file: str = ""
+    ca_file: str = ""
+
+
+def topology(options: Mapping[str, Any]) -> Door:
+    """The built-in adapter `topology`. Raises ConfigError."""
+    given = read_options(options, TopologyOptions)
+    check_server(given.server)
+    for level, key in given.labels.items():
+        if level not in DOMAIN_LEVELS:
+            known = ", ".join(DOMAIN_LEVELS)
+            raise ConfigError(f"options.labels.{level}: no level of a topology; expected any of {known}")
+        if not _LABEL.fullmatch(key) or key.partition("/")[0].endswith("kubernetes.io"):
+            raise ConfigError(
+                f"options.labels.{level} = {key!r}: must be a label like {LABELS['rack']}, none of kubernetes.io"
+            )
+    if len(set(given.labels.values())) < max(1, len(given.labels)):
+        raise ConfigError(f"options.labels = {given.labels}: must have a label of its own for each level")
+    api = KubeApi(KubeAccount(given.server, given.token_file, given.ca_file))
+    return Door(TopologyLabels(given.labels), TopologyPort(api, tuple(given.labels.values())))
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    manager: str = ""
+    operation: str = ""
+    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    managed_fields: list[_Managed] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Meta
+
+
+_decode = msgspec.json.Decoder(_Node).decode
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledNode:
+    """The labels of a node that concern us."""
+
+    key: str  # its name
+    uid: str
+    version: str = field(compare=False)
+    values: Mapping[str, str]  # as in Seen
+
+
+def labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledNode:
+    """Decode a v1.Node. Raises SourceError."""
+    try:
+        meta = _decode(body).metadata
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"a node that is none: {error}") from None
+    ours: set[str] = set()
+    for row in meta.managed_fields or ():
+        if (row.manager, row.operation) == (MANAGER, "Apply"):
+            ours |= under(row.fields_v1, "f:metadata", "f:labels").keys()
+    held = meta.labels or {}
+    values = {("" if f"f:{key}" in ours else THEIRS) + field_of(key): held[key] for key in labels if key in held}
+    return LabelledNode(meta.name, meta.uid, meta.resource_version, values)
+
+
+class TopologyPort:
+    """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
+
+    def __init__(self, api: KubeApi, labels: Sequence[str]) -> None:
+        self._api, self._labels = api, labels
+        self._nodes = KubeObjects(api, self._path, self._decoded)
+
+    async def read(self) -> Seen:
+        return {name: node.values for name, node in (await self._nodes.all()).items()}
+
+    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
+        """One apply a node, several nodes at once."""
+        free = asyncio.Semaphore(AT_ONCE)
+        order = sorted(range(len(batch)), key=lambda at: batch[at].key)
+        outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
+
+        async def write_node(places: list[int]) -> None:
+            async with free:
+                outcome = await self._write([batch[at] for at in places])
+            for at in places:
+                outcomes[at] = outcome
+
+        nodes = [list(places) for _, places in groupby(order, key=lambda at: batch[at].key)]
+        await asyncio.gather(*map(write_node, nodes))
+        return outcomes
+
+    async def close(self) -> None:
+        await self._nodes.close()
+        await self._api.close()
+
+    async def _path(self) -> str:
+        return NODES
+
+    def _decoded(self, body: bytes | msgspec.Raw) -> LabelledNode:
+        return labelled_node(body, self._labels)
+
+    async def _write(self, writes: Sequence[Write]) -> WriteOutcome:
+        """Of one node: an apply names every label of ours that is to stay."""
+        node = self._nodes.get(writes[0].key)
+        if node is None or any(node.values.get(write.field) != write.seen for write in writes):
+            return WriteOutcome.CONFLICT
+        wanted = {**node.values, **{write.field: write.value for write in writes}}
+        labels = {key: value for key in self._labels if (value := wanted.get(field_of(key))) is not None}
+        thing = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid, "labels": labels}}
+        try:
+            self._nodes.keep(self._decoded(await self._api.apply(f"{NODES}/{node.key}", thing, MANAGER)))
+        except KubeRefused as error:
+            if error.status in (404, 409):
+                return WriteOutcome.CONFLICT
+            logger.warning("node %s: %s", node.key, error)
+            return WriteOutcome.REFUSED
+        except SourceError as error:
+            logger.warning("node %s: %s", node.key, error)
+            return WriteOutcome.UNREACHABLE
+        return WriteOutcome.DONE
