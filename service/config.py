@@ -10,6 +10,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
+from service.config_checks import check_names, check_ports
 from service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
@@ -97,7 +98,8 @@ class LimitsConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change."""
+    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change.
+    `grpc_port`: 0 for none. `grpc_open`: its services that ask for no token, since their callers have none."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -114,6 +116,8 @@ class ApiConfig(_Section, frozen=True):
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stale_after_s: float = 60.0
+    grpc_port: int = 0
+    grpc_open: tuple[str, ...] = ()
 
 
 class AccessConfig(_Section, frozen=True):
@@ -240,6 +244,7 @@ def load_config(path: Path | None) -> Config:
 
 
 UNKNOWN_USE = ("avoid", "ignore")
+GRPC_SERVICES = ("keda", "expander")
 ADAPTER_MODES = ("observe", "write")
 PERIOD_S = (0.001, 31_536_000.0)
 BYTES = (1024, 2**34)
@@ -278,6 +283,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "api.header_timeout_s": PERIOD_S,
     "api.body_timeout_s": PERIOD_S,
     "api.stale_after_s": PERIOD_S,
+    "api.grpc_port": (0, 65_535),
     "placer.port": (1, 65_535),
     "placer.queue_period_s": PERIOD_S,
     "placer.intent_expires_s": PERIOD_S,
@@ -313,8 +319,9 @@ def check_config(config: Config) -> None:
     _check_adapters(config.adapters)
     _check_tls(config.api, config.access)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
-    if config.api.port == config.placer.port:
-        raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
+    ports = {"api.port": config.api.port, "api.grpc_port": config.api.grpc_port, "placer.port": config.placer.port}
+    check_ports(ports)
+    check_names("api.grpc_open", config.api.grpc_open, GRPC_SERVICES)
     for key, name in (
         ("state", config.state),
         ("fleet.topology", config.fleet.topology),
