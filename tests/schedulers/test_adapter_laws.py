@@ -1,5 +1,6 @@
 """The laws of every adapter in the registry, whatever its language."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetcast_checks import check_adapter
+from models.demand.rows import DemandRow
 from schedulers.adapter import Adapter, NotKnown
-from schedulers.weather import Weather
+from schedulers.weather import DemandKey, Weather
 from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
-from tests.schedulers.small_fleet import weather
+from tests.schedulers.small_fleet import NOW_MS, weather
 
 RISKS = {"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.9, "unknown": np.nan}
 FEWER = {"low": 0.4, "high": 0.01, "new": 0.9}
+DEMAND = DemandRow(
+    pool="serve",
+    class_="all",
+    group="all",
+    target="running",
+    now=8.0,
+    model="persistence",
+    issued_ms=NOW_MS,
+    horizons_s=[60, 300],
+    quantiles=[0.5, 0.9],
+    values=[[8.0, 9.0], [10.0, 12.0]],
+    record=None,
+)
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "band_file": [{"path": "bands"}],
     "nodes": [{}, {"taint": "PreferNoSchedule"}, {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"}],
@@ -36,9 +51,35 @@ def kube_question(names: list[str]) -> bytes:
     return json.dumps({"Pod": {}, "NodeNames": names, "NodeNameToMetaVictims": victims}).encode()
 
 
+def keda_question(names: list[str]) -> bytes:
+    """Of one series: names of nodes mean nothing to it."""
+    metadata = {"pool": "serve", "target": "running", "targetPerReplica": "8", "horizonSeconds": "300"}
+    return json.dumps({"metadata": metadata, "metricName": ",".join(names)}).encode()
+
+
+def metrics_of(answer: Any, verb: str) -> set[str]:
+    """The names that a value is told under; the other verbs name nothing that was asked."""
+    return set(answer["metricName"].split(",")) if verb == "metrics" else set()
+
+
+def expander_question(names: list[str]) -> bytes:
+    return json.dumps({"options": [{"id": name} for name in names]}).encode()
+
+
 Question = Callable[[list[str]], bytes]
-QUESTIONS: dict[str, tuple[Question, Callable[[Any, str], set[str]]]] = {"kube": (kube_question, names_of)}
+QUESTIONS: dict[str, tuple[Question, Callable[[Any, str], set[str]]]] = {
+    "expander": (expander_question, lambda answer, verb: set(answer["ids"])),
+    "keda": (keda_question, metrics_of),
+    "kube": (kube_question, names_of),
+}
 VERB_CASES = [(name, verb) for name, adapter in make_answerers().items() for verb in adapter.verbs]
+NEEDS_NO_WEATHER = {("keda", "metric_spec")}
+
+
+def known(sequence: int = 1) -> Weather:
+    """The nodes, and the demand of one pool."""
+    demand = {DemandKey("serve", "all", "all", "running"): DEMAND}
+    return dataclasses.replace(weather(RISKS, sequence), demand=demand)
 
 
 def test_every_adapter_of_the_registry_is_held_to_the_laws() -> None:
@@ -81,18 +122,21 @@ def test_an_answer_is_about_what_was_asked_and_the_same_twice(name: str, verb: s
     adapter, blind = make_answerers()[name], make_answerers()[name]
     ask, names_in = QUESTIONS[name]
     asked = ask(names)
-    told = [answer(adapter, verb, weather(RISKS), asked) for _ in range(2)]
-    assert told[0] == told[1] == answer(blind, verb, weather(RISKS, 9), asked)
-    assert names_in(json.loads(told[0]), verb) <= set(names)
+    told = [answer(adapter, verb, known(), asked) for _ in range(2)]
+    assert told[0] == told[1] == answer(blind, verb, known(9), asked)
+    assert names_in(json.loads(told[0]), verb) <= {*names, *("fleetcast-running",) * (not names)}
     stale = adapter.verbs[verb].stale(asked)
-    assert stale is None or names_in(json.loads(stale), verb) == set(names)
+    if (name, verb) in NEEDS_NO_WEATHER:
+        assert stale == told[0]
+    else:
+        assert stale is None or names_in(json.loads(stale), verb) == set(names)
 
 
 def answer(adapter: Adapter, verb: str, given: Weather, body: bytes) -> bytes:
     return adapter.verbs[verb].answer(given, body)
 
 
-@pytest.mark.parametrize(("name", "verb"), VERB_CASES)
+@pytest.mark.parametrize(("name", "verb"), sorted({*VERB_CASES} - NEEDS_NO_WEATHER))
 def test_an_answerer_without_scores_says_that_it_does_not_know_and_wishes_nothing(name: str, verb: str) -> None:
     adapter = make_answerers()[name]
     with pytest.raises(NotKnown):
