@@ -23,6 +23,7 @@ KEYS = ("pool", "class", "group", "target", "quantile", "horizonSeconds", "targe
 OF_KEDA = {  # how it reaches us; these come along in the metadata
     *("scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsCertFile", "tlsClientCert", "tlsClientKey"),
 }
+SERVING: JobClass = "inference"  # the class of every series of request_rate
 QUANTILE = 0.9
 LONGEST_S = 259_200.0
 OLDEST_S = 600.0  # of a forecast; one is made a minute
@@ -175,11 +176,12 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
         if key not in KEYS and key not in OF_KEDA:
             raise _bad(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")
     horizon_s = _number(metadata, "horizonSeconds", 0.0, LONGEST_S) if "horizonSeconds" in metadata else None
+    target = _one_of(metadata, "target", TARGETS)
     series = DemandKey(
         metadata.get("pool", "all"),
-        _one_of(metadata, "class", CLASSES, "all"),
+        _one_of(metadata, "class", CLASSES, SERVING if target == "request_rate" else "all"),
         metadata.get("group", "all"),
-        _one_of(metadata, "target", TARGETS),
+        target,
     )
     return Trigger(
         series,

@@ -12,11 +12,12 @@ from models.demand.forecaster import HORIZONS_S, TARGETS
 from models.demand.rows import DemandRow, Prescale
 from schedulers import keda
 from schedulers.adapter import NotKnown
-from schedulers.keda import LONGEST_S, OLDEST_S, KedaAdapter, read_trigger, wanted
+from schedulers.keda import LONGEST_S, OLDEST_S, SERVING, KedaAdapter, read_trigger, wanted
 from schedulers.weather import DemandKey, Weather
+from service.pipeline.demand import histories
 from tests.schedulers.small_fleet import NOW_MS
 
-KEY = DemandKey("serve", "all", "llama", "request_rate")
+KEY = DemandKey("serve", "inference", "llama", "request_rate")
 METADATA = {
     "scalerAddress": "fleetcast:9443",
     "pool": "serve",
@@ -115,7 +116,7 @@ def test_nothing_wanted_is_zero_and_not_active() -> None:
     ("given", "why"),
     [
         (Weather(1, NOW_MS, NOW_MS), "no forecast of demand yet"),
-        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of pool 'serve' class 'all' group 'llama'"),
+        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of pool 'serve' class 'inference' group 'llama'"),
         (weather(age_s=OLDEST_S + 1), "is 601 s old"),
         (weather(row(values=[[None] * 3] * 3)), "has no number"),
         (weather(row(values=[[1.0] * 3, [1.0] * 3, [math.inf] * 3])), "has no number"),
@@ -180,6 +181,11 @@ def test_a_question_of_another_shape_is_refused(body: bytes) -> None:
         KedaAdapter().verbs["metrics"].answer(weather(), body)
 
 
+def test_the_class_of_what_is_served_needs_not_be_named() -> None:
+    assert read_trigger(METADATA).series.class_ == SERVING
+    assert read_trigger(METADATA | {"target": "running"}).series.class_ == "all"
+
+
 def test_targets_and_horizons_are_those_that_are_forecast() -> None:
-    assert keda.TARGETS == TARGETS
+    assert (keda.TARGETS, SERVING) == (TARGETS, histories.SERVING)
     assert max(HORIZONS_S) == LONGEST_S
