@@ -22,6 +22,7 @@ STABLE_S = 300
 COLD_S = 300.0  # until a new replica serves
 TARGET = 0.8  # of what a replica can serve
 DAY = 1440
+HALVINGS = 8
 SERVEGEN = Path("serving/servegen/client_rates_10min.parquet")
 SERVEGEN_MODEL = "m-large"
 
@@ -72,13 +73,14 @@ def wish(value: float, target: float, replicas: int) -> int:
     return replicas if abs(value / (target * replicas) - 1) <= TOLERANCE else math.ceil(value / target)
 
 
-def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float) -> Autoscaled:
-    """rates: (minute,) requests/s. forecasts: (minute,) as told at the end of each minute; None: reactive alone."""
+def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
+    """rates: (minute,) requests/s. forecasts: (minute,) as told at the end of each minute; None: reactive alone, as if
+    `headroom` times as much were asked."""
     target, start = TARGET * per_replica, max(1, math.ceil(rates[0] / (TARGET * per_replica)))
     replicas = ReplicaSet([0.0] * start)
     cold_s = short = held_s = 0.0
     for minute in range(1, len(rates)):
-        seen = [rates[minute - 1], *([] if forecasts is None else [forecasts[minute - 1]])]
+        seen = [headroom * rates[minute - 1], *([] if forecasts is None else [forecasts[minute - 1]])]
         for part in range(MINUTE_S // SYNC_S):
             now_s = float(minute * MINUTE_S + part * SYNC_S)
             replicas.sync(now_s, seen, target)
@@ -87,6 +89,16 @@ def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float) -> Aut
             short += SYNC_S * max(0.0, lacking)
             held_s += SYNC_S * len(replicas.warm_at)
     return Autoscaled(cold_s, held_s / 3600, short / (MINUTE_S * float(rates[1:].sum())))
+
+
+def as_costly(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
+    """Reactive alone, with the headroom that holds as many replica hours: what they buy without a forecast."""
+    low, high = 1.0, 2.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        less = autoscaled(rates, None, per_replica, middle).replica_hours < replica_hours
+        low, high = (middle, high) if less else (low, middle)
+    return autoscaled(rates, None, per_replica, high)
 
 
 def ramp(days: int, seed: int) -> Rates:

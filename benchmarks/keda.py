@@ -3,8 +3,9 @@
 `kept` and `new`: GetMetrics in a closed loop, on one connection, and on a new one a call, while a board is published
 each second; the 99th percentile of each round. `cold starts` and `replica hours`: days of a served model by the minute,
 with the rule of the autoscaler (benchmarks/autoscale.py). The forecast is that of the pipeline, made anew each minute
-of what was heard until then, and read by the adapter that KEDA asks; reactive alone is the peer. `lacking`: the share
-of requests above what warm replicas serve. The trace `ramp` is made by seed; `week` is serving/servegen, where it is.
+of what was heard until then, and read by the adapter that KEDA asks. The peers are reactive alone, and the same with
+a lower target, which costs as many hours. `lacking`: the share of requests above what warm replicas serve. The trace
+`ramp` is made by seed; `week` is serving/servegen, where it is.
 """
 
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.autoscale import COLD_S, DAY, Autoscaled, Rates, autoscaled, ramp, served_week
+from benchmarks.autoscale import COLD_S, DAY, Autoscaled, Rates, as_costly, autoscaled, ramp, served_week
 from benchmarks.case import record
 from benchmarks.service import ServerProcess, beside_the_server, free_port
 from features.request_series import RequestSeries
@@ -150,6 +151,10 @@ def _played(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
     for quantile, told in forecasts.items():
         both = autoscaled(shown, told, per_replica)
         yield from _lines(trace, quantile, both, alone, cpu_s)
+        headroom = as_costly(shown, per_replica, both.replica_hours)
+        size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
+        peer = ("more headroom, as many hours", headroom.cold_s)
+        yield record("keda", f"{trace}: cold starts", size, [both.cold_s], "s", cpu_s=cpu_s, peer=peer)
 
 
 def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu_s: float) -> Iterator[dict[str, Any]]:
