@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from fleet.errors import ConfigError
 from schedulers.adapter import Adapter, Door
 from schedulers.expander import ExpanderAdapter
+from schedulers.external_metrics import ExternalMetrics
 from schedulers.keda import KedaAdapter
 from schedulers.kube_extender import KubeAdapter
 from service.config import AdapterConfig, AdaptersConfig
@@ -14,6 +15,7 @@ from service.plugins import load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "expander": ExpanderAdapter,
+    "external_metrics": ExternalMetrics,
     "keda": KedaAdapter,
     "kube": KubeAdapter,
 }

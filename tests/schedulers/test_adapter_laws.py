@@ -11,27 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetcast_checks import check_adapter
-from models.demand.rows import DemandRow
 from schedulers.adapter import Adapter, NotKnown
-from schedulers.weather import DemandKey, Weather
+from schedulers.external_metrics import METRIC
+from schedulers.weather import Weather
 from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
-from tests.schedulers.small_fleet import NOW_MS, weather
+from tests.schedulers.small_demand import small_demand
+from tests.schedulers.small_fleet import weather
 
 RISKS = {"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.9, "unknown": np.nan}
 FEWER = {"low": 0.4, "high": 0.01, "new": 0.9}
-DEMAND = DemandRow(
-    pool="serve",
-    class_="all",
-    group="all",
-    target="running",
-    now=8.0,
-    model="persistence",
-    issued_ms=NOW_MS,
-    horizons_s=[60, 300],
-    quantiles=[0.5, 0.9],
-    values=[[8.0, 9.0], [10.0, 12.0]],
-    record=None,
-)
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "band_file": [{"path": "bands"}],
     "nodes": [{}, {"taint": "PreferNoSchedule"}, {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"}],
@@ -53,7 +41,7 @@ def kube_question(names: list[str]) -> bytes:
 
 def keda_question(names: list[str]) -> bytes:
     """Of one series: names of nodes mean nothing to it."""
-    metadata = {"pool": "serve", "target": "running", "targetPerReplica": "8", "horizonSeconds": "300"}
+    metadata = {"target": "wanted", "targetPerReplica": "8", "horizonSeconds": "300"}
     return json.dumps({"metadata": metadata, "metricName": ",".join(names)}).encode()
 
 
@@ -66,20 +54,20 @@ def expander_question(names: list[str]) -> bytes:
     return json.dumps({"options": [{"id": name} for name in names]}).encode()
 
 
+def metric_question(names: list[str]) -> bytes:
+    """It is about a series, not about nodes."""
+    return json.dumps({"metric": METRIC, "selector": "quantile=0.5,horizon_s=600"}).encode()
+
+
 Question = Callable[[list[str]], bytes]
 QUESTIONS: dict[str, tuple[Question, Callable[[Any, str], set[str]]]] = {
     "expander": (expander_question, lambda answer, verb: set(answer["ids"])),
     "keda": (keda_question, metrics_of),
+    "external_metrics": (metric_question, lambda answer, verb: set()),
     "kube": (kube_question, names_of),
 }
 VERB_CASES = [(name, verb) for name, adapter in make_answerers().items() for verb in adapter.verbs]
 NEEDS_NO_WEATHER = {("keda", "metric_spec")}
-
-
-def known(sequence: int = 1) -> Weather:
-    """The nodes, and the demand of one pool."""
-    demand = {DemandKey("serve", "all", "all", "running"): DEMAND}
-    return dataclasses.replace(weather(RISKS, sequence), demand=demand)
 
 
 def test_every_adapter_of_the_registry_is_held_to_the_laws() -> None:
@@ -122,9 +110,9 @@ def test_an_answer_is_about_what_was_asked_and_the_same_twice(name: str, verb: s
     adapter, blind = make_answerers()[name], make_answerers()[name]
     ask, names_in = QUESTIONS[name]
     asked = ask(names)
-    told = [answer(adapter, verb, known(), asked) for _ in range(2)]
-    assert told[0] == told[1] == answer(blind, verb, known(9), asked)
-    assert names_in(json.loads(told[0]), verb) <= {*names, *("fleetcast-running",) * (not names)}
+    told = [answer(adapter, verb, weather(RISKS), asked) for _ in range(2)]
+    assert told[0] == told[1] == answer(blind, verb, weather(RISKS, 9), asked)
+    assert names_in(json.loads(told[0]), verb) <= {*names, *("fleetcast-wanted",) * (not names)}
     stale = adapter.verbs[verb].stale(asked)
     if (name, verb) in NEEDS_NO_WEATHER:
         assert stale == told[0]
@@ -133,7 +121,8 @@ def test_an_answer_is_about_what_was_asked_and_the_same_twice(name: str, verb: s
 
 
 def answer(adapter: Adapter, verb: str, given: Weather, body: bytes) -> bytes:
-    return adapter.verbs[verb].answer(given, body)
+    """Whoever knows the nodes here knows of their demand, too."""
+    return adapter.verbs[verb].answer(dataclasses.replace(given, demand=small_demand() if given.nodes else None), body)
 
 
 @pytest.mark.parametrize(("name", "verb"), sorted({*VERB_CASES} - NEEDS_NO_WEATHER))
