@@ -133,8 +133,12 @@ def _row(config: "Config", name: str) -> dict[str, Any]:
 
 
 def _standing(row: dict[str, Any]) -> str:
+    from service.config import GRPC_SERVICES
+
     if row["name"] == "external_metrics":
         return "asked by a Kubernetes API server"
+    if row["name"] in GRPC_SERVICES:
+        return "asked by gRPC"
     if row["kind"] == "answerer":
         return f"asked at /v1/adapters/{row['name']}"
     if row["board"] is None and not row["withdrawn"]:

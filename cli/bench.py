@@ -15,7 +15,7 @@ import typer
 from cli.results_table import bench_rows, machine_note, short, write_table
 
 SIZES = (1_000, 10_000, 100_000)
-TOOLS = {"case", "exporters", "load", "peer_prometheus", "service", "written"}  # parts of benchmarks
+TOOLS = {"autoscale", "case", "exporters", "load", "peer_prometheus", "service", "written"}  # parts of benchmarks
 
 
 def bench(

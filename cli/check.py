@@ -21,6 +21,7 @@ def check_config_file(
     from fleet.redaction import redacted
     from ingest.archive.files import ArchiveFiles
     from ingest.topology.load import load_topology
+    from service.api.grpc_extra import require_grpc
     from service.config import load_config
     from service.doors import open_doors
     from service.http.access import load_access
@@ -44,6 +45,9 @@ def check_config_file(
     typer.echo(f"sources: {', '.join(source.name for source in sources)}")
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: {config.url}  placer: port {config.placer.port}")
+    if config.api.grpc_port:
+        require_grpc(config.api.grpc_port)
+        typer.echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
     typer.echo(f"tls: {tls_line(config, tls)}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
     typer.echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")

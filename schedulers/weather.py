@@ -4,9 +4,9 @@ A part that is missing or too old is None, so no adapter ever sees a stale part.
 somebody asks for it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Outlook:
     reasons: Mapping[str, str] = field(default_factory=dict)  # first reason by name
     causes: Mapping[str, str] = field(default_factory=dict)  # what speaks most for the risk of nodes that are high
     urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
+    pool: NDArray[np.integer[Any]] = field(default_factory=lambda: np.zeros(0, np.int16))  # (n,) row of `pools`, or -1
+    pools: Sequence[str] = ()
     max_risk: float = 0.5
     domains: Mapping[str, Domains] = field(default_factory=dict)  # by level above the node (`fleet.topology.Level`)
 

@@ -1,14 +1,17 @@
 """How every adapter stands, for the api and the command line."""
 
 from service.adapter_records import AdapterRecords, AdapterStatus
-from service.config import Config
+from service.config import GRPC_SERVICES, Config
 from service.doors import ANSWERERS
 
 
 def adapter_rows(config: Config) -> list[AdapterStatus]:
     """Those that answer, then those that are configured, each with what the adapters role last said of it."""
     known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
-    closed = () if config.external_metrics.port else ("external_metrics",)
+    closed = {
+        *(() if config.external_metrics.port else ("external_metrics",)),
+        *(() if config.api.grpc_port else GRPC_SERVICES),
+    }
     names = [name for name in ANSWERERS if name not in closed]
     rows = [AdapterStatus(name=name, use=name, mode="answer", kind="answerer") for name in names]
     for row in config.adapters.adapter:

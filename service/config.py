@@ -10,6 +10,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
+from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
@@ -97,7 +98,8 @@ class LimitsConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change."""
+    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change.
+    `grpc_port`: 0 for none. `grpc_open`: its services that ask for no token, since their callers have none."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -114,6 +116,8 @@ class ApiConfig(_Section, frozen=True):
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     stale_after_s: float = 60.0
+    grpc_port: int = 0
+    grpc_open: tuple[str, ...] = ()
 
 
 class AccessConfig(_Section, frozen=True):
@@ -254,63 +258,13 @@ def load_config(path: Path | None) -> Config:
 
 
 UNKNOWN_USE = ("avoid", "ignore")
+GRPC_SERVICES = ("keda", "expander")
 ADAPTER_MODES = ("observe", "write")
-PERIOD_S = (0.001, 31_536_000.0)
-BYTES = (1024, 2**34)
-LIMITS: dict[str, tuple[float, float]] = {
-    "clock.epoch_ms": (0, 2**47),  # the year 6429
-    "clock.wall_ms": (0, 2**47),
-    "clock.speed": (0.001, 1_000_000),
-    "scrape.interval_s": (1, 3600),
-    "scrape.timeout_s": PERIOD_S,
-    "scrape.concurrency": (1, 1_000_000),
-    "scrape.max_body_bytes": BYTES,
-    "pipeline.instances": (1, 256),
-    "pipeline.tick_s": PERIOD_S,
-    "pipeline.snapshot_s": PERIOD_S,
-    "pipeline.future_limit_s": (0, 600),
-    "pipeline.history_days": (1, 3650),
-    "models.keep_versions": (1, 100_000),
-    "models.retrain_after_days": (0, 36_500),
-    "models.retrain_coverage_off": (0, 1),
-    "models.retrain_loss_ratio": (0, 1000),
-    "archive.buffer_bytes": (2**20, 2**40),
-    "archive.file_rows": (1000, 100_000_000),
-    "archive.keep_days": (0, 36_500),
-    "archive.look_s": (0, 600),
-    "limits.live_jobs": (1, 1_000_000),
-    "limits.unknown_nodes": (0, 150_000),
-    "limits.unknown_gpus": (0, 10_000_000),
-    "limits.names_per_minute": (1, 1_000_000),
-    "limits.names_at_once": (1, 1_000_000),
-    "api.port": (1, 65_535),
-    "api.max_body_bytes": BYTES,
-    "api.max_backlog_bytes": (2**28, 2**50),  # a segment goes when it is full and two snapshots cover it
-    "api.body_budget_bytes": (2**20, 2**40),
-    "api.max_connections": (1, 1_000_000),
-    "api.max_connections_per_address": (1, 1_000_000),
-    "api.header_timeout_s": PERIOD_S,
-    "api.body_timeout_s": PERIOD_S,
-    "api.stale_after_s": PERIOD_S,
-    "external_metrics.port": (0, 65_535),
-    "placer.port": (1, 65_535),
-    "placer.queue_period_s": PERIOD_S,
-    "placer.intent_expires_s": PERIOD_S,
-    "adapters.elevated": (0, 1),
-    "adapters.high": (0, 1),
-    "adapters.max_share": (0, 1),
-    "adapters.writes_per_minute": (1, 1_000_000),
-    "adapters.withdraw_after_s": PERIOD_S,
-}
 
 
 def check_config(config: Config) -> None:
     """Refuse values that no type can refuse; ConfigError says which and why."""
-    for key, (least, most) in LIMITS.items():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
-        if not least <= value <= most:
-            raise ConfigError(f"{key} = {value}: must lie in {_number(least)}..{_number(most)}")
+    check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
     if config.placer.unknown_use not in UNKNOWN_USE:
@@ -329,8 +283,8 @@ def check_config(config: Config) -> None:
     _check_tls(config.api, config.access)
     _check_external_metrics(config)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
-    if config.api.port == config.placer.port:
-        raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
+    check_ports(config)
+    check_names("api.grpc_open", config.api.grpc_open, GRPC_SERVICES)
     for key, name in (
         ("state", config.state),
         ("fleet.topology", config.fleet.topology),
@@ -356,11 +310,6 @@ def _check_adapters(adapters: AdaptersConfig) -> None:
             raise ConfigError(f"adapters.adapter[{number}].mode = {row.mode!r} ({row.use}): must be {modes}")
 
 
-def _number(value: float) -> str:
-    """As it stands in a file."""
-    return str(int(value)) if float(value).is_integer() else f"{value:g}"
-
-
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
     """Refuse keys that mean nothing without each other; their users look at the files."""
     for key, value, needed, other in (
@@ -382,8 +331,6 @@ def _check_external_metrics(config: Config) -> None:
             raise ConfigError(f"external_metrics.port is set, and external_metrics.{key} is not: name the file, {why}")
     if not given.port and given != ExternalMetricsConfig():
         raise ConfigError("external_metrics.port is 0, so nothing is served: set it, or leave the section out")
-    if given.port in (config.api.port, config.placer.port):
-        raise ConfigError(f"external_metrics.port = {given.port}: is the api's or the placer's: they must differ")
 
 
 def override(

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, cast
 
 from fleet.errors import ConfigError
 from schedulers.adapter import Adapter, Door
+from schedulers.expander import ExpanderAdapter
 from schedulers.external_metrics import ExternalMetrics
+from schedulers.keda import KedaAdapter
 from schedulers.kube_extender import KubeAdapter
 from schedulers.trimaran import TrimaranAdapter
 from schedulers.volcano import VolcanoAdapter
@@ -14,7 +16,9 @@ from service.config import AdapterConfig, AdaptersConfig
 from service.plugins import load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
+    "expander": ExpanderAdapter,
     "external_metrics": ExternalMetrics,
+    "keda": KedaAdapter,
     "kube": KubeAdapter,
     "trimaran": TrimaranAdapter,
     "volcano": VolcanoAdapter,

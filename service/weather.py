@@ -103,7 +103,8 @@ class WeatherStation:
         n, placer = len(self._rows_of(board)), self._config.placer
         by_kind = board.array("node.risk")
         risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
-        level = self.bands.step(self._rows, risk[0], _fitted(_pools(board, n), n, -1))
+        pool = _fitted(_pools(board, n), n, -1)
+        level = self.bands.step(self._rows, risk[0], pool)
         usable = board.array("gpu.usable")
         return Outlook(
             rows=self._rows,
@@ -115,6 +116,8 @@ class WeatherStation:
             reasons=board.json("risk.reason"),
             causes=_causes(board, level),
             urgent=_forbidden(board),
+            pool=pool,
+            pools=board.names("names.pool") if "names.pool" in board else (),
             max_risk=placer.max_risk,
             domains=LazyRows(lambda: _domains(board, n)),
         )

@@ -25,12 +25,13 @@ class Answerers:
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()
         weather = self._station.fresh(board)
+        why = "there is no fresh board to answer from"
         try:
             if weather is not None:
                 return asked.answer(weather, body), board
-        except NotKnown:
-            pass
+        except NotKnown as error:
+            why = str(error)
         neutral = asked.stale(body)
         if neutral is None:
-            raise StaleError(f"{adapter}/{verb}: there is no fresh board to answer from")
+            raise StaleError(f"{adapter}/{verb}: {why}")
         return neutral, None

@@ -1,6 +1,7 @@
 """The API as a process: it listens, limits what clients may take, and ends on SIGTERM."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -9,6 +10,7 @@ import uvicorn
 
 from service.api.app import create_app
 from service.api.external_metrics import external_metrics_door
+from service.api.grpc_extra import require_grpc
 from service.api.hot_path import hot_protocol
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
@@ -46,6 +48,17 @@ def limits_of(api: ApiConfig) -> ConnectionLimits:
     )
 
 
+def also_by_grpc(context: Context, tls: Tls | None) -> contextlib.AbstractAsyncContextManager[None]:
+    """The gRPC door where a port is configured. Raises ConfigError without its packages."""
+    port = context.config.api.grpc_port
+    if not port:
+        return contextlib.nullcontext()
+    require_grpc(port)
+    from service.api.grpc_door import grpc_door
+
+    return grpc_door(context, tls)
+
+
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
     use_one_heap()
@@ -81,7 +94,7 @@ async def serve(config: Config) -> None:
     beside = external_metrics_door(context, limits, lambda: setattr(server, "should_exit", True))
     with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
         logger.info("listening on %s", config.url)
-        async with beside:
+        async with beside, also_by_grpc(context, tls):
             if tls is None:
                 await server.serve([sock])
             else:

@@ -120,13 +120,24 @@ class Access:
 
     async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
         """The caller, as `check` finds him. Counts refusals, and delays them for guessers."""
+        names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
+        caller = await self.admit_from(host, request.method, request.scope["headers"], scope, names, by_queue)
+        request.scope[ADMITTED] = caller
+        return caller
+
+    async def admit_from(
+        self,
+        host: str,
+        method: str,
+        headers: Headers,
+        scope: Scope | None,
+        names: Sequence[str] = (),
+        by_queue: bool = False,
+    ) -> Caller:
+        """The same, of a request that is not HTTP's. host: where it came from."""
         try:
-            names = request.scope.get(NAMES, ())
-            caller = self.check(request.method, request.scope["headers"], scope, names, by_queue)
-            request.scope[ADMITTED] = caller
-            return caller
+            return self.check(method, headers, scope, names, by_queue)
         except Refusal as refusal:
-            host = request.client.host if request.client else ""
             wait_s = self.wrong_tokens.count(host) if refusal.reason == "unknown" else None
             self.failed(refusal.reason if wait_s is None else "slowed")
             if wait_s is None:

@@ -58,6 +58,11 @@ class Tls:
         return self._made.context
 
     @property
+    def stamp(self) -> tuple[Any, ...]:
+        """Of the files that the context was made of; changes with it."""
+        return self._made.stamp
+
+    @property
     def until_s(self) -> float:
         """When the certificate that is shown now expires."""
         return self._made.until_s

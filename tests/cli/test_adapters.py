@@ -63,6 +63,13 @@ def test_a_door_with_a_port_of_its_own_is_listed_where_it_is_open(tmp_path: Path
     assert any(line.split()[0] == "external_metrics" and line.endswith("a Kubernetes API server") for line in lines)
 
 
+def test_doors_by_grpc_are_listed_where_its_port_is_open(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"state = '{tmp_path}'\n[api]\ngrpc_port = 9443\n")
+    lines = run("list", "--config", config).splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("asked by gRPC")] == ["expander", "keda"]
+
+
 def test_withdraw_takes_back_without_a_service_and_show_tells_why(config: Path) -> None:
     path = marked(config)
     assert "is taken back and writes no more" in run("withdraw", "band_file", "--config", config)

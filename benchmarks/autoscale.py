@@ -1,0 +1,147 @@
+"""A served model under the autoscaler of Kubernetes: request rates by the minute, and replicas that start cold.
+
+The rule is that of HorizontalPodAutoscaler v2 with its defaults: each metric wants ceil(value / target) replicas, and
+nothing within a tenth of what is there; the largest counts. Up: at most twice as many or 4 more in 15 s. Down: the
+largest wish of the last 300 s.
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SYNC_S, MINUTE_S, BIN_S = 15, 60, 600
+TOLERANCE = 0.1
+STABLE_S = 300
+COLD_S = 300.0  # until a new replica serves
+TARGET = 0.8  # of what a replica can serve
+DAY = 1440
+HALVINGS = 8
+SERVEGEN = Path("serving/servegen/client_rates_10min.parquet")
+SERVEGEN_MODEL = "m-large"
+
+Rates = NDArray[np.float64]
+
+
+class Autoscaled(NamedTuple):
+    """cold_s: how long more was asked than warm replicas can serve; short: requests above that, as a share of all."""
+
+    cold_s: float
+    replica_hours: float
+    short: float
+
+
+@dataclass(slots=True)
+class ReplicaSet:
+    """Replicas by when they are warm, in seconds; the last one to start goes first."""
+
+    warm_at: list[float] = field(default_factory=list)
+    _wishes: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def warm(self, now_s: float) -> int:
+        return sum(at <= now_s for at in self.warm_at)
+
+    def sync(self, now_s: float, values: Sequence[float], target: float) -> None:
+        """One look of the autoscaler. values: one a metric, NaN where it has none."""
+        now = max(1, len(self.warm_at))
+        wishes = [wish(value, target, now) for value in values if math.isfinite(value)]
+        wanted = max([*wishes, 1])
+        self._wishes.append((now_s, wanted))
+        while self._wishes[0][0] <= now_s - STABLE_S:
+            self._wishes.popleft()
+        if wanted < now:
+            wanted = min(now, max(number for _, number in self._wishes))
+        self._scale(now_s, min(wanted, max(2 * now, now + 4)))
+
+    def _scale(self, now_s: float, wanted: int) -> None:
+        del self.warm_at[wanted:]
+        self.warm_at += [now_s + COLD_S] * (wanted - len(self.warm_at))
+
+
+def wish(value: float, target: float, replicas: int) -> int:
+    """Replicas that one metric wants.
+
+    >>> wish(95.0, 10.0, 10), wish(115.0, 10.0, 10), wish(5.0, 10.0, 1)
+    (10, 12, 1)
+    """
+    return replicas if abs(value / (target * replicas) - 1) <= TOLERANCE else math.ceil(value / target)
+
+
+def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
+    """rates: (minute,) requests/s. forecasts: (minute,) as told at the end of each minute; None: reactive alone, as if
+    `headroom` times as much were asked."""
+    target, start = TARGET * per_replica, max(1, math.ceil(rates[0] / (TARGET * per_replica)))
+    replicas = ReplicaSet([0.0] * start)
+    cold_s = short = held_s = 0.0
+    for minute in range(1, len(rates)):
+        seen = [headroom * rates[minute - 1], *([] if forecasts is None else [forecasts[minute - 1]])]
+        for part in range(MINUTE_S // SYNC_S):
+            now_s = float(minute * MINUTE_S + part * SYNC_S)
+            replicas.sync(now_s, seen, target)
+            lacking = rates[minute] - per_replica * replicas.warm(now_s)
+            cold_s += SYNC_S * (lacking > 0)
+            short += SYNC_S * max(0.0, lacking)
+            held_s += SYNC_S * len(replicas.warm_at)
+    return Autoscaled(cold_s, held_s / 3600, short / (MINUTE_S * float(rates[1:].sum())))
+
+
+def as_costly(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
+    """Reactive alone, with the headroom that holds as many replica hours: what they buy without a forecast."""
+    low, high = 1.0, 2.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        less = autoscaled(rates, None, per_replica, middle).replica_hours < replica_hours
+        low, high = (middle, high) if less else (low, middle)
+    return autoscaled(rates, None, per_replica, high)
+
+
+def ramp(days: int, seed: int) -> Rates:
+    """(minute,) requests/s of office hours: a steep morning, a noon, an evening, few at weekends, noise and bursts that
+    nobody can foresee."""
+    rng = np.random.default_rng(seed)
+    minutes = np.arange(days * DAY)
+    hour, day = minutes % DAY / 60, minutes // DAY
+    begins = 8.75 + rng.normal(0, 0.1, days)[day]
+    busy = 1 / (1 + np.exp(-(hour - begins) * 8)) - 1 / (1 + np.exp(-(hour - 18.5) * 3))
+    shape = (
+        40
+        + 360 * busy * np.where(day % 7 < 5, rng.normal(1, 0.06, days)[day], 0.25)
+        - 60 * np.exp(-((hour - 12.5) ** 2) / 0.3) * (day % 7 < 5)
+    )
+    noise = np.zeros(len(minutes))
+    for at, shock in enumerate(rng.normal(0, 0.02, len(minutes)).tolist()):
+        noise[at] = 0.9 * noise[at - 1] + shock
+    bursts = np.ones(len(minutes))
+    for at in np.flatnonzero(rng.random(len(minutes)) < 1.5 / DAY).tolist():
+        bursts[at : at + 25] = 1.5
+    return counted(np.maximum(shape * (1 + noise), 5.0) * bursts, rng)
+
+
+def counted(means: Rates, rng: np.random.Generator) -> Rates:
+    """Requests of each minute by chance, as a rate."""
+    return np.asarray(rng.poisson(means * MINUTE_S) / MINUTE_S, np.float64)
+
+
+def served_week(seed: int) -> Rates | None:
+    """(minute,) requests/s of all clients of one model over a week; None where the data are not here.
+
+    They are told as means of ten minutes: between their middles the rate is a straight line.
+    """
+    path = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / SERVEGEN
+    if not path.is_file():
+        return None
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path, columns=["model", "t_s", "rate_rps"]).to_pandas()
+    means = table[table["model"] == SERVEGEN_MODEL].groupby("t_s")["rate_rps"].sum().sort_index()
+    middles, minutes = (
+        means.index.to_numpy() + BIN_S / 2,
+        np.arange(0, means.index[-1] + BIN_S, MINUTE_S) + MINUTE_S / 2,
+    )
+    return counted(np.interp(minutes, middles, means.to_numpy()), np.random.default_rng(seed))

@@ -1,0 +1,97 @@
+"""The cluster-autoscaler's gRPC expander: node groups that would do -> those whose nodes are least likely to fail.
+
+A group is the pool of the fleet that its template's label `fleetcast.io/pool` names, else the pool of its own name.
+Its risk is the mean of the pool's nodes within a day, times the nodes to add: as many are expected to fail. A group of
+which nothing is known stays, and so does a quiet pool: the autoscaler's next expander chooses among those left.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from fleet.errors import RequestError
+from models.risk.scores import RISK_HORIZONS_S
+from schedulers.adapter import NotKnown, Seen, Verb, Write
+from schedulers.bands import BandRule
+from schedulers.weather import Outlook, Weather
+
+LABEL = "fleetcast.io/pool"
+DAY = RISK_HORIZONS_S.index(86_400)
+ALIKE = 1.25  # times the least risk: no difference
+QUIET = BandRule().elevated  # a pool below it is never left out
+
+
+class GroupOption(msgspec.Struct, rename="camel"):
+    """A node group that could be grown by so many nodes. labels: of its template node."""
+
+    id: str
+    node_count: int = 1
+    labels: dict[str, str] = {}
+
+
+class ExpanderQuestion(msgspec.Struct):
+    options: list[GroupOption]
+
+
+class ExpanderAnswer(msgspec.Struct):
+    ids: list[str]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ExpanderQuestion).decode
+
+
+class ExpanderAdapter:
+    """Adapter `expander`: some of the options, in their order, never none. Without fresh weather, all."""
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.verbs = {"best_options": Verb(self._best, _all)}
+        self._outlook: Outlook | None = None
+        self._pools: Mapping[str, float] = {}
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+    def _best(self, weather: Weather, body: bytes) -> bytes:
+        options = _asked(body)
+        if weather.nodes is None:
+            raise NotKnown("the board has no scores yet")
+        if weather.nodes is not self._outlook:
+            self._outlook, self._pools = weather.nodes, pool_risks(weather.nodes)
+        return _encode(ExpanderAnswer(best(options, self._pools)))
+
+
+def pool_risks(outlook: Outlook) -> dict[str, float]:
+    """Mean risk within a day of each pool's nodes; a pool of which nothing is known is left out."""
+    risk, found = outlook.risk[DAY], {}
+    for code, pool in enumerate(outlook.pools):
+        known = risk[(outlook.pool == code) & np.isfinite(risk)]
+        if len(known):
+            found[pool] = float(known.mean())
+    return found
+
+
+def best(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
+    """Ids of the options that are no riskier than others."""
+    risks = [pools.get(option.labels.get(LABEL, option.id)) for option in options]
+    costs = [None if p is None else p * max(1, option.node_count) for p, option in zip(risks, options, strict=True)]
+    least = min((cost for cost in costs if cost is not None), default=0.0)
+    return [
+        option.id
+        for option, p, cost in zip(options, risks, costs, strict=True)
+        if p is None or cost is None or p < QUIET or cost <= ALIKE * least
+    ]
+
+
+def _all(body: bytes) -> bytes:
+    return _encode(ExpanderAnswer([option.id for option in _asked(body)]))
+
+
+def _asked(body: bytes) -> list[GroupOption]:
+    try:
+        return _decode(body).options
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error)) from None

@@ -1,0 +1,217 @@
+"""KEDA's external scaler: the metadata of a trigger and the demand that is forecast -> a metric for its autoscaler.
+
+The metric is a quantile of demand at the moment when a replica that is asked for now would be warm. KEDA divides it by
+`targetPerReplica`. Its own fallback begins where we refuse to answer, so nothing is answered of an old forecast.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+import msgspec
+
+from fleet.errors import RequestError
+from fleet.events import JobClass
+from models.demand.rows import DemandRow
+from schedulers.adapter import NotKnown, Seen, Verb, Write
+from schedulers.weather import DemandKey, Weather
+
+TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
+CLASSES = ("all", *get_args(JobClass))
+KEYS = ("pool", "class", "group", "target", "quantile", "horizonSeconds", "targetPerReplica", "activation")
+OF_KEDA = {  # how it reaches us; these come along in the metadata
+    *("scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsCertFile", "tlsClientCert", "tlsClientKey"),
+}
+SERVING: JobClass = "inference"  # the class of every series of request_rate
+QUANTILE = 0.9
+LONGEST_S = 259_200.0
+OLDEST_S = 600.0  # of a forecast; one is made a minute
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """What a trigger asks for. horizon_s: None for the cold start that was measured."""
+
+    series: DemandKey
+    quantile: float
+    horizon_s: float | None
+    per_replica: float
+    activation: float
+
+    @property
+    def metric(self) -> str:
+        return f"fleetcast-{self.series.target.replace('_', '-')}"
+
+
+class ScalerQuestion(msgspec.Struct, rename="camel"):
+    """Of any verb. metric_name: as `metric_spec` named it, or empty."""
+
+    metadata: dict[str, str] = {}
+    metric_name: str = ""
+
+
+class ScalerSpec(msgspec.Struct, rename="camel"):
+    metric_name: str
+    target_size: float
+
+
+class ScalerValue(msgspec.Struct, rename="camel"):
+    metric_name: str
+    value: float
+
+
+class ScalerActivity(msgspec.Struct):
+    active: bool
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ScalerQuestion).decode
+
+
+class KedaAdapter:
+    """Adapter `keda`. The specification needs no weather; the others raise NotKnown where the demand is not known."""
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.verbs = {
+            "metric_spec": Verb(lambda weather, body: metric_spec(body), metric_spec),
+            "metrics": Verb(metrics, _refuse),
+            "is_active": Verb(is_active, _refuse),
+        }
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+
+def metric_spec(body: bytes) -> bytes:
+    """ScalerSpec."""
+    trigger = read_trigger(_asked(body).metadata)
+    return _encode(ScalerSpec(trigger.metric, trigger.per_replica))
+
+
+def metrics(weather: Weather, body: bytes) -> bytes:
+    """ScalerValue."""
+    asked = _asked(body)
+    trigger = read_trigger(asked.metadata)
+    return _encode(ScalerValue(asked.metric_name or trigger.metric, wanted(weather, trigger)))
+
+
+def is_active(weather: Weather, body: bytes) -> bytes:
+    """ScalerActivity: more is wanted than `activation`."""
+    trigger = read_trigger(_asked(body).metadata)
+    return _encode(ScalerActivity(wanted(weather, trigger) > trigger.activation))
+
+
+def _refuse(body: bytes) -> None:
+    """No answer of an old forecast; but what can never be answered is refused for that, stale or not."""
+    read_trigger(_asked(body).metadata)
+
+
+def _asked(body: bytes) -> ScalerQuestion:
+    try:
+        return _decode(body)
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error)) from None
+
+
+def wanted(weather: Weather, trigger: Trigger) -> float:
+    """The quantile of demand when a replica that is asked for now would be warm. Raises NotKnown, or RequestError where
+    the forecast does not reach so far."""
+    series = " ".join(f"{name} {value!r}" for name, value in zip(KEYS[:4], trigger.series, strict=True))
+    if weather.demand is None:
+        raise NotKnown("there is no forecast of demand yet")
+    row = weather.demand.get(trigger.series)
+    if row is None:
+        raise NotKnown(f"no forecast of {series}")
+    age_s = max(0.0, (weather.now_ms - row.issued_ms) / 1000)
+    if age_s > OLDEST_S:
+        raise NotKnown(f"the forecast of {series} is {age_s:.0f} s old, at most {OLDEST_S:.0f} s are fresh")
+    horizon_s = _cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
+    value = _interpolated(_at_quantile(row, trigger.quantile), row, horizon_s + age_s)
+    if not math.isfinite(value):
+        raise NotKnown(f"the forecast of {series} has no number at {horizon_s:g} s")
+    return max(0.0, value)
+
+
+def _cold_start_s(row: DemandRow) -> float:
+    lead_s = row.prescale.lead_s if row.prescale else None
+    if lead_s is None:
+        raise NotKnown("no cold start was measured of this series: set horizonSeconds")
+    return lead_s
+
+
+def _at_quantile(row: DemandRow, quantile: float) -> list[float]:
+    """By horizon, between the two quantiles beside it; NaN unknown."""
+    least, most = row.quantiles[0], row.quantiles[-1]
+    if not least <= quantile <= most:
+        raise _bad("quantile", f"{quantile:g}", f"set one from {least:g} to {most:g}")
+    above = bisect_left(row.quantiles, quantile)
+    high = _numbers(row.values[above])
+    if row.quantiles[above] == quantile:
+        return high
+    share = (quantile - row.quantiles[above - 1]) / (row.quantiles[above] - row.quantiles[above - 1])
+    return [a + share * (b - a) for a, b in zip(_numbers(row.values[above - 1]), high, strict=True)]
+
+
+def _interpolated(values: Sequence[float], row: DemandRow, at_s: float) -> float:
+    """Between the two horizons beside a moment; before the first one, from now on."""
+    times, known = [0, *row.horizons_s], [row.now, *values]
+    if at_s > times[-1]:
+        raise _bad("horizonSeconds", f"{at_s:g}", f"set at most {times[-1] - OLDEST_S:g}")
+    after = max(1, bisect_left(times, at_s))
+    share = (at_s - times[after - 1]) / (times[after] - times[after - 1])
+    if share == 1.0:
+        return known[after]
+    return known[after - 1] + share * (known[after] - known[after - 1])
+
+
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def read_trigger(metadata: Mapping[str, str]) -> Trigger:
+    """The trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
+    for key in metadata:
+        if key not in KEYS and key not in OF_KEDA:
+            raise _bad(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")
+    horizon_s = _number(metadata, "horizonSeconds", 0.0, LONGEST_S) if "horizonSeconds" in metadata else None
+    target = _one_of(metadata, "target", TARGETS)
+    series = DemandKey(
+        metadata.get("pool", "all"),
+        _one_of(metadata, "class", CLASSES, SERVING if target == "request_rate" else "all"),
+        metadata.get("group", "all"),
+        target,
+    )
+    return Trigger(
+        series,
+        _number(metadata, "quantile", 0.0, 1.0, QUANTILE),
+        horizon_s,
+        _number(metadata, "targetPerReplica", 1e-6, 1e12),
+        _number(metadata, "activation", 0.0, 1e12, 0.0),
+    )
+
+
+def _one_of(metadata: Mapping[str, str], key: str, choices: Sequence[str], default: str | None = None) -> str:
+    value = metadata.get(key, default)
+    if value is None or value not in choices:
+        raise _bad(key, value, f"set one of {', '.join(choices)}")
+    return value
+
+
+def _number(metadata: Mapping[str, str], key: str, least: float, most: float, default: float | None = None) -> float:
+    text = metadata.get(key)
+    if text is None and default is not None:
+        return default
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise _bad(key, text, f"set a number from {least:g} to {most:g}")
+    return value
+
+
+def _bad(key: str, value: str | None, fix: str) -> RequestError:
+    shown = "is missing" if value is None else f"= {value[:80]!r}"
+    return RequestError(f"scalerMetadata {key[:80]} {shown}: {fix}", key[:80])

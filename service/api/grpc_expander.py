@@ -1,0 +1,39 @@
+"""The cluster-autoscaler's expander as a servicer of the gRPC door."""
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from clients.grpc_stubs.expander_pb2 import BestOptionsRequest, BestOptionsResponse, Node, Option
+from schedulers.expander import ExpanderAnswer, ExpanderQuestion, GroupOption
+from service.api.grpc_service import Ask, GrpcService, encoded
+
+
+def best_options(ask: Ask, body: bytes) -> bytes:
+    """Options go back without their pods: the autoscaler knows them by the ids of their groups."""
+    asked = BestOptionsRequest()
+    asked.ParseFromString(body)
+    nodes = asked.nodeBytesMap
+    options = [
+        GroupOption(row.nodeGroupId, row.nodeCount, _labels(nodes.get(row.nodeGroupId))) for row in asked.options
+    ]
+    answer = ask("best_options", msgspec.json.encode(ExpanderQuestion(options)))
+    ids = set(msgspec.json.decode(answer, type=ExpanderAnswer).ids)
+    best = [
+        Option(nodeGroupId=row.nodeGroupId, nodeCount=row.nodeCount, debug=row.debug)
+        for row in asked.options
+        if row.nodeGroupId in ids
+    ]
+    return encoded(BestOptionsResponse(options=best))
+
+
+def _labels(node: bytes | None) -> dict[str, str]:
+    """Of a template node; none where it cannot be read."""
+    read = Node()
+    try:
+        read.ParseFromString(node or b"")
+    except DecodeError:
+        return {}
+    return dict(read.metadata.labels)
+
+
+EXPANDER = GrpcService("expander", "grpcplugin.Expander", {"BestOptions": best_options})

@@ -1,0 +1,17 @@
+"""Whether gRPC can be spoken here: its packages are an extra."""
+
+import importlib
+
+from fleet.errors import ConfigError
+
+
+def require_grpc(port: int) -> None:
+    """Raises ConfigError that names the extra."""
+    for name in ("grpc", "google.protobuf"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"api.grpc_port = {port}: gRPC needs a package that is not here ({error}): "
+                "pip install 'fleetcast[grpc]', or set api.grpc_port = 0"
+            ) from None

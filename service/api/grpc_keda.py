@@ -1,0 +1,77 @@
+"""KEDA's external scaler as a servicer of the gRPC door."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from clients.grpc_stubs.externalscaler_pb2 import (
+    GetMetricSpecResponse,
+    GetMetricsRequest,
+    GetMetricsResponse,
+    IsActiveResponse,
+    MetricSpec,
+    MetricValue,
+    ScaledObjectRef,
+)
+from fleet.errors import StaleError
+from schedulers.keda import ScalerActivity, ScalerQuestion, ScalerSpec, ScalerValue
+from service.api.grpc_service import Ask, GrpcService, encoded
+
+LOOK_S = 0.5  # wall; for a crossing of the activation
+
+
+def metric_spec(ask: Ask, body: bytes) -> bytes:
+    told = msgspec.json.decode(ask("metric_spec", _question(_ref(body))), type=ScalerSpec)
+    size = told.target_size
+    spec = MetricSpec(metricName=told.metric_name, targetSize=math.ceil(size), targetSizeFloat=size)
+    return encoded(GetMetricSpecResponse(metricSpecs=[spec]))
+
+
+def metrics(ask: Ask, body: bytes) -> bytes:
+    asked = GetMetricsRequest()
+    asked.ParseFromString(body)
+    answer = ask("metrics", _question(asked.scaledObjectRef, asked.metricName))
+    told = msgspec.json.decode(answer, type=ScalerValue)
+    value = MetricValue(metricName=told.metric_name, metricValue=math.ceil(told.value), metricValueFloat=told.value)
+    return encoded(GetMetricsResponse(metricValues=[value]))
+
+
+def is_active(ask: Ask, body: bytes) -> bytes:
+    return encoded(IsActiveResponse(result=_activity(ask, _question(_ref(body)))))
+
+
+async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
+    """At once, then at each crossing. While nothing is known nothing is said: whoever polls is told."""
+    question, told = _question(_ref(body)), None
+    while True:
+        with contextlib.suppress(StaleError):
+            active = _activity(ask, question)
+            if active is not told:
+                told = active
+                yield encoded(IsActiveResponse(result=active))
+        await asyncio.sleep(LOOK_S)
+
+
+def _ref(body: bytes) -> ScaledObjectRef:
+    ref = ScaledObjectRef()
+    ref.ParseFromString(body)
+    return ref
+
+
+def _question(ref: ScaledObjectRef, metric_name: str = "") -> bytes:
+    return msgspec.json.encode(ScalerQuestion(dict(ref.scalerMetadata), metric_name))
+
+
+def _activity(ask: Ask, question: bytes) -> bool:
+    return msgspec.json.decode(ask("is_active", question), type=ScalerActivity).active
+
+
+KEDA = GrpcService(
+    "keda",
+    "externalscaler.ExternalScaler",
+    {"GetMetricSpec": metric_spec, "GetMetrics": metrics, "IsActive": is_active},
+    {"StreamIsActive": stream_is_active},
+)

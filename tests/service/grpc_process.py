@@ -1,0 +1,147 @@
+"""Api processes over boards that a test publishes, and a relay before them as a Service is before its pods."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tomli_w
+
+from models.demand.rows import DemandRow
+from service.pipeline.demand.sections import demand_sections
+from tests.ports import free_port, free_ports
+from tests.service.api_world import publish
+from tests.service.certificate_files import Authority, Pair
+
+EVERY_S = 1.0
+START_S = 120.0
+HORIZONS_S, QUANTILES = [60, 300, 3600], [0.5, 0.9]
+
+
+class DemandBoard:
+    """Publishes a board a second with these demands by pool, the p90 of `running`; `hold` stops that."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.values: dict[str, float] = {}
+        self._writers = [publish(folder, _now_ms()) for folder in folders]
+        self._held = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._publish_forever, daemon=True)
+        self._thread.start()
+
+    def hold(self, held: bool) -> None:
+        """True: the boards age from now on."""
+        (self._held.set if held else self._held.clear)()
+
+    def _publish_forever(self) -> None:
+        while not self._over.wait(EVERY_S):
+            if not self._held.is_set():
+                now_ms = _now_ms()
+                rows = [_row(pool, value, now_ms) for pool, value in list(self.values.items())]
+                for writer in self._writers:
+                    writer.publish(demand_sections(rows, {}, [], now_ms), now_ms)
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _row(pool: str, value: float, now_ms: int) -> DemandRow:
+    values: list[list[float | None]] = [[value / 2] * 3, [value] * 3]
+    return DemandRow(
+        pool=pool,
+        class_="all",
+        group="all",
+        target="running",
+        now=value,
+        model="persistence",
+        issued_ms=now_ms,
+        horizons_s=HORIZONS_S,
+        quantiles=QUANTILES,
+        values=values,
+        record=None,
+    )
+
+
+class ApiProcess:
+    """One api with TLS that asks for clients' certificates; answers by HTTP and by gRPC."""
+
+    def __init__(self, folder: Path, shown: Pair, clients: Authority) -> None:
+        self.port, self.grpc_port, placer = free_ports(3)
+        self.folder = folder
+        api = {"port": self.port, "grpc_port": self.grpc_port, "stale_after_s": 5.0, "client_ca": str(clients.cert)}
+        config = {
+            "state": str(folder),
+            "api": api | {"tls_cert": str(shown.cert), "tls_key": str(shown.key)},
+            "access": {"subjects": {"keda.example": ["read"]}},
+            "placer": {"port": placer},
+        }
+        path = folder / "api.toml"
+        path.write_text(tomli_w.dumps(config))
+        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)]
+        with open(folder / "api.log", "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, (self.folder / "api.log").read_text()[-3000:]
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"https://127.0.0.1:{self.port}/healthz", verify=False).status_code < 500:
+                    return
+            time.sleep(0.1)
+        raise AssertionError((self.folder / "api.log").read_text()[-3000:])
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Relay:
+    """A loopback port that leads to the first of these ports that takes a connection."""
+
+    def __init__(self, *targets: int) -> None:
+        self.port, self.targets = free_port(), list(targets)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: Any = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(30)
+
+    async def _open(self) -> asyncio.Server:
+        return await asyncio.start_server(self._take, "127.0.0.1", self.port)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for target in self.targets:
+            with contextlib.suppress(OSError):
+                theirs, ours = await asyncio.open_connection("127.0.0.1", target)
+                await asyncio.gather(_copy(reader, ours), _copy(theirs, writer))
+                return
+        writer.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
