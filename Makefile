@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
-.PHONY: demo test setup integration simulation fuzz soak bench docs lint lock sbom clean
+.PHONY: demo test setup integration integration-outside simulation fuzz soak bench docs lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(BIN)/python -m pytest -m "not integration" -n auto $(BY_FILE) $(ARGS)
+	$(BIN)/python -m pytest -m "not integration and not outside" -n auto $(BY_FILE) $(ARGS)
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration -n $(TOGETHER) $(BY_FILE) $(ARGS)
+
+integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray
+	$(BIN)/python -m tests.integration.outside $(ARGS)
 
 simulation: $(VENV)/.installed-dev ## the whole service in one process, by seeds
 	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)

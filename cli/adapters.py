@@ -127,19 +127,13 @@ def _loaded(config: Path | None, state: str | None) -> "Config":
 
 
 def _rows(config: "Config") -> list[dict[str, Any]]:
-    """Those that answer, then those that are configured, each with what the role last said of it."""
+    """As in `GET /v1/adapters`, without what was written last."""
     import msgspec
 
-    from service.adapter_records import AdapterRecords, AdapterStatus
-    from service.doors import ANSWERERS
+    from service.adapter_rows import adapter_rows
 
-    known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
-    rows: list[dict[str, Any]] = [{"name": name, "mode": "answer", "kind": "answerer"} for name in ANSWERERS]
-    for row in config.adapters.adapter:
-        name = row.name or row.use
-        status = msgspec.to_builtins(known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode))
-        rows.append({**status, "use": row.use, "mode": row.mode})
-    return rows
+    rows = msgspec.to_builtins(adapter_rows(config))
+    return [{key: value for key, value in row.items() if key != "last"} for row in rows]
 
 
 def _row(config: "Config", name: str) -> dict[str, Any]:

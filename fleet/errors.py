@@ -8,8 +8,7 @@
     ├── UnknownEntity    no such node, job or request                          HTTP 404
     ├── StaleError       the data are too old to answer with                   HTTP 503
     ├── ConflictError    the plan lost the race: decide again once             HTTP 409
-    ├── ModelError       a model is missing or sick: serve the baseline, alert
-    └── NotBuiltError    a documented route whose capability is not here yet   HTTP 501
+    └── ModelError       a model is missing or sick: serve the baseline, alert
 
 Anything else is a bug: a source with one is counted, logged and restarted; any other process exits and restarts.
 """
@@ -64,7 +63,3 @@ class ConflictError(FleetcastError):
 
 class ModelError(FleetcastError):
     """A model is missing or gives nonsense."""
-
-
-class NotBuiltError(FleetcastError):
-    """A documented route whose capability does not exist yet."""

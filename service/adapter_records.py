@@ -20,8 +20,25 @@ SEGMENTS = 8
 MARK = ".withdrawn"
 
 
+class AdapterAuditLine(msgspec.Struct, kw_only=True):
+    """One write. `decision` is unique among them; seen and value are what the field was and should be (null: none)."""
+
+    time_ms: int
+    decision: str
+    adapter: str
+    mode: str
+    board: int | None
+    key: str
+    field: str
+    seen: str | None
+    value: str | None
+    why: str
+    outcome: str
+
+
 class AdapterStatus(msgspec.Struct, kw_only=True):
-    """How one adapter stands. Counts are those of this process; `seen_ms`: when its system was last read."""
+    """How one adapter stands. Counts are those of this process. seen_ms: when its system was last read; last: its
+    newest write of this process; error: why it is tried again."""
 
     name: str
     use: str
@@ -37,6 +54,7 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
     held_back: int = 0
     withdrawn: bool = False
     error: str = ""
+    last: AdapterAuditLine | None = None
 
 
 class AdaptersStatus(msgspec.Struct):
@@ -46,22 +64,6 @@ class AdaptersStatus(msgspec.Struct):
     bands: dict[str, str] = {}
     held_down: int = 0
     adapters: list[AdapterStatus] = []
-
-
-class AdapterAuditLine(msgspec.Struct, kw_only=True):
-    """One write. `decision` is unique among them; seen and value are what the field was and should be (null: none)."""
-
-    time_ms: int
-    decision: str
-    adapter: str
-    mode: str
-    board: int | None
-    key: str
-    field: str
-    seen: str | None
-    value: str | None
-    why: str
-    outcome: str
 
 
 class AdapterRecords:

@@ -119,7 +119,9 @@ class AdapterWriter:
         status.errors += len(bad)
         if bad:
             self._tell(f"{len(bad)} of {len(batch)} writes: {bad[0].value}")
-        self._records.append([self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)])
+        lines = [self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)]
+        self._records.append(lines)
+        status.last = lines[-1]
         good = (WriteOutcome.DONE, WriteOutcome.OBSERVED)
         done = [write for write, outcome in zip(batch, outcomes, strict=True) if outcome in good]
         for write in done:

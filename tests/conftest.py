@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A limit of time ends a test that hangs. It says nothing of a machine that has others to serve, so it is generous.
     """
     for item in items:
-        if item.get_closest_marker("integration"):
+        if item.get_closest_marker("integration") or item.get_closest_marker("outside"):
             limit = item.get_closest_marker("timeout")
             item.add_marker(pytest.mark.timeout(max([HANGS_S, *(limit.args if limit else ())])), append=False)
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT).as_posix() if ROOT in item.path.parents else ""))

@@ -29,7 +29,7 @@ MAY_IMPORT = {
         *("service", "training", "simulator", "benchmarks"),
     },
 }
-SCHEDULERS_MAY_SEE_OF_MODELS = {"models.forecast", "models.risk.scores"}
+SCHEDULERS_MAY_SEE_OF_MODELS = {"models.demand.rows", "models.forecast", "models.risk.scores"}
 HEAVY = {"pandas", "sklearn", "pyarrow", "lightgbm", "scipy"}
 
 

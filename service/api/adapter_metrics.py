@@ -14,6 +14,11 @@ COUNTS = {
     "fleetcast_adapter_conflicts": "Changes that were left alone, since somebody else had written there.",
     "fleetcast_adapter_errors": "Changes that were refused, and times that the other system was away.",
 }
+GAUGES = (
+    ("fleetcast_adapter_held_back", "Changes that wait for the limit of changes a minute.", "held_back"),
+    ("fleetcast_adapter_marked", "Keys of the other system that hold something of ours.", "ours"),
+    ("fleetcast_adapter_withdrawn", "1 while what restricts is taken back.", "withdrawn"),
+)
 
 
 class _Page(Collector):
@@ -40,14 +45,15 @@ def _families(rows: list[AdapterStatus], now_ms: int) -> list[Metric]:
         for row in rows:
             counter.add_metric((row.name,), float(getattr(row, name.rpartition("_")[2])))
         families.append(counter)
+    for name, text, field in GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=("adapter",))
+        for row in rows:
+            gauge.add_metric((row.name,), float(getattr(row, field)))
+        families.append(gauge)
     age = GaugeMetricFamily(
         "fleetcast_adapter_seen_age_seconds", "Fleet time since the other system was read.", labels=("adapter",)
-    )
-    withdrawn = GaugeMetricFamily(
-        "fleetcast_adapter_withdrawn", "1 while what restricts is taken back.", labels=("adapter",)
     )
     for row in rows:
         if row.seen_ms is not None:
             age.add_metric((row.name,), (now_ms - row.seen_ms) / 1000)
-        withdrawn.add_metric((row.name,), float(row.withdrawn))
-    return [*families, age, withdrawn]
+    return [*families, age]

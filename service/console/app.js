@@ -7,6 +7,7 @@ import { columnsOf } from "./columns.js";
 import { Decisions } from "./decisions.js";
 import { Demand } from "./demand.js";
 import { byId, say } from "./dom.js";
+import { Doors } from "./doors.js";
 import { Drawer } from "./drawer.js";
 import { Feed } from "./feed.js";
 import { Find } from "./find.js";
@@ -56,6 +57,7 @@ const queue = new Queue(acts);
 const queues = new Queues();
 const stragglers = new Stragglers(acts);
 const decisions = new Decisions();
+const doors = new Doors();
 const spikes = new Spikes();
 const use = new Use({ open: acts.openJob });
 const ingestion = new Ingestion();
@@ -226,6 +228,7 @@ feed.add({
   apply: (body) => decisions.update(body, clock.nowMs()) && feed.soon("placements"),
   failed: note("decisions-foot"),
 });
+feed.add({ name: "doors", everyMs: 4900, path: () => "/adapters", apply: (body) => doors.update(body, clock.nowMs()), failed: note("doors-foot") });
 feed.add({
   name: "ingestion",
   everyMs: 1900,

@@ -19,7 +19,6 @@ from fleet.errors import (
     ConflictError,
     FleetcastError,
     ModelError,
-    NotBuiltError,
     RecordError,
     RequestError,
     SourceError,
@@ -115,7 +114,6 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
     (ModelError, 503, "model"),
     (SourceError, 503, "unavailable"),
     (LedgerError, 503, "unavailable"),
-    (NotBuiltError, 501, "not_built"),
 )
 
 

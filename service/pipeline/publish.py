@@ -195,8 +195,8 @@ def _running_row(attempt: JobAttempt) -> RunningJobRow:
 
 
 def _ended_row(attempt: JobAttempt) -> EndedJobRow:
-    ended = {"ended_ms": attempt.ended_ms or 0, "outcome": attempt.outcome}
-    return EndedJobRow(**structs.asdict(_running_row(attempt)), **ended)
+    running = structs.asdict(_running_row(attempt))
+    return EndedJobRow(**running, ended_ms=attempt.ended_ms or 0, outcome=attempt.outcome)
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:

@@ -8,7 +8,7 @@ import msgspec
 from service.http.problems import MEDIA_TYPE, TYPE_PREFIX
 from tests.fuzz.asgi import Answered, Asked, Unlawful
 
-SERVER_STATUSES = frozenset({501, 503})  # not built yet; somebody is away, or asked too much
+SERVER_STATUSES = frozenset({503})  # somebody is away, or asked too much
 BODILESS = frozenset({204, 304})
 
 

@@ -1,6 +1,6 @@
 """Schemathesis asks a running Fleetcast all that its OpenAPI document allows, and much that it does not.
 
-No answer may be a server's error (501 says what is not built yet, 503 that somebody is away, and both are documented),
+No answer may be a server's error (503 says that somebody is away, and is documented),
 none undocumented in its status, its type or its schema; methods that are not there are refused.
 """
 

@@ -143,6 +143,9 @@ class Answers:
     async def ingestion(self, request: Request) -> Response:
         return self.reply(request, self.scene.ingestion())
 
+    async def adapters(self, request: Request) -> Response:
+        return self.reply(request, self.scene.adapters())
+
     async def stream(self, request: Request) -> Response:
         if self.scene.state == "broken" or not self.admits(request):
             return Response("upstream is away", 502 if self.admits(request) else 401)
@@ -186,6 +189,7 @@ def make_app(answers: Answers) -> Starlette:
         Route("/v1/utilisation", answers.utilisation),
         Route("/v1/interference", answers.interference, methods=["POST"]),
         Route("/v1/placements", answers.placements),
+        Route("/v1/adapters", answers.adapters),
         Route("/v1/ingestion", answers.ingestion),
         Route("/v1/stream", answers.stream),
         Route("/fixture/switch", answers.switch, methods=["POST"]),

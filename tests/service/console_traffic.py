@@ -159,6 +159,26 @@ class Traffic:
             "rejected": {"busy": 119, "risk": 2},
         }
 
+    def adapters(self) -> dict[str, Any]:
+        write = {
+            "time_ms": self.now_ms() - 90_000,
+            "decision": "nodes-1-1",
+            "adapter": "nodes",
+            "mode": "write",
+            "board": 812,
+            "key": "n041",
+            "field": "label fleetcast.io/risk",
+            "seen": "low",
+            "value": "high",
+            "why": "risk 81% within 1 h: SM clock 990 MHz, usual 1,980",
+            "outcome": "done",
+        }
+        stands = {"kind": "writer", "board": 812, "seen_ms": self.now_ms(), "error": "", "withdrawn": False}
+        nodes = {"name": "nodes", "mode": "write", "ours": 133, "writes": 14, "held_back": 2, "last": write}
+        away = {"name": "slurm", "mode": "observe", "errors": 3, "error": "slurmctld does not answer", "last": None}
+        rows = [{"name": "kube", "mode": "answer", "kind": "answerer"}, {**stands, **nodes}, {**stands, **away}]
+        return {"as_of_ms": self.as_of_ms(), "rows": rows[:1] if self.state == "empty" else rows}
+
     def ingestion(self) -> dict[str, Any]:
         quiet = self.state in ("empty", "stale")
         lag = None if self.state == "empty" else 274.0 if quiet else 3.1

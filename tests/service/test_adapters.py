@@ -271,6 +271,8 @@ def test_the_page_of_metrics(tmp_path: Path) -> None:
     assert 'fleetcast_adapter_writes_total{adapter="memory"} 2.0' in page
     assert 'fleetcast_adapter_seen_age_seconds{adapter="memory"} 5.0' in page
     assert 'fleetcast_adapter_withdrawn{adapter="memory"} 0.0' in page
+    assert 'fleetcast_adapter_held_back{adapter="memory"} 0.0' in page
+    assert 'fleetcast_adapter_marked{adapter="memory"} 2.0' in page
     assert adapters_page(AdaptersStatus(), 0) == ""
 
 

@@ -182,6 +182,19 @@ def test_decisions_and_ingestion_are_in_words(open_console: Opener) -> None:
     expect(console.page.locator("#ingestion-sub")).to_have_text("263 of 266 targets answer")
 
 
+def test_adapters_say_what_they_wrote_and_why_and_what_they_hold_back(open_console: Opener) -> None:
+    console = open_console()
+    nodes, slurm = (console.page.locator("#doors li").nth(at) for at in (0, 1))
+    expect(nodes.locator(".state")).to_have_text("writes")
+    expect(nodes.locator(".place")).to_have_text("133 keys marked · 14 changes written · 2 changes held back")
+    expect(nodes.locator(".why")).to_contain_text(
+        "n041: label fleetcast.io/risk = high. Risk 81% within 1 h: SM clock 990 MHz"
+    )
+    expect(slurm.locator(".state")).to_have_text("fails")
+    expect(slurm.locator(".why")).to_have_text("Slurmctld does not answer. Trying again.")
+    expect(console.page.locator("#doors-sub")).to_have_text("on request: kube")
+
+
 def test_hard_signals_are_announced(open_console: Opener) -> None:
     console = open_console()
     expect(console.page.locator(".node")).to_have_count(133)

@@ -18,7 +18,6 @@ from service.api.app import create_app
 from service.api.recent import RecentIdentities
 from service.api.routes import events, risk
 from service.api.routes.all import ROWS
-from service.api.routes.table import Row
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 
 AGE_S = 7
@@ -208,14 +207,6 @@ def test_head_answers_without_a_body(client: Client) -> None:
     for path in ("/v1/fleet", "/v1/stream"):
         response = client.request("HEAD", path)
         assert (response.status_code, response.content) == (200, b"")
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if 501 in row.problems], ids=lambda row: f"{row.method} {row.path}"
-)
-def test_what_is_not_built_yet_says_so(client: Client, row: Row) -> None:
-    path = row.path.replace("{job:path}", "a").replace("{name}", "kueue").replace("{verb}", "sync")
-    assert "not built yet" in problem(client.request(row.method, path), 501)["detail"]
 
 
 def test_openapi_documents_every_route_with_examples_of_their_types(client: Client) -> None:

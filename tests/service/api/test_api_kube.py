@@ -132,7 +132,7 @@ def test_bad_bodies_are_problems(world: World) -> None:
             expected = 200 if (verb, status) == ("preempt", 422) and body != b"[]" else status
             assert response.status_code == expected, (verb, body[:20], response.text)
     assert world.client.get("/v1/adapters/kube/filter").status_code == 405
-    assert world.client.post("/v1/adapters/kube/bind").status_code == 501
+    assert world.client.post("/v1/adapters/kube/bind").status_code == 404
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from fleet.errors import (
     ConfigError,
     ConflictError,
     FleetcastError,
-    NotBuiltError,
     RecordError,
     RequestError,
     SourceError,
@@ -27,7 +26,6 @@ from service.http.problems import FieldError, Problem, as_problem, unprocessable
         (ConflictError("lost the race"), 409),
         (StaleError("too old"), 503),
         (SourceError("away", 3.0), 503),
-        (NotBuiltError("later"), 501),
         (warming(), 503),
     ],
 )

@@ -1,0 +1,17 @@
+"""How every adapter stands, for the api and the command line."""
+
+from service.adapter_records import AdapterRecords, AdapterStatus
+from service.config import Config
+from service.doors import ANSWERERS
+
+
+def adapter_rows(config: Config) -> list[AdapterStatus]:
+    """Those that answer, then those that are configured, each with what the adapters role last said of it."""
+    known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
+    rows = [AdapterStatus(name=name, use=name, mode="answer", kind="answerer") for name in ANSWERERS]
+    for row in config.adapters.adapter:
+        name = row.name or row.use
+        status = known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode)
+        status.use, status.mode = row.use, row.mode
+        rows.append(status)
+    return rows
