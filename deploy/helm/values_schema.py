@@ -22,11 +22,9 @@ from service.config import ADAPTER_MODES, LIMITS, UNKNOWN_USE, AdapterConfig, Co
 CHART = ROOT / "deploy" / "helm" / "fleetcast"
 SCHEMA = CHART / "values.schema.json"
 OF_THE_CHART = {  # keys that the chart sets itself
-    "api": (
-        *("host", "port", "board", "tls_cert", "tls_key", "client_ca"),
-        *("grpc_port", "external_metrics_port", "watcher_port"),
-    ),
+    "api": ("host", "port", "grpc_port", "board", "tls_cert", "tls_key", "client_ca"),
     "adapters": ("adapter",),
+    "external_metrics": ("port", "tls_cert", "tls_key", "client_ca", "names"),
 }
 TOLD_ELSEWHERE = ("default", "title", "description")
 Schema = dict[str, Any]
@@ -65,7 +63,7 @@ VALUES = {
     ),
     "tokens": table(secret=NAME),
     "tls": table(secret=TEXT, clients=FLAG),
-    "api": table(host=NAME, port=PORT, replicas={"type": "integer", "minimum": 0}, resources=RESOURCES),
+    "api": table(host=NAME, port=PORT, grpcPort=PORT, replicas={"type": "integer", "minimum": 0}, resources=RESOURCES),
     "control": table(resources=RESOURCES),
     "state": table(size=NAME, storageClass=TEXT, whenDeleted=one_of("Retain", "Delete")),
     "files": {"type": "object", "propertyNames": {"pattern": r"^[\w.-]+$"}, "additionalProperties": TEXT},
@@ -73,6 +71,7 @@ VALUES = {
     "env": many({**table(name=NAME, value=TEXT, secret=NAME, key=NAME), "required": ["name"]}),
     "serviceAccount": table(annotations=TEXTS),
     "rights": many({**RULE, "required": ["verbs"]}),
+    "nodePolicy": table(enabled=FLAG),
     "networkPolicy": table(enabled=FLAG, **{"from": many({"type": "object"})}),
     "podDisruptionBudget": table(enabled=FLAG),
     "serviceMonitor": table(enabled=FLAG, labels=TEXTS, interval={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"}),
@@ -86,7 +85,8 @@ OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
     "enabled": FLAG,
     "mode": one_of(*ADAPTER_MODES),
     "port": PORT,
-    "policy": FLAG,
+    "secret": NAME,
+    "names": many(NAME),
     "apiService": FLAG,
     "caBundle": {"type": "string", "pattern": "^[A-Za-z0-9+/=]*$"},
 }
@@ -111,15 +111,15 @@ def _config() -> Schema:
     made = msgspec.json.schema(Config)
     sections = _plain(made["$defs"]["Config"], made["$defs"])["properties"]
     del sections["state"]
-    for section, keys in OF_THE_CHART.items():
-        for key in keys:
-            sections[section]["properties"].pop(key, None)
     for name, (least, most) in LIMITS.items():
         section, _, key = name.partition(".")
-        if key in sections[section]["properties"]:
-            sections[section]["properties"][key] |= {"minimum": least, "maximum": most}
+        sections[section]["properties"][key] |= {"minimum": least, "maximum": most}
     sections["placer"]["properties"]["unknown_use"] = one_of(*UNKNOWN_USE)
-    return table(**sections)
+    for section, keys in OF_THE_CHART.items():
+        fields = sections[section]["properties"] if section in sections else {}
+        for key in keys:
+            fields.pop(key, None)
+    return table(**{name: section for name, section in sections.items() if section["properties"]})
 
 
 def _plain(part: Any, definitions: dict[str, Any]) -> Any:

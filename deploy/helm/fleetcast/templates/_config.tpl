@@ -14,10 +14,9 @@
 {{- define "fleetcast.config" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
-{{- $keys := dict "keda" "grpc_port" "external-metrics" "external_metrics_port" "trimaran" "watcher_port" -}}
 {{- $api := dict "host" $values.api.host "port" (int $values.api.port) -}}
-{{- range $name, $port := include "fleetcast.ports" $root | fromJson -}}
-{{- $_ := set $api (index $keys $name) (int $port) -}}
+{{- with (include "fleetcast.ports" $root | fromJson).grpc -}}
+{{- $_ := set $api "grpc_port" (int .) -}}
 {{- end -}}
 {{- if $values.tls.secret -}}
 {{- $_ := set $api "tls_cert" "/run/fleetcast/tls/tls.crt" -}}
@@ -27,6 +26,13 @@
 {{- end -}}
 {{- end -}}
 {{- $ours := dict "api" $api -}}
+{{- with $values.adapters.external_metrics -}}
+{{- if .enabled -}}
+{{- $files := "/run/fleetcast/external-metrics" -}}
+{{- $rows := dict "port" (int .port) "tls_cert" (print $files "/tls.crt") "tls_key" (print $files "/tls.key") "client_ca" (print $files "/ca.crt") "names" .names -}}
+{{- $_ := set $ours "external_metrics" $rows -}}
+{{- end -}}
+{{- end -}}
 {{- if .replica -}}
 {{- $_ := set $api "board" (printf "%s://%s-control.%s.svc:%d/v1/board" (include "fleetcast.scheme" $root) $root.Release.Name $root.Release.Namespace (int $values.api.port)) -}}
 {{- else -}}

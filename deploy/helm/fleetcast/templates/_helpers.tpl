@@ -27,13 +27,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* The ports beside the API's: {keda: 9090, …} of those answerers that are on. */ -}}
+{{- /* The ports beside the API's that something listens on, as JSON: {"grpc": 9090, …}. */ -}}
 {{- define "fleetcast.ports" -}}
+{{- $adapters := .Values.adapters -}}
 {{- $ports := dict -}}
-{{- range $name, $adapter := .Values.adapters -}}
-{{- if and $adapter.enabled (hasKey $adapter "port") -}}
-{{- $_ := set $ports ($name | replace "_" "-") (int $adapter.port) -}}
+{{- if or $adapters.keda.enabled $adapters.expander.enabled -}}
+{{- $_ := set $ports "grpc" (int .Values.api.grpcPort) -}}
 {{- end -}}
+{{- if $adapters.external_metrics.enabled -}}
+{{- $_ := set $ports "external-metrics" (int $adapters.external_metrics.port) -}}
 {{- end -}}
 {{ toJson $ports }}
 {{- end }}
@@ -126,6 +128,9 @@ livenessProbe:
 {{- if .Values.tls.secret }}
 - {name: tls, mountPath: /run/fleetcast/tls, readOnly: true}
 {{- end }}
+{{- if .Values.adapters.external_metrics.enabled }}
+- {name: external-metrics, mountPath: /run/fleetcast/external-metrics, readOnly: true}
+{{- end }}
 {{- range $number, $mount := .Values.mounts }}
 - {name: mount-{{ $number }}, mountPath: {{ $mount.path | quote }}, readOnly: true}
 {{- end }}
@@ -137,6 +142,11 @@ livenessProbe:
 - {name: tmp, emptyDir: {}}
 {{- with .Values.tls.secret }}
 - {name: tls, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
+{{- end }}
+{{- with .Values.adapters.external_metrics }}
+{{- if .enabled }}
+- {name: external-metrics, secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}}
+{{- end }}
 {{- end }}
 {{- range $number, $mount := .Values.mounts }}
 {{- if $mount.secret }}
