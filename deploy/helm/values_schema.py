@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from service.config import ADAPTER_MODES, LIMITS, UNKNOWN_USE, AdapterConfig, Config  # noqa: E402
+from service.config import ADAPTER_MODES, LIMITS, UNKNOWN_USE, Config  # noqa: E402
 
 CHART = ROOT / "deploy" / "helm" / "fleetcast"
 SCHEMA = CHART / "values.schema.json"
@@ -35,6 +35,7 @@ FLAG: Schema = {"type": "boolean"}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 QUANTITIES: Schema = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+OPTION: Schema = {"anyOf": [{"type": ["string", "number", "boolean"]}, {"type": "array", "items": TEXT}, TEXTS]}
 
 
 def table(**fields: Schema) -> Schema:
@@ -84,6 +85,7 @@ VALUES = {
 OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
     "enabled": FLAG,
     "mode": one_of(*ADAPTER_MODES),
+    "options": {"type": "object", "additionalProperties": OPTION},
     "port": PORT,
     "secret": NAME,
     "names": many(NAME),
@@ -102,8 +104,7 @@ def schema() -> Schema:
 
 
 def _adapter(entry: dict[str, Any]) -> Schema:
-    options = msgspec.json.schema(AdapterConfig)["$defs"]["AdapterConfig"]["properties"]["options"]
-    return table(**{key: _plain(options, {}) if key == "options" else OF_ADAPTERS[key] for key in entry})
+    return table(**{key: OF_ADAPTERS[key] for key in entry})
 
 
 def _config() -> Schema:

@@ -35,7 +35,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $ports "grpc" (int .Values.api.grpcPort) -}}
 {{- end -}}
 {{- if $adapters.external_metrics.enabled -}}
-{{- $_ := set $ports "external-metrics" (int $adapters.external_metrics.port) -}}
+{{- $_ := set $ports "metrics-api" (int $adapters.external_metrics.port) -}}
 {{- end -}}
 {{ toJson $ports }}
 {{- end }}

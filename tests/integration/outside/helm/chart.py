@@ -42,6 +42,10 @@ class HelmChart:
         ended = self.run("template", RELEASE, str(CHART), values=values)
         return ended.stderr if ended.returncode else ""
 
+    def hooks(self) -> list[Thing]:
+        """Those of the release that is installed."""
+        return [thing for thing in yaml.safe_load_all(self.done("get", "hooks", RELEASE)) if thing]
+
     def things(self, values: Mapping[str, Any] | None = None) -> list[Thing]:
         """All objects, hooks too."""
         text = self.done("template", RELEASE, str(CHART), values=values)
