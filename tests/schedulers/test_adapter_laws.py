@@ -19,7 +19,12 @@ RISKS = {"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.9, "unk
 FEWER = {"low": 0.4, "high": 0.01, "new": 0.9}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "band_file": [{"path": "bands"}],
-    "nodes": [{}, {"taint": "PreferNoSchedule"}, {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"}],
+    "nodes": [
+        {},
+        {"taint": "PreferNoSchedule"},
+        {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"},
+        {"slinky": True},
+    ],
 }
 WRITER_CASES = [(use, options) for use, every in OPTIONS.items() for options in every]
 

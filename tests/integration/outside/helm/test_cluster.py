@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleet.nodes import FAILURE_EXPECTED
-from schedulers.nodes import MARK
+from schedulers.nodes import MARK, SLINKY
 from service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, NAMESPACE, RELEASE, HelmChart, adapters, only
@@ -79,6 +79,7 @@ class MarkingRelease:
         self.token, authority = folder / "token", plane.folder / "certs" / "apiserver.crt"
         server = f"https://127.0.0.1:{plane.port}"
         options = {"server": server, "token_file": str(self.token), "ca_file": str(authority), "taint": "NoSchedule"}
+        options |= {"slinky": True}
         values = adapters("nodes")
         values["adapters"]["nodes"] |= {"mode": "write", "options": options}
         values["config"] = {"adapters": {"max_share": 0.5}}
@@ -110,12 +111,12 @@ class MarkingRelease:
         }
         self.board.publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)
 
-    def marks(self, name: str) -> tuple[str, str | None, list[str]]:
-        """Status of the condition, the label, our taints."""
+    def marks(self, name: str) -> tuple[str, str | None, list[str], str | None]:
+        """Status of the condition, the label, our taints, what slurm-operator is told."""
         node = self.plane.http.get(f"/api/v1/nodes/{name}").json()
         status = next((row["status"] for row in node["status"]["conditions"] if row["type"] == FAILURE_EXPECTED), "")
         taints = [row["effect"] for row in node["spec"].get("taints", ()) if row["key"] == MARK]
-        return status, node["metadata"]["labels"].get(MARK), taints
+        return status, node["metadata"]["labels"].get(MARK), taints, node["metadata"].get("annotations", {}).get(SLINKY)
 
     def until(self, name: str, *marks: object) -> None:
         try:
@@ -139,8 +140,12 @@ def test_the_account_of_a_release_marks_nodes_and_no_more_and_the_hook_takes_all
     marking = MarkingRelease(cluster, release, tmp_path)
     try:
         marking.publish(m01=0.9)
-        marking.until("m01", "True", "high", ["NoSchedule"])
-        marking.until("m02", "False", "low", [])
+        marking.until("m01", "True", "high", ["NoSchedule"], "risk_high")
+        marking.publish(m02=0.9)  # a mark that changes leaves those beside it alone
+        marking.until("m02", "True", "high", ["NoSchedule"], "risk_high")
+        marking.until("m01", "False", "low", [], "risk_low")
+        marking.publish(m01=0.9)
+        marking.until("m02", "False", "low", [], "risk_low")
         headers = MERGE | {"authorization": f"Bearer {marking.token.read_text()}"}
         for change in ({"spec": {"unschedulable": True}}, {"metadata": {"labels": {"other.io/mine": "x"}}}):
             answer = cluster.http.patch("/api/v1/nodes/m02", json=change, headers=headers)
