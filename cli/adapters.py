@@ -146,6 +146,8 @@ def _row(config: "Config", name: str) -> dict[str, Any]:
 
 
 def _standing(row: dict[str, Any]) -> str:
+    if row["name"] == "external_metrics":
+        return "asked by a Kubernetes API server"
     if row["kind"] == "answerer":
         return f"asked at /v1/adapters/{row['name']}"
     if row["board"] is None and not row["withdrawn"]:

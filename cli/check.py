@@ -30,6 +30,8 @@ def check_config_file(
     config = load_config(path)
     access = load_access(config.api.host, subjects=config.access.subjects)
     tls = Tls(config.api) if config.api.tls_cert else None
+    if config.external_metrics.port:
+        Tls(config.external_metrics, "external_metrics", must_show=True)
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
     doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"

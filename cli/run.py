@@ -82,6 +82,8 @@ def run(
         load_access(loaded.api.host, subjects=loaded.access.subjects)
         if loaded.api.tls_cert:
             Tls(loaded.api)
+        if loaded.external_metrics.port:
+            Tls(loaded.external_metrics, "external_metrics", must_show=True)
     if role is None:
         raise typer.Exit(asyncio.run(_supervise(loaded)))
     _run_role(role, loaded, instance or 0)

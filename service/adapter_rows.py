@@ -8,7 +8,9 @@ from service.doors import ANSWERERS
 def adapter_rows(config: Config) -> list[AdapterStatus]:
     """Those that answer, then those that are configured, each with what the adapters role last said of it."""
     known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
-    rows = [AdapterStatus(name=name, use=name, mode="answer", kind="answerer") for name in ANSWERERS]
+    closed = () if config.external_metrics.port else ("external_metrics",)
+    names = [name for name in ANSWERERS if name not in closed]
+    rows = [AdapterStatus(name=name, use=name, mode="answer", kind="answerer") for name in names]
     for row in config.adapters.adapter:
         name = row.name or row.use
         status = known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode)

@@ -122,6 +122,19 @@ class AccessConfig(_Section, frozen=True):
     subjects: dict[str, tuple[str, ...]] = {}
 
 
+class ExternalMetricsConfig(_Section, frozen=True):
+    """The aggregated API of external metrics on a port of its own; 0: none. PEM files are read anew when they change.
+
+    `client_ca`: the cluster's request-header authority; `names`: common names of its certificates that may ask, empty:
+    any."""
+
+    port: int = 0
+    tls_cert: str = ""
+    tls_key: str = ""
+    client_ca: str = ""
+    names: tuple[str, ...] = ()
+
+
 class PlacerConfig(_Section, frozen=True):
     """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long.
     `unknown_use`: avoid or ignore GPUs that are at work though no job holds them."""
@@ -170,6 +183,7 @@ class Config(_Section, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     api: ApiConfig = ApiConfig()
     access: AccessConfig = AccessConfig()
+    external_metrics: ExternalMetricsConfig = ExternalMetricsConfig()
     placer: PlacerConfig = PlacerConfig()
     adapters: AdaptersConfig = AdaptersConfig()
 
@@ -278,6 +292,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "api.header_timeout_s": PERIOD_S,
     "api.body_timeout_s": PERIOD_S,
     "api.stale_after_s": PERIOD_S,
+    "external_metrics.port": (0, 65_535),
     "placer.port": (1, 65_535),
     "placer.queue_period_s": PERIOD_S,
     "placer.intent_expires_s": PERIOD_S,
@@ -312,6 +327,7 @@ def check_config(config: Config) -> None:
         )
     _check_adapters(config.adapters)
     _check_tls(config.api, config.access)
+    _check_external_metrics(config)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
     if config.api.port == config.placer.port:
         raise ConfigError(f"api.port and placer.port are both {config.api.port}: they must differ")
@@ -356,6 +372,18 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
     ):
         if value and not other:
             raise ConfigError(f"{key} is set, and {needed} is not: set {needed}, or leave {key} out")
+
+
+def _check_external_metrics(config: Config) -> None:
+    """Refuse a port without its files, and files without a port; their users look into them."""
+    given, why = config.external_metrics, "or set external_metrics.port = 0"
+    for key in ("tls_cert", "tls_key", "client_ca"):
+        if given.port and not getattr(given, key):
+            raise ConfigError(f"external_metrics.port is set, and external_metrics.{key} is not: name the file, {why}")
+    if not given.port and given != ExternalMetricsConfig():
+        raise ConfigError("external_metrics.port is 0, so nothing is served: set it, or leave the section out")
+    if given.port in (config.api.port, config.placer.port):
+        raise ConfigError(f"external_metrics.port = {given.port}: is the api's or the placer's: they must differ")
 
 
 def override(

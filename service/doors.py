@@ -6,11 +6,15 @@ from typing import Any, NamedTuple, cast
 
 from fleet.errors import ConfigError
 from schedulers.adapter import Adapter, Door
+from schedulers.external_metrics import ExternalMetrics
 from schedulers.kube_extender import KubeAdapter
 from service.config import AdapterConfig, AdaptersConfig
 from service.plugins import load
 
-ANSWERERS: Mapping[str, Callable[[], Adapter]] = {"kube": KubeAdapter}
+ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
+    "external_metrics": ExternalMetrics,
+    "kube": KubeAdapter,
+}
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
     "band_file": "service.ports.band_file:band_file",

@@ -22,6 +22,8 @@ from service.board.urgent import forbids, struck
 from service.config import AdaptersConfig, Config
 from service.pipeline.demand.sections import demand_keys, demand_rows
 
+DEMAND_FRESH_S = 600.0  # a forecast is made each minute, and takes its time for a large fleet
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -53,7 +55,7 @@ class WeatherStation:
                 board.as_of_ms,
                 self._clock.now_ms(),
                 self._nodes(board) if board is not self._board or self._weather is None else self._weather.nodes,
-                _demand(board),
+                self._demand(board),
                 LazyRows(lambda: job_outlooks(board)) if "doc.jobs" in board else None,
                 starts,
             )
@@ -63,6 +65,14 @@ class WeatherStation:
     def age_s(self, board: Board) -> float:
         """Fleet time since a board was made."""
         return (self._clock.now_ms() - board.as_of_ms) / 1000
+
+    def _demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
+        """None as well where the forecasts are much older than the board: it may tell those of before a restart."""
+        if "demand.keys" not in board:
+            return None
+        age_s = (self._clock.now_ms() - board.meta("demand.keys")["as_of_ms"]) / 1000
+        is_old = age_s > DEMAND_FRESH_S + self._config.stale_after_s(self._clock)
+        return None if is_old else LazyRows(lambda: DemandRows(board))
 
     def _nodes(self, board: Board) -> Outlook | None:
         """None when a section is not there: the very first board may lack one."""
@@ -134,10 +144,6 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
 
     def __len__(self) -> int:
         return len(self._places)
-
-
-def _demand(board: Board) -> Mapping[DemandKey, DemandRow] | None:
-    return LazyRows(lambda: DemandRows(board)) if "demand.keys" in board else None
 
 
 def job_outlooks(board: Board) -> dict[str, JobOutlook]:

@@ -7,13 +7,14 @@ import socket
 
 import uvicorn
 
-from fleet.errors import ConfigError
 from service.api.app import create_app
+from service.api.external_metrics import external_metrics_door
 from service.api.hot_path import hot_protocol
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
 from service.http.addresses import Networks
 from service.http.connections import ConnectionLimits, LimitedServer, allow_files, protocol_of
+from service.http.listening import listen
 from service.http.tls import Tls
 from service.http.tls_door import TlsDoor
 from service.process_memory import use_one_heap
@@ -35,19 +36,6 @@ class ApiServer(LimitedServer):
         await super().shutdown(sockets)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """The listening socket; ConfigError when the address is taken or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(f"api.host, api.port = {host}:{port}: {error.strerror or error}") from None
-    return sock
-
-
 def limits_of(api: ApiConfig) -> ConnectionLimits:
     return ConnectionLimits(
         api.max_connections,
@@ -65,7 +53,8 @@ async def serve(config: Config) -> None:
     context: Context = app.state.context
     limits = limits_of(config.api)
     tls = Tls(config.api) if config.api.tls_cert else None
-    allow_files(limits.max_connections * (2 if tls else 1))  # and those that have not greeted yet
+    doors = (2 if tls else 1) + (2 if config.external_metrics.port else 0)
+    allow_files(limits.max_connections * doors)  # over TLS, and those that have not greeted yet
 
     def refused(status: int) -> None:
         context.metrics.refused_connections.labels(str(status)).inc()
@@ -89,13 +78,15 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
-    with listen(config.api.host, config.api.port) as sock:
+    beside = external_metrics_door(context, limits, lambda: setattr(server, "should_exit", True))
+    with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
         logger.info("listening on %s", config.url)
-        if tls is None:
-            await server.serve([sock])
-        else:
-            context.metrics.watch_certificate(lambda: tls.until_s)
-            dropped = context.metrics.refused_connections.labels("no_tls").inc
-            async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
-                await server.serve([])
+        async with beside:
+            if tls is None:
+                await server.serve([sock])
+            else:
+                context.metrics.watch_certificate(lambda: tls.until_s)
+                dropped = context.metrics.refused_connections.labels("no_tls").inc
+                async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
+                    await server.serve([])
     logger.info("stopped")

@@ -57,6 +57,7 @@ class ApiMetrics:
         self.streams = Gauge("fleetcast_stream_clients", "Open event streams.", registry=self.registry)
         self.requests: dict[tuple[str, str, int], int] = {}
         self.seconds: dict[str, Latency] = {}
+        self._certificates: list[Callable[[], float]] = []
         self._count_the_door()
 
     def _count_the_door(self) -> None:
@@ -102,12 +103,14 @@ class ApiMetrics:
         latency.sum_s += seconds
 
     def watch_certificate(self, until_s: Callable[[], float]) -> None:
-        """Tell when the certificate that is shown expires; without TLS there is nothing to tell."""
-        Gauge(
-            "fleetcast_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate that clients are shown expires.",
-            registry=self.registry,
-        ).set_function(until_s)
+        """Tell when a certificate that is shown expires, of several the first; without TLS there is nothing to tell."""
+        self._certificates.append(until_s)
+        if len(self._certificates) == 1:
+            Gauge(
+                "fleetcast_tls_certificate_expiry_timestamp_seconds",
+                "When the certificate that clients are shown expires.",
+                registry=self.registry,
+            ).set_function(lambda: min(told() for told in self._certificates))
 
     def page(self) -> str:
         return generate_latest(self.registry).decode()

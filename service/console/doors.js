@@ -1,7 +1,7 @@
 // The doors to other schedulers and autoscalers: who answers, observes or writes, what was written last and why, and what is held back.
 
 import { byId, h, keyed, mark, say } from "./dom.js";
-import { clockTime, count, list, num, object, rows, sentence, text } from "./format.js";
+import { clockTime, count, list, num, object, rows, sentence, text, whole } from "./format.js";
 
 const SAYS = { done: "", observed: "would write ", conflict: "left alone ", refused: "was refused ", unreachable: "could not write " };
 
@@ -16,10 +16,10 @@ function standing(row) {
 /** Its numbers, those that say something. */
 function figures(row) {
   const parts = [
-    num(row.ours) && `${count(row.ours, "key")} marked`,
-    num(row.writes) && `${count(row.writes, "change")} written`,
-    num(row.held_back) && `${count(row.held_back, "change")} held back`,
-    num(row.conflicts) && `${count(row.conflicts, "change")} left alone`,
+    num(row.ours) && `${whole(row.ours)} marked`,
+    num(row.writes) && `${whole(row.writes)} written`,
+    num(row.held_back) && `${whole(row.held_back)} held back`,
+    num(row.conflicts) && `${whole(row.conflicts)} left alone`,
     num(row.errors) && count(row.errors, "error"),
   ];
   return list(parts).filter(Boolean).join(" · ") || "nothing written yet";

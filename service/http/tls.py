@@ -1,4 +1,4 @@
-"""TLS of the api's own: new connections get the newest context, made once changed files fit together."""
+"""TLS of our own: new connections get the newest context, made once changed files fit together."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from fleet.errors import ConfigError
-from service.config import ApiConfig
 from service.http.certificates import validity_s
 
 logger = logging.getLogger(__name__)
@@ -30,12 +29,28 @@ class Made:
     stamp: tuple[Any, ...]
 
 
-class Tls:
-    """Raises ConfigError where the files cannot be used; later on it goes on with what it had."""
+class TlsKeys(Protocol):
+    """The keys of a section of the configuration: paths of PEM files."""
 
-    def __init__(self, api: ApiConfig) -> None:
-        self._api = api
-        self._made = make(api)
+    @property
+    def tls_cert(self) -> str: ...
+
+    @property
+    def tls_key(self) -> str: ...
+
+    @property
+    def client_ca(self) -> str: ...
+
+
+class Tls:
+    """Raises ConfigError where the files cannot be used; later on it goes on with what it had.
+
+    must_show: who shows no certificate of `client_ca` is cut in the handshake.
+    """
+
+    def __init__(self, keys: TlsKeys, section: str = "api", *, must_show: bool = False) -> None:
+        self._keys, self._section, self._must_show = keys, section, must_show
+        self._made = make(keys, section, must_show)
         self._said = ""
 
     @property
@@ -50,16 +65,16 @@ class Tls:
     def look(self) -> None:
         """Take over what the files hold, if it is new and can be used."""
         try:
-            if stamp_of(self._api) == self._made.stamp:
+            if stamp_of(self._keys) == self._made.stamp:
                 return
-            self._made = make(self._api)
+            self._made = make(self._keys, self._section, self._must_show)
         except ConfigError as error:
             if str(error) != self._said:
                 self._said = str(error)
                 logger.error("%s; the certificate of before is shown on", error)
             return
         self._said = ""
-        logger.info("took over the certificate in %s, valid until %s", self._api.tls_cert, date_of(self.until_s))
+        logger.info("took over the certificate in %s, valid until %s", self._keys.tls_cert, date_of(self.until_s))
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -76,79 +91,79 @@ class Tls:
             await asyncio.to_thread(self.look)
 
 
-def make(api: ApiConfig) -> Made:
+def make(keys: TlsKeys, section: str, must_show: bool) -> Made:
     """The context of the files. ConfigError names the key, the file and what to do."""
-    stamp = stamp_of(api)
-    until_s = _check_dates(api.tls_cert)
-    _check_key(api.tls_key)
+    stamp = stamp_of(keys)
+    cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
+    until_s = _check_dates(cert, keys.tls_cert)
+    _check_key(key, keys.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # a session that is resumed is not verified again
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(api.tls_cert, api.tls_key, password=lambda: _refuse_passphrase(api.tls_key))
+        context.load_cert_chain(keys.tls_cert, keys.tls_key, password=lambda: _refuse_passphrase(key))
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(
-                f"api.tls_key = {api.tls_key}: is not the key of api.tls_cert = {api.tls_cert}: name a pair"
-            ) from None
+            raise ConfigError(f"{key}: is not the key of {cert}: name a pair") from None
         raise ConfigError(
-            f"api.tls_cert = {api.tls_cert}, api.tls_key = {api.tls_key}: expected a certificate and its key in PEM "
-            f"({error.reason or error})"
+            f"{cert}, {key}: expected a certificate and its key in PEM ({error.reason or error})"
         ) from None
-    if api.client_ca:
-        _ask_for_certificates(context, api.client_ca)
+    if keys.client_ca:
+        _ask_for_certificates(context, f"{section}.client_ca = {keys.client_ca}", keys.client_ca)
+    if must_show:
+        context.verify_mode = ssl.CERT_REQUIRED
     return Made(context, until_s, stamp)
 
 
-def _ask_for_certificates(context: ssl.SSLContext, path: str) -> None:
-    """Certificates are optional, but those of other authorities are refused."""
-    _read("api.client_ca", path)
+def _ask_for_certificates(context: ssl.SSLContext, told: str, path: str) -> None:
+    """Certificates are optional, but those of other authorities are refused. `told`, here and below: key and path."""
+    _read(told, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         why = error.reason or error
-        raise ConfigError(f"api.client_ca = {path}: expected certificates in PEM ({why})") from None
+        raise ConfigError(f"{told}: expected certificates in PEM ({why})") from None
     context.verify_mode = ssl.CERT_OPTIONAL
 
 
-def _check_dates(path: str) -> float:
+def _check_dates(told: str, path: str) -> float:
     """Until when the certificate is valid; ConfigError when that is over."""
     try:
-        from_s, until_s = validity_s(_read("api.tls_cert", path))
+        from_s, until_s = validity_s(_read(told, path))
     except ValueError as error:
-        raise ConfigError(f"api.tls_cert = {path}: {error}; expected a certificate in PEM") from None
+        raise ConfigError(f"{told}: {error}; expected a certificate in PEM") from None
     now_s = time.time()
     if until_s < now_s:
-        raise ConfigError(f"api.tls_cert = {path}: expired on {date_of(until_s)}: put a new certificate there")
+        raise ConfigError(f"{told}: expired on {date_of(until_s)}: put a new certificate there")
     if from_s > now_s:
-        logger.warning("api.tls_cert = %s: is valid from %s on, which is later than now", path, date_of(from_s))
+        logger.warning("%s: is valid from %s on, which is later than now", told, date_of(from_s))
     return until_s
 
 
-def _check_key(path: str) -> None:
-    _read("api.tls_key", path)
+def _check_key(told: str, path: str) -> None:
+    _read(told, path)
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & 0o077:
-        logger.warning("api.tls_key = %s: others than its owner may use it (mode %04o): chmod 600 it", path, mode)
+        logger.warning("%s: others than its owner may use it (mode %04o): chmod 600 it", told, mode)
 
 
-def _read(key: str, path: str) -> str:
+def _read(told: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"{key} = {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{told}: cannot be read: {error.strerror}") from None
 
 
-def _refuse_passphrase(path: str) -> NoReturn:
-    raise ConfigError(f"api.tls_key = {path}: is encrypted, and nobody is here to type its passphrase: decrypt it")
+def _refuse_passphrase(told: str) -> NoReturn:
+    raise ConfigError(f"{told}: is encrypted, and nobody is here to type its passphrase: decrypt it")
 
 
-def stamp_of(api: ApiConfig) -> tuple[Any, ...]:
+def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
     """Changes with any of the files. A link that leads elsewhere now is another file."""
     stamps: list[Any] = []
-    for path in (api.tls_cert, api.tls_key, api.client_ca):
+    for path in (keys.tls_cert, keys.tls_key, keys.client_ca):
         try:
             told = Path(path).stat() if path else None
         except OSError:

@@ -53,6 +53,14 @@ def test_list_needs_no_configuration() -> None:
     assert [row["name"] for row in json.loads(run("list", "--json"))] == ["kube"]
 
 
+def test_a_door_with_a_port_of_its_own_is_listed_where_it_is_open(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    files = "tls_cert = 'a'\ntls_key = 'a'\nclient_ca = 'a'\n"
+    config.write_text(f"state = '{tmp_path}'\n[external_metrics]\nport = 6443\n{files}")
+    lines = run("list", "--config", config).splitlines()
+    assert any(line.split()[0] == "external_metrics" and line.endswith("a Kubernetes API server") for line in lines)
+
+
 def test_withdraw_takes_back_without_a_service_and_show_tells_why(config: Path) -> None:
     path = marked(config)
     assert "is taken back and writes no more" in run("withdraw", "band_file", "--config", config)

@@ -1,5 +1,6 @@
 """The laws of every adapter in the registry, whatever its language."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from fleetcast_checks import check_adapter
 from schedulers.adapter import Adapter, NotKnown
+from schedulers.external_metrics import METRIC
 from schedulers.weather import Weather
 from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
+from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import weather
 
 RISKS = {"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.9, "unknown": np.nan}
@@ -41,8 +44,16 @@ def kube_question(names: list[str]) -> bytes:
     return json.dumps({"Pod": {}, "NodeNames": names, "NodeNameToMetaVictims": victims}).encode()
 
 
+def metric_question(names: list[str]) -> bytes:
+    """It is about a series, not about nodes."""
+    return json.dumps({"metric": METRIC, "selector": "quantile=0.5,horizon_s=600"}).encode()
+
+
 Question = Callable[[list[str]], bytes]
-QUESTIONS: dict[str, tuple[Question, Callable[[Any, str], set[str]]]] = {"kube": (kube_question, names_of)}
+QUESTIONS: dict[str, tuple[Question, Callable[[Any, str], set[str]]]] = {
+    "external_metrics": (metric_question, lambda answer, verb: set()),
+    "kube": (kube_question, names_of),
+}
 VERB_CASES = [(name, verb) for name, adapter in make_answerers().items() for verb in adapter.verbs]
 
 
@@ -94,7 +105,8 @@ def test_an_answer_is_about_what_was_asked_and_the_same_twice(name: str, verb: s
 
 
 def answer(adapter: Adapter, verb: str, given: Weather, body: bytes) -> bytes:
-    return adapter.verbs[verb].answer(given, body)
+    """Whoever knows the nodes here knows of their demand, too."""
+    return adapter.verbs[verb].answer(dataclasses.replace(given, demand=small_demand() if given.nodes else None), body)
 
 
 @pytest.mark.parametrize(("name", "verb"), VERB_CASES)

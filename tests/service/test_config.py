@@ -54,6 +54,15 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
             "api.tls_cert is set, and api.tls_key is not: set api.tls_key, or leave api.tls_cert out",
         ),
         ("[api]\nclient_ca = 'a.crt'\n", "set api.tls_cert, or leave api.client_ca out"),
+        (
+            "[external_metrics]\nport = 6443\n",
+            "external_metrics.port is set, and external_metrics.tls_cert is not: name",
+        ),
+        ("[external_metrics]\nnames = ['a']\n", "external_metrics.port is 0, so nothing is served: set it, or leave"),
+        (
+            "[external_metrics]\nport = 8080\ntls_cert = 'a'\ntls_key = 'a'\nclient_ca = 'a'\n",
+            "external_metrics.port = 8080: is the api's or the placer's: they must differ",
+        ),
         ("[clock]\nspeed = 0.0\n", "must lie in 0.001..1000000"),
         ("[api]\ntrusted_proxies = ['proxy']\n", "api.trusted_proxies: 'proxy' does not appear to be"),
         ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),

@@ -66,6 +66,15 @@ def test_a_board_without_forecasts_has_no_demand(tmp_path: Path) -> None:
     assert weather.demand is None
 
 
+@pytest.mark.parametrize(("age_s", "known"), [(659, True), (661, False)])
+def test_forecasts_that_are_much_older_than_the_board_are_none(tmp_path: Path, age_s: int, known: bool) -> None:
+    old = demand_sections([ROW], {}, [], NOW_MS - 1000 * age_s)
+    BoardWriter(Config(state=str(tmp_path)).board).publish(old, NOW_MS)
+    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    assert weather is not None
+    assert (weather.demand is not None) == known
+
+
 def test_jobs_have_their_nodes_times_and_last_checkpoint(tmp_path: Path) -> None:
     pipeline = pipeline_in(tmp_path)
     kept = Checkpoint(job="one", sequence=2, time_ms=NOW_MS - 60_000, edge="end")

@@ -186,7 +186,7 @@ def test_adapters_say_what_they_wrote_and_why_and_what_they_hold_back(open_conso
     console = open_console()
     nodes, slurm = (console.page.locator("#doors li").nth(at) for at in (0, 1))
     expect(nodes.locator(".state")).to_have_text("writes")
-    expect(nodes.locator(".place")).to_have_text("133 keys marked · 14 changes written · 2 changes held back")
+    expect(nodes.locator(".place")).to_have_text("133 marked · 14 written · 2 held back")
     expect(nodes.locator(".why")).to_contain_text(
         "n041: label fleetcast.io/risk = high. Risk 81% within 1 h: SM clock 990 MHz"
     )

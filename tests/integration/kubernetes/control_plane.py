@@ -28,9 +28,15 @@ class ControlPlane:
     """
 
     def __init__(
-        self, binaries: Kubernetes, folder: Path, stages: Path | None = None, authorization: str = "AlwaysAllow"
+        self,
+        binaries: Kubernetes,
+        folder: Path,
+        stages: Path | None = None,
+        authorization: str = "AlwaysAllow",
+        apiserver: tuple[str, ...] = (),
     ) -> None:
-        self.binaries, self.folder, self.authorization = binaries, folder, authorization
+        """apiserver: further flags of it."""
+        self.binaries, self.folder, self.authorization, self._flags = binaries, folder, authorization, apiserver
         self.stages = stages or binaries.stages
         self.store = ""  # etcd's address
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -80,15 +86,17 @@ class ControlPlane:
             *("--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/16", UNSERVED),
             *(f"--authorization-mode={self.authorization}", "--service-account-issuer=https://kubernetes.default.svc"),
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+            *self._flags,
         )
         self.until("the apiserver", lambda: self._answers("/readyz"))
 
-    def start_controllers(self, *names: str) -> None:
+    def start_controllers(self, *names: str, flags: tuple[str, ...] = ()) -> None:
         """The kube-controller-manager with these of its controllers."""
         self.run(
             "kube-controller-manager",
             *(f"--kubeconfig={self.kubeconfig}", "--leader-elect=false", f"--controllers={','.join(names)}"),
             *("--bind-address=127.0.0.1", f"--secure-port={free_port()}", "--concurrent-job-syncs=2"),
+            *flags,
         )
 
     def kill(self, name: str) -> None:

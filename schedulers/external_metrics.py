@@ -1,0 +1,134 @@
+"""Kubernetes' external metrics: one metric, whose label selector says which number of which forecast of demand.
+
+    GET …/namespaces/NAMESPACE/fleetcast_demand?labelSelector=pool=serve,target=request_rate,horizon_s=600
+
+A stale forecast is an error: an autoscaler then keeps its replicas, and says that it cannot see.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from fleet.errors import RequestError, UnknownEntity
+from schedulers.adapter import Seen, Verb, Write
+from schedulers.demand_value import value_of
+from schedulers.weather import DemandKey, Weather
+
+GROUP = "external.metrics.k8s.io"
+VERSION = f"{GROUP}/v1beta1"
+METRIC = "fleetcast_demand"
+DEFAULTS: Mapping[str, str] = {
+    "pool": "all",
+    "class": "all",
+    "group": "all",
+    "target": "wanted",
+    "quantile": "0.9",
+    "horizon_s": "300",
+}
+EQUAL = re.compile(r"([\w./-]+) *==? *([\w.-]*)")
+ONE_OF = re.compile(r"([\w./-]+) +in +\( *([\w.-]*) *\)")
+
+
+class MetricQuestion(msgspec.Struct):
+    """A metric's name, and a label selector as Kubernetes writes it."""
+
+    metric: str
+    selector: str = ""
+
+
+class ExternalMetrics:
+    """Adapter `external_metrics`: an ExternalMetricValueList with one value, in GPUs or requests/s.
+
+    Raises UnknownEntity for a metric or series that is not there, RequestError for a selector that means none, NotKnown
+    without a forecast.
+    """
+
+    fields: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.verbs = {"value": Verb(_answer, lambda body: None)}
+
+    def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
+        return ()
+
+
+def _answer(weather: Weather, body: bytes) -> bytes:
+    asked = msgspec.json.decode(body, type=MetricQuestion)
+    if asked.metric != METRIC:
+        raise UnknownEntity(f"no metric {asked.metric[:200]!r}: there is {METRIC}")
+    labels = selected(asked.selector)
+    key = DemandKey(labels["pool"], labels["class"], labels["group"], labels["target"])
+    value = value_of(weather.demand, key, _number(labels, "quantile"), _number(labels, "horizon_s"))
+    issued_ms = weather.demand[key].issued_ms if weather.demand else weather.as_of_ms
+    item = {
+        "metricName": METRIC,
+        "metricLabels": labels,
+        "timestamp": datetime.fromtimestamp(issued_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "value": quantity(value),
+    }
+    return msgspec.json.encode(
+        {"kind": "ExternalMetricValueList", "apiVersion": VERSION, "metadata": {}, "items": [item]}
+    )
+
+
+def selected(selector: str) -> dict[str, str]:
+    """The labels that a selector asks for, and the defaults of the others. Raises RequestError.
+
+    >>> selected("pool=serve,quantile in (0.5)")["pool"], selected("")["quantile"]
+    ('serve', '0.9')
+    """
+    labels = dict(DEFAULTS)
+    for part in filter(None, (part.strip() for part in selector.split(","))):
+        found = EQUAL.fullmatch(part) or ONE_OF.fullmatch(part)
+        if found is None:
+            raise RequestError(f"labelSelector {part[:200]!r}: expected label=value", "labelSelector")
+        name, value = found.groups()
+        if name not in DEFAULTS:
+            known = ", ".join(DEFAULTS)
+            raise RequestError(f"labelSelector {part[:200]!r}: the labels are {known}", "labelSelector")
+        labels[name] = value
+    return labels
+
+
+def quantity(value: float) -> str:
+    """A Kubernetes quantity, in thousandths where it is no whole number; rounded up, so that less is never told.
+
+    >>> quantity(12.5), quantity(7.0), quantity(0.0001)
+    ('12500m', '7', '1m')
+    """
+    thousandths = math.ceil(round(value * 1000, 6))
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+def _number(labels: Mapping[str, str], name: str) -> float:
+    try:
+        return float(labels[name])
+    except ValueError:
+        raise RequestError(f"label {name} = {labels[name]!r}: expected a number", name) from None
+
+
+def api_resources() -> dict[str, Any]:
+    """APIResourceList: it says `get` alone, so that nobody lists, watches or deletes here."""
+    resource = {
+        "name": METRIC,
+        "singularName": "",
+        "namespaced": True,
+        "kind": "ExternalMetricValueList",
+        "verbs": ["get"],
+    }
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": VERSION, "resources": [resource]}
+
+
+def api_group() -> dict[str, Any]:
+    version = {"groupVersion": VERSION, "version": VERSION.rpartition("/")[2]}
+    return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version}
+
+
+def failure(code: int, reason: str, message: str) -> dict[str, Any]:
+    """A Status of Kubernetes, as every error there is."""
+    told = {"status": "Failure", "message": message, "reason": reason, "code": code}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **told}

@@ -1,0 +1,143 @@
+"""One number of the demand forecast, asked for by a thread: whoever scales by it reads it without waiting."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fleetcast_client.client import Client
+from fleetcast_client.transport import check_url
+
+logger = logging.getLogger("fleetcast_client")
+
+
+class Series(NamedTuple):
+    """A series of `/v1/demand`, and which number of its forecast: a quantile, so many seconds ahead."""
+
+    pool: str = "all"
+    job_class: str = "all"
+    group: str = "all"
+    target: str = "wanted"
+    quantile: float = 0.9
+    horizon_s: float = 300.0
+
+    def check(self) -> Series:
+        """Itself. Raises ValueError that names the argument."""
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile is {self.quantile!r}: expected one of those in /v1/demand, like 0.9")
+        if not 0 <= self.horizon_s < math.inf:
+            raise ValueError(f"horizon_s is {self.horizon_s!r}: expected seconds, 0 or more")
+        return self
+
+
+class Asked(NamedTuple):
+    """How to ask. token_file: a file with the token, read anew each time; without one, FLEETCAST_TOKEN."""
+
+    url: str
+    token_file: str = ""
+    ca: str | None = None
+    every_s: float = 15.0
+    stale_s: float = 180.0
+    timeout_s: float = 5.0
+
+    def check(self) -> Asked:
+        """Itself. Raises ValueError that names the argument."""
+        check_url(self.url)
+        for name in ("every_s", "stale_s", "timeout_s"):
+            if not 0 < getattr(self, name) < threading.TIMEOUT_MAX:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected seconds above 0")
+        return self
+
+    def client(self) -> Client:
+        """Raises ValueError, OSError."""
+        token = Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else None
+        return Client(self.url, token=token, ca=self.ca, timeout_s=self.timeout_s, tries=1)
+
+
+class DemandAhead:
+    """The number now, or None. A forecast is believed for `stale_s` after it came first, so one that a service tells
+    for ever ends, too, whatever the clocks say."""
+
+    def __init__(self, series: Series, asked: Asked, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Raises ValueError. Nothing is asked before `start`."""
+        self._series, self._asked, self._now_s = series.check(), asked.check(), now_s
+        self._stopped = threading.Event()
+        self._issued_ms: int | None = None
+        self._known: tuple[float, float] | None = None  # the value, and when it came first
+        self._said = ""
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Ask from now on, in a thread that no end of a process waits for."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask_forever, name="fleetcast-demand", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more; waits for nothing."""
+        self._stopped.set()
+
+    def value(self) -> float | None:
+        """In the target's unit, GPUs or requests/s; None without a fresh forecast."""
+        known = self._known
+        return known[0] if known is not None and self._now_s() - known[1] < self._asked.stale_s else None
+
+    def look(self) -> None:
+        """Ask once. Raises what goes wrong, whatever was answered."""
+        series = self._series
+        keys = {"pool": series.pool, "class": series.job_class, "group": series.group, "target": series.target}
+        answer = self._asked.client().demand(
+            pool=series.pool, job_class=series.job_class, group=series.group, target=series.target
+        )
+        rows: Sequence[Mapping[str, Any]] = answer["series"]
+        row = next((row for row in rows if all(row[name] == value for name, value in keys.items())), None)
+        if row is None:
+            raise ValueError(f"there is no series of {keys}")
+        issued_ms = int(row["issued_ms"])
+        if issued_ms != self._issued_ms:
+            self._known = value_of(row, series.quantile, series.horizon_s), self._now_s()
+            self._issued_ms = issued_ms
+
+    def _ask_forever(self) -> None:
+        while True:
+            try:
+                self.look()
+                self._say("")
+            except Exception as error:  # the loop of a thread: whatever was answered, it asks again
+                self._say(f"{type(error).__name__}: {error}")
+            if self._stopped.wait(self._asked.every_s):
+                return
+
+    def _say(self, why: str) -> None:
+        """Log what is new."""
+        if why != self._said and why:
+            logger.warning("no forecast of demand from %s: %s", self._asked.url, why[:500])
+        elif why != self._said:
+            logger.warning("forecasts of demand come from %s again", self._asked.url)
+        self._said = why
+
+
+def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float) -> float:
+    """The quantile of a row of `/v1/demand` so many seconds ahead, as the service's own doors take it.
+
+    Between two horizons, and between now and the first one, it lies on the line between them. Raises ValueError for
+    what the row does not say, and whatever a row of another shape raises.
+    """
+    times, values = [0.0, *row["horizons_s"]], [row["now"], *row["values"][row["quantiles"].index(quantile)]]
+    if not 0 <= horizon_s <= times[-1]:
+        raise ValueError(f"horizon_s is {horizon_s!r}: forecasts reach 0 to {times[-1]:g} s")
+    after = max(1, bisect.bisect_left(times, horizon_s))
+    share = (horizon_s - times[after - 1]) / (times[after] - times[after - 1])
+    low, high = values[after if share == 1.0 else after - 1], values[after]
+    if low is None or high is None:
+        raise ValueError(f"there is no forecast {horizon_s:g} s ahead yet")
+    found = float(low + share * (high - low))
+    if not math.isfinite(found):
+        raise ValueError(f"the forecast is {found}")
+    return found

@@ -1,0 +1,100 @@
+"""Ask Ray's autoscaler for the nodes that the demand forecast will need, and take that back when there is none.
+
+    python -m fleetcast_client.ray_resources --url http://fleetcast:8080 --bundle '{"GPU": 8}' --per-bundle 8 --most 16
+
+It runs on a node of the Ray cluster, one for a cluster: `request_resources` holds one wish, the last. SIGTERM takes the
+wish back. What is killed cannot: start it again, and its first look replaces what was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+from fleetcast_client.ahead import Asked, DemandAhead, Series
+
+logger = logging.getLogger("fleetcast_client")
+
+Bundle = dict[str, float]
+PACE_S = 5.0
+
+
+class BundleWish:
+    """How many bundles are asked for. ask: `ray.autoscaler.sdk.request_resources`, by its argument `bundles`."""
+
+    def __init__(self, ask: Callable[[list[Bundle]], None], bundle: Bundle, per_bundle: float, most: int) -> None:
+        """Raises ValueError."""
+        amounts = list(bundle.values()) if isinstance(bundle, dict) else []
+        if not amounts or not all(isinstance(amount, (int, float)) and amount > 0 for amount in amounts):
+            raise ValueError(f"bundle is {bundle!r}: expected resources above 0, like {{'GPU': 8}}")
+        if not 0 < per_bundle < math.inf:
+            raise ValueError(f"per_bundle is {per_bundle!r}: expected GPUs or requests/s of one bundle")
+        if most < 1:
+            raise ValueError(f"most is {most!r}: expected a number of bundles above 0")
+        self._ask, self._bundle, self._per_bundle, self._most = ask, bundle, per_bundle, most
+        self._held: int | None = None  # None: a process before this one may have left some
+
+    def step(self, value: float | None) -> None:
+        """Ask for what a forecast needs; None: for nothing. While nothing is held nothing is said, since others may."""
+        wanted = 0 if value is None else min(self._most, math.ceil(max(value, 0.0) / self._per_bundle))
+        if wanted or self._held != 0:
+            self._ask([dict(self._bundle) for _ in range(wanted)])  # again and again: Ray may have lost it
+        if wanted != self._held:
+            logger.warning("asked for %d bundles of %s", wanted, self._bundle)
+        self._held = wanted
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    stopped = threading.Event()
+    series = Series(given.pool, given.job_class, given.group, given.target, given.quantile, given.horizon_s)
+    try:
+        ahead = DemandAhead(series, Asked(given.url, given.token_file, given.ca, given.every_s, given.stale_s))
+        wish = BundleWish(_request, json.loads(given.bundle), given.per_bundle, given.most)
+    except ValueError as error:
+        _parser().error(str(error))
+    import ray  # type: ignore[import-not-found,unused-ignore]
+
+    ray.init(address=given.address, log_to_driver=False)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after `init`, which sets its own
+        signal.signal(number, lambda *_: stopped.set())
+    ahead.start()
+    try:
+        while not stopped.wait(min(PACE_S, given.every_s)):
+            wish.step(ahead.value())
+    finally:
+        wish.step(None)
+
+
+def _request(bundles: list[Bundle]) -> None:
+    from ray.autoscaler.sdk import request_resources  # type: ignore[import-not-found,unused-ignore]
+
+    request_resources(bundles=bundles)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fleetcast_client.ray_resources", description=__doc__)
+    parser.add_argument("--url", default=os.environ.get("FLEETCAST_URL", ""))
+    parser.add_argument("--bundle", required=True, help="resources of one bundle, as JSON")
+    parser.add_argument("--per-bundle", type=float, required=True, help="GPUs (or requests/s) of the series per bundle")
+    parser.add_argument("--most", type=int, required=True, help="bundles, however high the forecast is")
+    for name, value in Series()._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    for name, value in Asked("")._asdict().items():
+        if name not in ("url", "timeout_s"):
+            parser.add_argument(
+                f"--{name.replace('_', '-')}", type=str if value is None else type(value), default=value
+            )
+    parser.add_argument("--address", default="auto", help="of the Ray cluster")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The aggregated API of external metrics: a port of its own, for a Kubernetes API server alone.
+
+Whoever connects shows a certificate of the cluster's request-header authority, so what it says in X-Remote-User is
+true: the API server has admitted that user. Discovery never looks at a board: while it fails, no namespace of
+the cluster can be deleted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fleet.errors import FleetcastError, RequestError, StaleError, UnknownEntity
+from schedulers.external_metrics import GROUP, VERSION, MetricQuestion, api_group, api_resources, failure
+from service.api.answerers import Answerers
+from service.api.routes.context import Context
+from service.api.telemetry import ApiMetrics
+from service.http.certificates import NAMES
+from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
+from service.http.listening import listen
+from service.http.tls import Tls
+from service.http.tls_door import TlsDoor
+
+logger = logging.getLogger(__name__)
+
+SECTION = "external_metrics"
+GRACE_S = 5
+KEEP_S = 120  # longer than an API server keeps a connection that it does not use
+REASONS: Mapping[int, str] = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    503: "ServiceUnavailable",
+}
+Handler = Callable[[Request], bytes]
+
+
+def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
+    """`names`: common names that the caller's certificate may have; empty: any."""
+
+    def of(handler: Handler) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            began_s = time.perf_counter()
+            _admit(request, names)
+            answer = Response(handler(request), media_type="application/json")
+            metrics.observe(f"/apis/{GROUP}", request.method, 200, time.perf_counter() - began_s)
+            return answer
+
+        return handle
+
+    def value(request: Request) -> bytes:
+        asked = MetricQuestion(request.path_params["metric"], request.query_params.get("labelSelector", ""))
+        return answerers.answer(SECTION, "value", msgspec.json.encode(asked))[0]
+
+    async def refused(request: Request, error: Exception) -> Response:
+        code, message = _told(error)
+        metrics.observe(f"/apis/{GROUP}", request.method, code, 0.0)
+        body = msgspec.json.encode(failure(code, REASONS.get(code, "Unknown"), message))
+        return Response(body, code, media_type="application/json")
+
+    groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()]}
+    documents = {"/apis": groups, f"/apis/{GROUP}": api_group(), f"/apis/{VERSION}": api_resources()}
+    routes = [Route(path, of(_always(msgspec.json.encode(document)))) for path, document in documents.items()]
+    routes.append(Route(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", of(value)))
+    return Starlette(routes=routes, exception_handlers={HTTPException: refused, FleetcastError: refused})
+
+
+def _always(body: bytes) -> Handler:
+    return lambda request: body
+
+
+def _admit(request: Request, names: tuple[str, ...]) -> None:
+    """Raises HTTPException for a certificate that has expired since, or is not the API server's."""
+    shown: tuple[str, ...] = request.scope.get(NAMES, ())
+    if not shown or not request.headers.get("x-remote-user"):
+        raise HTTPException(401, "expected the API server's aggregator, with the user that asks in X-Remote-User")
+    if names and shown[0] not in names:
+        raise HTTPException(403, f"certificate of {shown[0][:200]!r}: external_metrics.names has {', '.join(names)}")
+    logger.debug("asked by %s", request.headers["x-remote-user"])
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    match error:
+        case HTTPException():
+            return error.status_code, error.detail
+        case UnknownEntity():
+            return 404, str(error)
+        case RequestError():
+            return 400, str(error)
+        case StaleError():
+            return 503, str(error)
+    raise error
+
+
+@contextlib.asynccontextmanager
+async def external_metrics_door(
+    context: Context, limits: ConnectionLimits, ended: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Answer meanwhile, where it is configured; `ended` hears of its end. Raises ConfigError."""
+    config = context.config.external_metrics
+    if not config.port:
+        yield
+        return
+    tls = Tls(config, SECTION, must_show=True)
+    context.metrics.watch_certificate(lambda: tls.until_s)
+
+    def refused(status: int) -> None:
+        context.metrics.refused_connections.labels(str(status)).inc()
+
+    settings = uvicorn.Config(
+        create_external_metrics(context.answerers, config.names, context.metrics),
+        http=protocol_of(limits, refused),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_S,
+    )
+    server = LimitedServer(settings)
+    dropped = context.metrics.refused_connections.labels("no_tls").inc
+    with listen(context.config.api.host, config.port, "api.host, external_metrics.port") as sock:
+        async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
+            work = asyncio.ensure_future(server.serve([]))
+            work.add_done_callback(lambda _: ended())
+            logger.info("external metrics on port %d", config.port)
+            try:
+                yield
+            finally:
+                server.should_exit = True
+                await work

@@ -1,0 +1,18 @@
+"""The listening socket of a server."""
+
+import socket
+
+from fleet.errors import ConfigError
+
+
+def listen(host: str, port: int, keys: str) -> socket.socket:
+    """ConfigError that names the keys when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"{keys} = {host}:{port}: {error.strerror or error}") from None
+    return sock
