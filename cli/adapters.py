@@ -69,9 +69,10 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
 
 @app.command("withdraw")
 def withdraw(
-    name: NameArgument,
+    name: Annotated[str | None, typer.Argument(help="Its name in `fleetcast adapters list`.", metavar="NAME")] = None,
     config: ConfigOption = None,
     state: StateOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Every adapter that writes, instead of NAME.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Let it write again.")] = False,
 ) -> None:
     """Take back everything that an adapter has written, and let it write no more until --undo.
@@ -83,25 +84,37 @@ def withdraw(
       fleetcast adapters withdraw band_file --config config.toml
 
       fleetcast adapters withdraw band_file --config config.toml --undo
+
+      fleetcast adapters withdraw --all --config config.toml
     """
     from service.adapter_records import AdapterRecords
 
     loaded = _loaded(config, state)
-    row = _row(loaded, name)
-    if row["kind"] != "writer":
-        typer.echo(f"{name} only answers: there is nothing to take back")
-        return
     records = AdapterRecords(loaded.folder)
+    if every == (name is not None):
+        raise typer.BadParameter("give the NAME of an adapter, or --all")
+    names = [name] if name else [row.name or row.use for row in loaded.adapters.adapter]
+    done = [_withdraw(loaded, records, one, undo) for one in names]
+    if not all(done):
+        raise typer.Exit(1)
+
+
+def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
+    """Take one adapter back, or let it write again, and say so. False: not all of it could be taken back yet."""
+    if _row(config, name)["kind"] != "writer":
+        typer.echo(f"{name} only answers: there is nothing to take back")
+        return True
     records.withdraw(name, undo=undo)
     if undo:
         typer.echo(f"{name} writes again from the next board on")
-        return
-    status = _withdrawn(loaded, records, name)
+        return True
+    status = _withdrawn(config, records, name)
     if status is None or not status.withdrawn:
         why = f": {status.error}" if status and status.error else ""
         typer.echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
-        raise typer.Exit(1)
+        return False
     typer.echo(f"{name} is taken back and writes no more: fleetcast adapters withdraw {name} --undo lets it")
+    return True
 
 
 def _loaded(config: Path | None, state: str | None) -> "Config":

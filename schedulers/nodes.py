@@ -3,6 +3,7 @@
     condition GpuFailureExpected      True in the band high, else False; the cause is its reason
     label     fleetcast.io/risk       the band
     taint     fleetcast.io/risk=high  in the band high alone, with the effect that is configured
+    annotation features.slinky.slurm.net/spec   where asked for: the band as a feature for slurm-operator
 
 A condition is written when its status changes, not when its reason does: others measure their patience from then.
 """
@@ -17,19 +18,22 @@ from schedulers.bands import HIGH, LEVELS
 from schedulers.weather import Outlook, Weather
 
 MARK = "fleetcast.io/risk"
+SLINKY = "features.slinky.slurm.net/spec"
 CONDITION, LABEL, TAINT = f"condition {FAILURE_EXPECTED}", f"label {MARK}", f"taint {MARK}"
+FEATURE = f"annotation {SLINKY}"
 THEIRS = "theirs: "  # before a field of ours that somebody else has taken
 EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
 
 class NodeMarks:
-    """Adapter `nodes`: the key is a node that the cluster has. `effect`: of the taint; empty: none."""
+    """Adapter `nodes`: the key is a node that the cluster has. `effect`: of the taint; empty: none. `slinky`: whether
+    slurm-operator is told the band, too."""
 
     verbs: Mapping[str, Verb] = {}
-    fields = frozenset({CONDITION, LABEL, TAINT})
+    fields = frozenset({CONDITION, LABEL, TAINT, FEATURE})
 
-    def __init__(self, effect: str = "") -> None:
-        self._effect = effect
+    def __init__(self, effect: str = "", slinky: bool = False) -> None:
+        self._effect, self._slinky = effect, slinky
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
@@ -38,7 +42,7 @@ class NodeMarks:
         why = "there is no forecast now"
         for name, values in seen.items():
             if weather.nodes is None:
-                yield from take_back({name: values}, (LABEL, TAINT), why)
+                yield from take_back({name: values}, (LABEL, TAINT, FEATURE), why)
                 if CONDITION in values:
                     yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, 0)
             elif name in weather.nodes.rows:
@@ -56,7 +60,8 @@ class NodeMarks:
         is_high = band == HIGH
         condition = f"True {_camel(nodes.causes.get(name, 'high_risk'))}" if is_high else "False NoFailureExpected"
         taint = f"{HIGH}:{self._effect}" if is_high and self._effect else None
-        for field, value in ((CONDITION, condition), (LABEL, band), (TAINT, taint)):
+        feature = f"risk_{band}" if self._slinky else None
+        for field, value in ((CONDITION, condition), (LABEL, band), (TAINT, taint), (FEATURE, feature)):
             yield from _wish(name, values, field, value, why, int(1000 * p))
 
 

@@ -1,6 +1,7 @@
 """The nodes of a Kubernetes cluster: what they hold by list and watch, and the three ways to write a mark.
 
 label, condition   server-side apply as `fleetcast`, never forced: who else has written there keeps it
+annotation         the same as `fleetcast-slinky`, since an apply replaces all that its manager has written
 taint              JSON patch under a test of the version, since the list of taints is one field
 """
 
@@ -18,22 +19,24 @@ from clients.kube_api import KubeAccount, KubeApi, KubeRefused
 from fleet.errors import ConfigError, SourceError
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.nodes import CONDITION, EFFECTS, LABEL, MARK, TAINT, THEIRS, NodeMarks
+from schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
 from service.plugins import read_options
 from service.ports.kube_objects import KubeObjects, check_server, under
 
 logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
-MANAGER = "fleetcast"
+MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"
 AT_ONCE = 8
 TRIES = 6  # of a taint, when a heartbeat came between
 
 
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`taint`: its effect; empty: none. The others: how to reach the server; in a pod, its own account."""
+    """`taint`: its effect; empty: none. `slinky`: the band as an annotation for slurm-operator, too. The others: how
+    to reach the server; in a pod, its own account."""
 
     taint: str = ""
+    slinky: bool = False
     server: str = ""
     token_file: str = ""
     ca_file: str = ""
@@ -46,7 +49,7 @@ def nodes(options: Mapping[str, Any]) -> Door:
         raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
     check_server(given.server)
     account = KubeAccount(given.server, given.token_file, given.ca_file)
-    return Door(NodeMarks(given.taint), NodesPort(KubeApi(account)))
+    return Door(NodeMarks(given.taint, given.slinky), NodesPort(KubeApi(account)))
 
 
 class _Managed(msgspec.Struct, rename="camel"):
@@ -72,6 +75,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
     managed_fields: list[_Managed] | None = None
 
 
@@ -115,6 +119,9 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     if meta.labels and MARK in meta.labels:
         is_ours = any(f"f:{MARK}" in under(row, "f:metadata", "f:labels") for row in ours)
         values[LABEL if is_ours else THEIRS + LABEL] = meta.labels[MARK]
+    if meta.annotations and SLINKY in meta.annotations:
+        managers = {row.manager for row in meta.managed_fields or () if row.operation == "Apply"}
+        values[FEATURE if SLINKY_MANAGER in managers else THEIRS + FEATURE] = meta.annotations[SLINKY]
     for row in node.status.conditions or ():
         if row.type == FAILURE_EXPECTED:
             key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
@@ -178,6 +185,9 @@ class NodesPort:
         if write.field == LABEL:
             thing["metadata"]["labels"] = {} if write.value is None else {MARK: write.value}
             return await self._api.apply(path, thing, MANAGER)
+        if write.field == FEATURE:
+            thing["metadata"]["annotations"] = {} if write.value is None else {SLINKY: write.value}
+            return await self._api.apply(path, thing, SLINKY_MANAGER)
         if write.field == CONDITION:
             thing["status"] = {"conditions": [] if write.value is None else [_condition(write)]}
             return await self._api.apply(f"{path}/status", thing, MANAGER)

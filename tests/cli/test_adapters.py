@@ -82,6 +82,21 @@ def test_withdraw_takes_back_without_a_service_and_show_tells_why(config: Path) 
     assert not AdapterRecords(load_config(config).folder).is_withdrawn("band_file")
 
 
+def test_withdraw_all_takes_back_every_writer_and_wants_no_name(config: Path) -> None:
+    path = marked(config)
+    text = config.read_text()
+    other = config.with_name("others")
+    row = f'{{use = "band_file", name = "second", options = {{path = "{other}"}}}}'
+    config.write_text(text.replace("}}]", f"}}}}, {row}]"))
+    other.write_text("n1 high\n")
+    assert run("withdraw", "--all", "--config", config).count("is taken back") == 2
+    assert not path.exists()
+    assert not other.exists()
+    assert run("withdraw", "--all", "--undo", "--config", config).count("writes again") == 2
+    assert "NAME" in run("withdraw", "--config", config, code=2)
+    assert "--all" in run("withdraw", "second", "--all", "--config", config, code=2)
+
+
 def test_withdraw_says_when_not_all_is_taken_back(config: Path) -> None:
     path = config.with_name("bands")
     path.mkdir()

@@ -1,6 +1,6 @@
 import numpy as np
 
-from schedulers.nodes import CONDITION, LABEL, TAINT, THEIRS, NodeMarks
+from schedulers.nodes import CONDITION, FEATURE, LABEL, TAINT, THEIRS, NodeMarks
 from tests.schedulers.small_fleet import weather
 
 RISKS = {"a": 0.9, "b": 0.1, "c": 0.0, "unknown": np.nan, "elsewhere": 0.9}
@@ -28,6 +28,18 @@ def test_marks_follow_the_band_of_nodes_that_the_cluster_has() -> None:
 
 def test_a_taint_is_for_those_who_ask_for_it() -> None:
     assert not [field for _, field in wishes("", SEEN) if field == TAINT]
+
+
+def test_slurm_operator_is_told_the_band_where_that_is_asked_for() -> None:
+    told = {
+        (write.key, write.value)
+        for write in NodeMarks(slinky=True).wishes(weather(RISKS), SEEN)
+        if write.field == FEATURE
+    }
+    assert told == {("a", "risk_high"), ("b", "risk_elevated"), ("c", "risk_low")}
+    assert not [field for _, field in wishes("", SEEN) if field == FEATURE]
+    assert wishes("", {"a": {CONDITION: "True X", LABEL: "high", FEATURE: "risk_high"}}) == {("a", FEATURE): None}
+    assert wishes("", {"a": {FEATURE: "risk_high"}}, None) == {("a", FEATURE): None}
 
 
 def test_another_cause_is_no_change_and_the_sentence_says_why() -> None:

@@ -14,7 +14,7 @@ from clients import kube_api
 from clients.kube_api import KubeAccount, KubeApi
 from fleet.errors import ConfigError, SourceError
 from schedulers.adapter import Write, WriteOutcome
-from schedulers.nodes import CONDITION, LABEL, MARK, TAINT, THEIRS
+from schedulers.nodes import CONDITION, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS
 from service.doors import make_door
 from service.ports import kube_objects
 from service.ports.nodes import NodesPort, marked_node, taint_steps
@@ -179,6 +179,26 @@ def test_each_mark_is_written_in_its_own_way(tmp_path: Path) -> None:
     assert (asked[3][2]["metadata"]["labels"], asked[4][2]["status"]) == ({}, {"conditions": []})
 
 
+def test_the_annotation_for_slurm_operator_has_a_manager_of_its_own(tmp_path: Path) -> None:
+    thing = node("a", managed=[{"manager": "fleetcast-slinky", "operation": "Apply"}])
+    thing["metadata"]["annotations"] = {SLINKY: "risk_high"}
+    assert marked_node(json.dumps(thing).encode()).values == {FEATURE: "risk_high"}
+    thing["metadata"]["managedFields"] = [APPLIED]
+    assert marked_node(json.dumps(thing).encode()).values == {THEIRS + FEATURE: "risk_high"}
+
+    async def scenario() -> list[tuple[str, str, Any]]:
+        server = ApiServer()
+        server.nodes = {"a": node("a")}
+        async with serving(server, tmp_path) as port:
+            await port.read()
+            assert await port.write([write(FEATURE, "risk_high"), write(FEATURE, None)]) == [WriteOutcome.DONE] * 2
+        return server.asked
+
+    bodies = [body["metadata"] for _, _, body in asyncio.run(scenario())]
+    assert [body["annotations"] for body in bodies] == [{SLINKY: "risk_high"}, {}]
+    assert not any("labels" in body for body in bodies)
+
+
 @pytest.mark.parametrize(
     ("answers", "outcome", "times"),
     [
@@ -238,7 +258,7 @@ def test_options_are_checked_at_the_start() -> None:
     for options, says in (
         ({"taint": "NoExecute"}, "options.taint = 'NoExecute': must be empty, PreferNoSchedule or NoSchedule"),
         ({"server": "http://far.example"}, "options.server = 'http://far.example': must be like https://HOST:6443"),
-        ({"colour": "red"}, "colour.*; it takes taint, server, token_file, ca_file"),
+        ({"colour": "red"}, "colour.*; it takes taint, slinky, server, token_file, ca_file"),
     ):
         with pytest.raises(ConfigError, match=says):
             make_door("nodes", options)
