@@ -214,7 +214,7 @@ def check_adapter(
     }
     some = False
     for weather in weathers:
-        for name in weather.nodes.rows if weather.nodes and holds is None else ():
+        for name in weather.nodes.rows if weather.nodes else ():
             seen.setdefault(name, {})[FOREIGN] = "theirs"
             theirs[name] = {FOREIGN: "theirs"}
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
@@ -261,8 +261,8 @@ def _an_hour(weather: Weather) -> Iterator[Weather]:
         outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
         now_ms = weather.now_ms + 10_000 * number
         demand = {key: _wavering(row, now_ms, by if number else 0.01) for key, row in (weather.demand or {}).items()}
-        times = {"sequence": number, "as_of_ms": now_ms, "now_ms": now_ms}
-        yield dataclasses.replace(weather, **times, nodes=outlook, demand=demand if weather.demand else None)
+        wavering = dataclasses.replace(weather, nodes=outlook, demand=demand if weather.demand else None)
+        yield dataclasses.replace(wavering, sequence=number, as_of_ms=now_ms, now_ms=now_ms)
 
 
 def _wavering(row: DemandRow, issued_ms: int, by: float) -> DemandRow:

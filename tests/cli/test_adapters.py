@@ -10,11 +10,12 @@ from cli.main import app
 from fleet.errors import ConfigError
 from schedulers.adapter import Write
 from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
-from service.config import load_config
+from service.config import GRPC_SERVICES, load_config
 from service.doors import ANSWERERS, open_doors
 from service.state_folder import role_lock
 
-ALWAYS = [name for name in ANSWERERS if name != "external_metrics"]  # that has a port of its own, and it is closed
+OWN_PORTS = {"external_metrics", *GRPC_SERVICES}  # they are closed
+ALWAYS = [name for name in ANSWERERS if name not in OWN_PORTS]
 
 
 @pytest.fixture

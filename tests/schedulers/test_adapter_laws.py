@@ -15,7 +15,7 @@ from fleetcast_checks import check_adapter
 from schedulers import buffers, kueue
 from schedulers.adapter import Adapter, NotKnown, Seen
 from schedulers.external_metrics import METRIC
-from schedulers.slurm import DRAIN
+from schedulers.slurm import DRAIN, REQUEUE
 from schedulers.slurm_durations import MINUTES
 from schedulers.weather import Weather
 from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
@@ -69,8 +69,8 @@ HOLDS: dict[str, Seen] = {  # beside the nodes
     },
 }
 KEEPS = {"kueue": frozenset({kueue.ACTIVE})}  # after a withdrawal: without it queues would stop
-STAYS: dict[str, set[str]] = {  # where nothing is known: a fact, a human's to lift, or with an age of its own
-    "slurm": {DRAIN},
+STAYS: dict[str, set[str]] = {  # where nothing is known: facts, a human's to lift, or with an age of its own
+    "slurm": {DRAIN, REQUEUE},
     "slurm_durations": {MINUTES},
     "topology": {"label fleetcast.io/rack", "label fleetcast.io/block", "label example.com/rack"},
     "kueue": {kueue.ACTIVE},

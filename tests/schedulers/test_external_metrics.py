@@ -86,7 +86,7 @@ def test_what_there_is_not_is_named() -> None:
 def test_without_a_forecast_there_is_no_answer_at_all() -> None:
     value = ExternalMetrics().verbs["value"]
     with pytest.raises(NotKnown):
-        value.answer(weather({"n1": 0.1}), json.dumps({"metric": METRIC}).encode())
+        value.answer(dataclasses.replace(weather({"n1": 0.1}), demand=None), json.dumps({"metric": METRIC}).encode())
     assert value.stale(b"{}") is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from fleet.clock import ManualClock
 from service.adapter_records import AdapterAuditLine, AdapterRecords, AdaptersStatus, AdapterStatus
 from service.api.app import create_app
-from service.config import AdapterConfig, AdaptersConfig, Config
+from service.config import GRPC_SERVICES, AdapterConfig, AdaptersConfig, Config
 from service.doors import ANSWERERS
 from tests.service.api_world import NOW_MS, Client, config
 
@@ -65,6 +65,6 @@ def test_what_an_adapter_wrote_is_told_newest_first(client: Client, configured: 
 def test_an_adapter_that_is_not_there_is_named_with_those_that_are(client: Client) -> None:
     answer = client.get("/v1/adapters/kueu")
     assert answer.status_code == 404
-    known = [name for name in ANSWERERS if name != "external_metrics"]  # its port is closed
+    known = [name for name in ANSWERERS if name not in {"external_metrics", *GRPC_SERVICES}]  # their ports are closed
     assert answer.json()["detail"] == f"no adapter 'kueu': there are {', '.join([*known, 'bands'])}"
     assert client.get("/v1/adapters/bands?limit=-1").status_code == 422
