@@ -1,8 +1,8 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
-COPY requirements.lock ./
+COPY requirements-image.lock ./
 RUN python -m venv /opt/fleetcast \
- && /opt/fleetcast/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
+ && /opt/fleetcast/bin/pip install --no-cache-dir --require-hashes -r requirements-image.lock
 COPY . .
 RUN /opt/fleetcast/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 

@@ -27,7 +27,7 @@ def test_no_dependency_installs_one_of_our_names() -> None:
 
 
 def test_the_lock_files_hold_hashes_and_no_addresses() -> None:
-    for name in ("requirements.lock", "requirements-dev.lock"):
+    for name in ("requirements.lock", "requirements-image.lock", "requirements-dev.lock"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "://" not in text
         pinned = [line for line in text.splitlines() if "==" in line]
