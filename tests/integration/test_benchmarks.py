@@ -30,9 +30,11 @@ def test_events_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_placing_beside_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "SECONDS", 1.0)
     monkeypatch.setattr(queue, "QUEUED", 60)
-    thinking, beside = queue.run([512])
-    assert thinking["value"] > 0
-    assert beside["value"] > 0
+    monkeypatch.setattr(queue, "WAITING", 60)
+    records = list(queue.run([512]))
+    assert [record["case"] for record in records[:2]] == ["pass", "pass with queues"]
+    assert len(records) == 3
+    assert all(record["value"] > 0 for record in records)
 
 
 def test_placements_over_http(monkeypatch: pytest.MonkeyPatch) -> None:

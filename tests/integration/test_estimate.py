@@ -90,7 +90,9 @@ def test_estimates_learn_from_the_jobs_that_ran(service: Service, folder_server:
     )
     (folder_server[0] / "metrics").write_text(pages(40_960, 500))
     service.until("the jobs at work", lambda: service.get("/v1/nodes/n2")["gpus"][0].get("power_w") == 500, 70)
-    answer = service.until("a later start", lambda: (found := estimated(service))["blocked_by"] and found, 70)
+    answer = service.until(
+        "a later start", lambda: (found := estimated(service))["blocked_by"] and found["run_s"] and found, 70
+    )
     assert answer["run_s"]["p50"] == pytest.approx(3600, rel=0.02)
     assert answer["similar"]["run_s"] == "user, name and GPUs"
     assert answer["start_ms"]["p90"] >= answer["start_ms"]["p50"] >= answer["as_of_ms"]

@@ -152,7 +152,7 @@ def expected(tree: QueueTree, manager: KueueManager) -> list[str]:
         if (queue := f"pool/{item['spec']['queueName']}")
     ]
     standing = QueueStanding(without_limits(tree), {}, {"gpu": float(GPUS), "H100": float(GPUS)})
-    found = standing.in_order(waiting, lambda entry, _: (entry.queued_ms, entry.request.request_id))
+    found = standing.in_order(waiting, lambda waiters, _: waiters.ranks())
     return [entry.request.queue.removeprefix("pool/") for entry in found][:GPUS]
 
 

@@ -120,7 +120,7 @@ def test_users_go_in_the_order_of_fair_tree(
         Waiting(PlacementRequest(request_id=user, queue=queue_of(tree, leaves[user]), user=user, gpus_per_node=1), 0)
         for user in PAST
     ]
-    ours = [entry.request.request_id for entry in standing.in_order(waiting, lambda entry, _: (entry.queued_ms,))]
+    ours = [entry.request.request_id for entry in standing.in_order(waiting, lambda waiters, _: waiters.ranks())]
     assert ours == sorted(PAST, key=lambda user: -shares[user][1])
     assert ours == jobs_in_order(slurm)
 
