@@ -3,7 +3,6 @@
 Server-side apply as `fleetcast`, never forced: a buffer whose replicas somebody else holds keeps them.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,13 @@ from fleet.errors import ConfigError, RequestError, SourceError
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
 from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, check_server
+from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, write_by_key
 
 logger = logging.getLogger(__name__)
 
 VERSION, KIND, PLURAL = "autoscaling.x-k8s.io/v1beta1", "CapacityBuffer", "capacitybuffers"
 MANAGER = "fleetcast"
 NAMESPACE = re.compile(r"[a-z0-9-]{0,63}")
-AT_ONCE = 8
 
 
 class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,19 +44,13 @@ def buffers(options: Mapping[str, Any]) -> Door:
     return Door(CapacityBuffers(), BuffersPort(KubeApi(account), given.namespace))
 
 
-class _Managed(msgspec.Struct, rename="camel"):
-    manager: str = ""
-    operation: str = ""
-    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
-
-
 class _Meta(msgspec.Struct, rename="camel"):
     name: str
     namespace: str
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
-    managed_fields: list[_Managed] | None = None
+    managed_fields: list[ManagedFields] | None = None
 
 
 class _Spec(msgspec.Struct):
@@ -140,13 +132,11 @@ class BuffersPort:
         return {key: buffer.values for key, buffer in known.items() if buffer.values.keys() - {THEIRS}}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        free = asyncio.Semaphore(AT_ONCE)
+        return await write_by_key(batch, self._write_object)
 
-        async def write_one(write: Write) -> WriteOutcome:
-            async with free:
-                return await self._write(write)
-
-        return await asyncio.gather(*map(write_one, batch))
+    async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
+        """One after the other."""
+        return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
         await self._buffers.close()

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from clients.kube_api import KubeApi, KubeRefused
 from clients.kubernetes import ExpiredError
 from fleet.errors import ConfigError, SourceError
+from schedulers.adapter import Write, WriteOutcome
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE = 8  # objects that are written
 RETRY_S = 1.0  # wall; until a server that is away is asked again
 
 
@@ -120,6 +122,37 @@ class KubeObjects(Generic[Kept]):
             logger.warning("%s: %s", self.path or "a list", error)
         self._error = error
         self._known.set()
+
+
+class ManagedFields(msgspec.Struct, rename="camel"):
+    """A row of `managedFields`: which fields a manager holds by an operation."""
+
+    manager: str = ""
+    operation: str = ""
+    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
+
+
+async def write_by_key(
+    batch: Sequence[Write], write_object: Callable[[list[Write]], Awaitable[Sequence[WriteOutcome]]]
+) -> list[WriteOutcome]:
+    """The outcomes in the order of `batch`: all writes of an object in one call, several objects at once.
+
+    Objects begin in the order of their first write: the most urgent ones come first.
+    """
+    free = asyncio.Semaphore(AT_ONCE)
+    objects: dict[str, list[int]] = {}
+    for at, one in enumerate(batch):
+        objects.setdefault(one.key, []).append(at)
+    outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
+
+    async def write(places: list[int]) -> None:
+        async with free:
+            found = await write_object([batch[at] for at in places])
+        for at, outcome in zip(places, found, strict=True):
+            outcomes[at] = outcome
+
+    await asyncio.gather(*map(write, objects.values()))
+    return outcomes
 
 
 def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:

@@ -5,7 +5,6 @@ check of a workload    JSON patch under a test of the version: Kueue owns the li
 condition of a check   server-side apply as `fleetcast`, never forced
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from fleet.topology import DOMAIN_LEVELS
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.kueue import ACTIVE, CHECK, HOLD, NOTE, PENDING, RETRY, GateRule, WorkloadChecks
 from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, check_server
+from service.ports.kube_objects import KubeObjects, check_server, write_by_key
 from service.ports.kueue_objects import KueueCheck, KueueWorkload, kueue_check, kueue_workload
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ GROUP = "/apis/kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")  # that we speak, the newest first
 CONTROLLER = "fleetcast.io/forecast"
 MANAGER = "fleetcast"
-AT_ONCE = 8
 TRIES = 6  # of a workload that others change at the same time
 LONGEST = 1024  # characters of a message
 READY = "Ready"
@@ -100,14 +98,12 @@ class KueuePort:
         return seen
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Several at once: no workload is in a batch twice."""
-        free = asyncio.Semaphore(AT_ONCE)
+        """Several workloads at once."""
+        return await write_by_key(batch, self._write_object)
 
-        async def write_one(write: Write) -> WriteOutcome:
-            async with free:
-                return await self._write(write)
-
-        return await asyncio.gather(*map(write_one, batch))
+    async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
+        """One after the other."""
+        return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
         await self._workloads.close()

@@ -5,12 +5,10 @@ annotation         the same as `fleetcast-slinky`, since an apply replaces all t
 taint              JSON patch under a test of the version, since the list of taints is one field
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -21,13 +19,12 @@ from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
 from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, check_server, under
+from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
 
 logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"
-AT_ONCE = 8
 TRIES = 6  # of a taint, when a heartbeat came between
 
 
@@ -52,12 +49,6 @@ def nodes(options: Mapping[str, Any]) -> Door:
     return Door(NodeMarks(given.taint, given.slinky), NodesPort(KubeApi(account)))
 
 
-class _Managed(msgspec.Struct, rename="camel"):
-    manager: str = ""
-    operation: str = ""
-    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
-
-
 class _Taint(msgspec.Struct):
     key: str
     effect: str
@@ -76,7 +67,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     resource_version: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    managed_fields: list[_Managed] | None = None
+    managed_fields: list[ManagedFields] | None = None
 
 
 class _Spec(msgspec.Struct):
@@ -145,18 +136,11 @@ class NodesPort:
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """The writes of one node one after the other, several nodes at once."""
-        free = asyncio.Semaphore(AT_ONCE)
-        order = sorted(range(len(batch)), key=lambda at: batch[at].key)
-        outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
+        return await write_by_key(batch, self._write_object)
 
-        async def write_node(places: list[int]) -> None:
-            async with free:
-                for at in places:
-                    outcomes[at] = await self._write(batch[at])
-
-        nodes = [list(places) for _, places in groupby(order, key=lambda at: batch[at].key)]
-        await asyncio.gather(*map(write_node, nodes))
-        return outcomes
+    async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
+        """One after the other."""
+        return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
         await self._nodes.close()

@@ -1,11 +1,9 @@
 """Labels of the topology on the nodes of a Kubernetes cluster: by server-side apply as a manager of their own."""
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -17,8 +15,8 @@ from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.nodes import THEIRS
 from schedulers.topology import LABELS, TopologyLabels, field_of
 from service.plugins import read_options
-from service.ports.kube_objects import KubeObjects, check_server, under
-from service.ports.nodes import AT_ONCE, NODES
+from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
+from service.ports.nodes import NODES
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +51,12 @@ def topology(options: Mapping[str, Any]) -> Door:
     return Door(TopologyLabels(given.labels), TopologyPort(api, tuple(given.labels.values())))
 
 
-class _Managed(msgspec.Struct, rename="camel"):
-    manager: str = ""
-    operation: str = ""
-    fields_v1: dict[str, Any] = msgspec.field(default_factory=dict, name="fieldsV1")
-
-
 class _Meta(msgspec.Struct, rename="camel"):
     name: str
     uid: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
-    managed_fields: list[_Managed] | None = None
+    managed_fields: list[ManagedFields] | None = None
 
 
 class _Node(msgspec.Struct):
@@ -111,19 +103,7 @@ class TopologyPort:
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """One apply a node, several nodes at once."""
-        free = asyncio.Semaphore(AT_ONCE)
-        order = sorted(range(len(batch)), key=lambda at: batch[at].key)
-        outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
-
-        async def write_node(places: list[int]) -> None:
-            async with free:
-                outcome = await self._write([batch[at] for at in places])
-            for at in places:
-                outcomes[at] = outcome
-
-        nodes = [list(places) for _, places in groupby(order, key=lambda at: batch[at].key)]
-        await asyncio.gather(*map(write_node, nodes))
-        return outcomes
+        return await write_by_key(batch, self._write_object)
 
     async def close(self) -> None:
         await self._nodes.close()
@@ -134,6 +114,9 @@ class TopologyPort:
 
     def _decoded(self, body: bytes | msgspec.Raw) -> LabelledNode:
         return labelled_node(body, self._labels)
+
+    async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
+        return [await self._write(writes)] * len(writes)
 
     async def _write(self, writes: Sequence[Write]) -> WriteOutcome:
         """Of one node: an apply names every label of ours that is to stay."""
