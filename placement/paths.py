@@ -54,7 +54,8 @@ class Timelines:
     jobs: tuple[str, ...]  # names by `Calendar.holder`, the running ones first
     calendars: tuple[tuple[float, Calendar], ...]  # (priority, after all that waits with at least it), highest first
     starts_s: Mapping[str, Array]  # request_id → (path,)
-    ends_s: Mapping[str, Array]  # job → (path,)
+    ends_s: Mapping[int, Array]  # holder, an index into `jobs` → (path,)
+    holders: Mapping[str, int]  # request_id of what waits and starts → its holder
     waits: Mapping[str, str]  # job → request_id of what waits
     hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
     rooms: "Rooms"
@@ -66,6 +67,11 @@ class Timelines:
     @property
     def now_ms(self) -> int:
         return self.options.now_ms
+
+    def running_ends(self) -> dict[str, Array]:
+        """Job → (path,) seconds until it ends: of what runs, and of what the plan starts now."""
+        running = self.jobs[: len(self.now.view.jobs)]
+        return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
 
     def before(self, request: PlacementRequest) -> Calendar:
         """What a request finds when it comes now."""
@@ -85,11 +91,12 @@ class Timelines:
         if mine is None or standing is None or standing.refused_by(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
         begun = np.full(PATHS, -1.0)
-        spans = [(begun, self.ends_s[job], one) for job, one in self.turns.holds.items() if job in self.ends_s]
+        running_s = self.running_ends()
+        spans = [(begun, running_s[job], one) for job, one in self.turns.holds.items() if job in running_s]
         for entry in self.entries:
-            other, job = self.turns.hold_of(entry.request), entry.request.job_name
-            if other is not None and job in self.ends_s:
-                spans.append((self.starts_s[entry.request.request_id], self.ends_s[job], other))
+            request_id, other = entry.request.request_id, self.turns.hold_of(entry.request)
+            if other is not None and request_id in self.holders:
+                spans.append((self.starts_s[request_id], self.ends_s[self.holders[request_id]], other))
         paths = [
             allowed_from(
                 standing, [(float(start_s[path]), float(end_s[path]), one) for start_s, end_s, one in spans], mine
@@ -132,8 +139,9 @@ def timelines(
     begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
     begun_s = {one.job_name: draw.runs(gpus_of(one), one.limit_s, run_quantiles(one)) for one in begun}
     calendar, left_s = _holding(now.view, now.running, draw, options.now_ms, begun_s)
-    ends_s = dict(left_s)
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
+    ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
+    holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
     waits = {one.job_name: one.request_id for one in begun}
     runs_s: list[Array] = []
@@ -155,7 +163,7 @@ def timelines(
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
             hold(calendar, place, run_s, len(jobs))
-            ends_s[request.job_name] = place.start_s + run_s
+            holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
     planned_s = planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
@@ -163,11 +171,13 @@ def timelines(
     drawn = Drawn(now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
     played_s, until_s = drawn.starts(PATHS)
     for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
-        later_s = np.maximum(starts_s[entry.request.request_id], until_s)
-        told_s = np.where(np.isfinite(start_s), start_s, later_s)
-        starts_s[entry.request.request_id], ends_s[entry.request.job_name] = told_s, told_s + run_s
+        request_id = entry.request.request_id
+        later_s = np.maximum(starts_s[request_id], until_s)
+        starts_s[request_id] = told_s = np.where(np.isfinite(start_s), start_s, later_s)
+        if request_id in holders:
+            ends_s[holders[request_id]] = told_s + run_s
     gpus = {one.request_id: gpus_of(one) for one in (*begun, *(entry.request for entry in entries))}
-    play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s), (tuple(entries), now, turns)
+    play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
     return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left)
 
 

@@ -80,13 +80,13 @@ def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWin
 
 def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     """When running jobs should end, the soonest half-way first; at most `MOST_RELEASES`."""
-    view = timelines.view
-    running = [job for job in view.jobs if job in timelines.ends_s]
+    view, ends_s = timelines.view, timelines.running_ends()
+    running = [job for job in view.jobs if job in ends_s]
     index = {job: number for number, job in enumerate(view.jobs)}
-    soonest = sorted(running, key=lambda job: (float(np.median(timelines.ends_s[job])), job))[:MOST_RELEASES]
+    soonest = sorted(running, key=lambda job: (float(np.median(ends_s[job])), job))[:MOST_RELEASES]
     found = []
     for job in soonest:
         by_node = np.count_nonzero(view.holders == index[job], axis=1)
-        ends_ms = quantiles_ms(timelines.ends_s[job], timelines.now_ms, timelines.now_ms)
+        ends_ms = quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
         found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms))
     return tuple(found)

@@ -216,7 +216,7 @@ def _blockers(
     for one in hindrances:
         job = timelines.jobs[one.job]
         if job != request.job_name:
-            ends_ms = quantiles_ms(timelines.ends_s[job], timelines.now_ms, now_ms)
+            ends_ms = quantiles_ms(timelines.ends_s[one.job], timelines.now_ms, now_ms)
             found.append(Blocker(job, nodes[one.node].name, ends_ms))
     return tuple(found)
 

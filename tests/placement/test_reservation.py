@@ -66,3 +66,11 @@ def test_releases_come_soonest_first_with_their_quantiles(view) -> None:
     rows = releases(paths)
     assert [(row.job, row.gpus, row.nodes) for row in rows] == [("b", 8, 1), ("a", 8, 1)]
     assert rows[0].ends_ms == dict.fromkeys(("p10", "p50", "p90"), NOW_MS + 3_600_000)
+
+
+@pytest.mark.parametrize("nodes", [3, 5])  # five are more than there are: it never starts
+def test_a_job_that_runs_and_waits_again_ends_as_what_runs_does(view, nodes: int) -> None:
+    _, alone = look(view, (2, 1))
+    again = Waiting(PlacementRequest(request_id="again", job="b", attempt=2, gang=nodes, gpus_per_node=8), NOW_MS)
+    paths = timelines([again], view, alone.now.running, RunTimeQuantiles({}), OPTIONS)
+    assert releases(paths) == releases(alone)

@@ -79,8 +79,9 @@ def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus
     own = turns(f"[queue.a]\nlimit = {{gpu = {limit}}}\n", view)
     entries = [Waiting(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
     told = timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
+    ends_s = told.running_ends() | {name: told.ends_s[holder] for name, holder in told.holders.items()}
     for path in range(len(told.starts_s["q0"])):
-        spans = [(told.starts_s[f"q{at}"][path], told.ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
+        spans = [(told.starts_s[f"q{at}"][path], ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
         for start_s, _, _ in spans:
             held = [one for begin_s, end_s, one in spans if begin_s <= start_s < end_s - ROUNDING_S]
             assert sum(held) <= limit
