@@ -1,36 +1,64 @@
-"""One number of a demand forecast: what KEDA, an HPA or Ray is told."""
+"""One number of a demand forecast: what KEDA and an HPA are told, and Ray by the same rule of the SDK."""
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 
 from fleet.errors import RequestError, UnknownEntity
 from models.demand.rows import DemandRow
 from schedulers.adapter import NotKnown
-from schedulers.weather import DemandKey
+from schedulers.weather import DemandKey, Weather
+
+OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
-def value_of(demand: Mapping[DemandKey, DemandRow] | None, key: DemandKey, quantile: float, horizon_s: float) -> float:
-    """The quantile of a series so many seconds ahead, in the unit of its target: GPUs, or requests/s.
-
-    Between two horizons, and between now and the first one, it lies on the line between them. Raises UnknownEntity for
-    a series that there is not, RequestError for a quantile or horizon that no forecast is of, NotKnown where there is
-    no forecast now.
-    """
-    if demand is None:
+def row_of(weather: Weather, key: DemandKey) -> DemandRow:
+    """A fresh forecast. Raises UnknownEntity where nobody forecasts the series, NotKnown where there is none now."""
+    if weather.demand is None:
         raise NotKnown("there is no forecast of demand now")
-    row = demand.get(key)
+    row = weather.demand.get(key)
+    named = f"pool {key.pool!r}, class {key.class_!r}, group {key.group!r}, target {key.target!r}"
     if row is None:
-        raise UnknownEntity(f"no series of pool {key.pool!r}, class {key.class_!r}, group {key.group!r}, {key.target}")
-    if quantile not in row.quantiles:
-        known = ", ".join(map(str, row.quantiles))
-        raise RequestError(f"quantile = {quantile:g}: must be one of {known}", "quantile")
-    if not 0 <= horizon_s <= row.horizons_s[-1]:
-        raise RequestError(f"horizon_s = {horizon_s:g}: must lie in 0..{row.horizons_s[-1]}", "horizon_s")
+        raise UnknownEntity(f"no forecast of {named}")
+    age_s = _age_s(row, weather.now_ms)
+    if age_s > OLDEST_S:
+        raise NotKnown(f"the forecast of {named} is {age_s:.0f} s old, at most {OLDEST_S:.0f} s are fresh")
+    return row
+
+
+def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> float:
+    """The quantile of demand so many seconds from now, in the unit of its target: GPUs, or requests/s.
+
+    Between two horizons or quantiles, and between now and the first horizon, it lies on the line between them. A
+    forecast's age counts towards the horizon. Raises RequestError for what no forecast is of, NotKnown where this one
+    has no number yet.
+    """
+    least, most = row.quantiles[0], row.quantiles[-1]
+    if not least <= quantile <= most:
+        raise RequestError(f"quantile = {quantile:g}: set one from {least:g} to {most:g}", "quantile")
     times = [0, *row.horizons_s]
-    values = [row.now, *row.values[row.quantiles.index(quantile)]]
-    after = max(1, bisect_left(times, horizon_s))
-    share = (horizon_s - times[after - 1]) / (times[after] - times[after - 1])
-    low, high = (values[after], values[after]) if share == 1.0 else values[after - 1 : after + 1]
-    if low is None or high is None:
-        raise NotKnown(f"no forecast of {key.target} {horizon_s:g} s ahead yet")
-    return low + share * (high - low)
+    if not 0 <= horizon_s <= times[-1]:
+        raise RequestError(f"horizon of {horizon_s:g} s: set one from 0 to {times[-1]:g}", "horizon_s")
+    ahead_s = min(horizon_s + _age_s(row, now_ms), times[-1])
+    by_horizon = [[row.now] * len(row.quantiles), *zip(*row.values, strict=True)]
+    value = _along(times, [_along(row.quantiles, _numbers(values), quantile) for values in by_horizon], ahead_s)
+    if not math.isfinite(value):
+        raise NotKnown(f"no forecast of {row.target} {ahead_s:g} s ahead yet")
+    return max(0.0, value)
+
+
+def _age_s(row: DemandRow, now_ms: int) -> float:
+    return max(0.0, (now_ms - row.issued_ms) / 1000)
+
+
+def _along(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """On the line between the two places beside it; at a place its own value alone."""
+    after = bisect_left(places, at)
+    if places[after] == at:
+        return values[after]
+    share = (at - places[after - 1]) / (places[after] - places[after - 1])
+    return values[after - 1] + share * (values[after] - values[after - 1])
+
+
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

@@ -15,7 +15,7 @@ import msgspec
 
 from fleet.errors import RequestError, UnknownEntity
 from schedulers.adapter import Seen, Verb, Write
-from schedulers.demand_value import value_of
+from schedulers.demand_value import row_of, value_of
 from schedulers.weather import DemandKey, Weather
 
 GROUP = "external.metrics.k8s.io"
@@ -62,12 +62,12 @@ def _answer(weather: Weather, body: bytes) -> bytes:
         raise UnknownEntity(f"no metric {asked.metric[:200]!r}: there is {METRIC}")
     labels = selected(asked.selector)
     key = DemandKey(labels["pool"], labels["class"], labels["group"], labels["target"])
-    value = value_of(weather.demand, key, _number(labels, "quantile"), _number(labels, "horizon_s"))
-    issued_ms = weather.demand[key].issued_ms if weather.demand else weather.as_of_ms
+    row = row_of(weather, key)
+    value = value_of(row, _number(labels, "quantile"), _number(labels, "horizon_s"), weather.now_ms)
     item = {
         "metricName": METRIC,
         "metricLabels": labels,
-        "timestamp": datetime.fromtimestamp(issued_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "timestamp": datetime.fromtimestamp(row.issued_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "value": quantity(value),
     }
     return msgspec.json.encode(

@@ -5,16 +5,16 @@ The metric is a quantile of demand at the moment when a replica that is asked fo
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 import msgspec
 
-from fleet.errors import RequestError
+from fleet.errors import RequestError, UnknownEntity
 from fleet.events import JobClass
 from models.demand.rows import DemandRow
 from schedulers.adapter import NotKnown, Seen, Verb, Write
+from schedulers.demand_value import row_of, value_of
 from schedulers.weather import DemandKey, Weather
 
 TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
@@ -26,7 +26,6 @@ OF_KEDA = {  # how it reaches us; these come along in the metadata
 SERVING: JobClass = "inference"  # the class of every series of request_rate
 QUANTILE = 0.9
 LONGEST_S = 259_200.0
-OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
 class Trigger(msgspec.Struct, frozen=True):
@@ -118,20 +117,14 @@ def _asked(body: bytes) -> ScalerQuestion:
 def wanted(weather: Weather, trigger: Trigger) -> float:
     """The quantile of demand when a replica that is asked for now would be warm. Raises NotKnown, or RequestError where
     the forecast does not reach so far."""
-    series = " ".join(f"{name} {value!r}" for name, value in zip(KEYS[:4], trigger.series, strict=True))
-    if weather.demand is None:
-        raise NotKnown("there is no forecast of demand yet")
-    row = weather.demand.get(trigger.series)
-    if row is None:
-        raise NotKnown(f"no forecast of {series}")
-    age_s = max(0.0, (weather.now_ms - row.issued_ms) / 1000)
-    if age_s > OLDEST_S:
-        raise NotKnown(f"the forecast of {series} is {age_s:.0f} s old, at most {OLDEST_S:.0f} s are fresh")
-    horizon_s = _cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
-    value = _interpolated(_at_quantile(row, trigger.quantile), row, horizon_s + age_s)
-    if not math.isfinite(value):
-        raise NotKnown(f"the forecast of {series} has no number at {horizon_s:g} s")
-    return max(0.0, value)
+    try:
+        row = row_of(weather, trigger.series)
+        horizon_s = _cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
+        return value_of(row, trigger.quantile, horizon_s, weather.now_ms)
+    except UnknownEntity as error:  # it may be forecast later
+        raise NotKnown(str(error)) from None
+    except RequestError as error:
+        raise RequestError(f"scalerMetadata {error}", error.field) from None
 
 
 def _cold_start_s(row: DemandRow) -> float:
@@ -139,35 +132,6 @@ def _cold_start_s(row: DemandRow) -> float:
     if lead_s is None:
         raise NotKnown("no cold start was measured of this series: set horizonSeconds")
     return lead_s
-
-
-def _at_quantile(row: DemandRow, quantile: float) -> list[float]:
-    """By horizon, between the two quantiles beside it; NaN unknown."""
-    least, most = row.quantiles[0], row.quantiles[-1]
-    if not least <= quantile <= most:
-        raise _bad("quantile", f"{quantile:g}", f"set one from {least:g} to {most:g}")
-    above = bisect_left(row.quantiles, quantile)
-    high = _numbers(row.values[above])
-    if row.quantiles[above] == quantile:
-        return high
-    share = (quantile - row.quantiles[above - 1]) / (row.quantiles[above] - row.quantiles[above - 1])
-    return [a + share * (b - a) for a, b in zip(_numbers(row.values[above - 1]), high, strict=True)]
-
-
-def _interpolated(values: Sequence[float], row: DemandRow, at_s: float) -> float:
-    """Between the two horizons beside a moment; before the first one, from now on."""
-    times, known = [0, *row.horizons_s], [row.now, *values]
-    if at_s > times[-1]:
-        raise _bad("horizonSeconds", f"{at_s:g}", f"set at most {times[-1] - OLDEST_S:g}")
-    after = max(1, bisect_left(times, at_s))
-    share = (at_s - times[after - 1]) / (times[after] - times[after - 1])
-    if share == 1.0:
-        return known[after]
-    return known[after - 1] + share * (known[after] - known[after - 1])
-
-
-def _numbers(values: Iterable[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
 
 
 def read_trigger(metadata: Mapping[str, str]) -> Trigger:

@@ -101,7 +101,8 @@ class DemandAhead:
             raise ValueError(f"there is no series of {keys}")
         issued_ms = int(row["issued_ms"])
         if issued_ms != self._issued_ms:
-            self._known = value_of(row, series.quantile, series.horizon_s), self._now_s()
+            age_s = max(0.0, (int(answer["as_of_ms"]) - issued_ms) / 1000)
+            self._known = value_of(row, series.quantile, series.horizon_s, age_s), self._now_s()
             self._issued_ms = issued_ms
 
     def _ask_forever(self) -> None:
@@ -123,21 +124,31 @@ class DemandAhead:
         self._said = why
 
 
-def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float) -> float:
+def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
     """The quantile of a row of `/v1/demand` so many seconds ahead, as the service's own doors take it.
 
-    Between two horizons, and between now and the first one, it lies on the line between them. Raises ValueError for
-    what the row does not say, and whatever a row of another shape raises.
+    Between two horizons or quantiles, and between now and the first horizon, it lies on the line between them; the
+    forecast's age counts towards the horizon. Raises ValueError for what the row does not say, and whatever a row of
+    another shape raises.
     """
-    times, values = [0.0, *row["horizons_s"]], [row["now"], *row["values"][row["quantiles"].index(quantile)]]
+    times, quantiles = [0.0, *row["horizons_s"]], row["quantiles"]
+    if not quantiles[0] <= quantile <= quantiles[-1]:
+        raise ValueError(f"quantile is {quantile!r}: forecasts are of {quantiles[0]:g} to {quantiles[-1]:g}")
     if not 0 <= horizon_s <= times[-1]:
         raise ValueError(f"horizon_s is {horizon_s!r}: forecasts reach 0 to {times[-1]:g} s")
-    after = max(1, bisect.bisect_left(times, horizon_s))
-    share = (horizon_s - times[after - 1]) / (times[after] - times[after - 1])
-    low, high = values[after if share == 1.0 else after - 1], values[after]
-    if low is None or high is None:
+    by_horizon = [[row["now"]] * len(quantiles), *zip(*row["values"], strict=True)]
+    at_quantile = [_along(quantiles, values, quantile) for values in by_horizon]
+    found = _along(times, at_quantile, min(horizon_s + age_s, times[-1]))
+    if found is None or not math.isfinite(found):
         raise ValueError(f"there is no forecast {horizon_s:g} s ahead yet")
-    found = float(low + share * (high - low))
-    if not math.isfinite(found):
-        raise ValueError(f"the forecast is {found}")
-    return found
+    return max(0.0, float(found))
+
+
+def _along(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
+    """On the line between the two places beside it; at a place its own value alone."""
+    after = bisect.bisect_left(places, at)
+    if places[after] == at:
+        return values[after]
+    low, high = values[after - 1], values[after]
+    share = (at - places[after - 1]) / (places[after] - places[after - 1])
+    return None if low is None or high is None else low + share * (high - low)

@@ -20,15 +20,18 @@ START_S = 150.0
 
 
 class Prometheus:
-    """Starts on construction; `stop` ends it. The rules are the committed ones, evaluated every second."""
+    """Starts on construction; `stop` ends it. The rules are the committed ones, evaluated every second.
 
-    def __init__(self, folder: Path, target: str) -> None:
+    scrape: what else `scrape_configs` says of the target.
+    """
+
+    def __init__(self, folder: Path, target: str, **scrape: Any) -> None:
         program = needed("prometheus")
         self.url = f"http://127.0.0.1:{free_port()}"
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
         config["global"] = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{SCRAPE_S}s"}
         config["rule_files"] = [str(FOLDER / name) for name in config["rule_files"]]
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+        config["scrape_configs"][0] |= {"static_configs": [{"targets": [target]}], **scrape}
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         with open(folder / "prometheus.log", "wb") as log:
             self.process = subprocess.Popen(

@@ -1,42 +1,60 @@
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError, UnknownEntity
 from schedulers.adapter import NotKnown
-from schedulers.demand_value import value_of
+from schedulers.demand_value import OLDEST_S, row_of, value_of
+from schedulers.weather import DemandKey, Weather
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, small_demand
+from tests.schedulers.small_fleet import NOW_MS
+
+WEATHER = Weather(1, NOW_MS, NOW_MS, demand=small_demand())
+
+
+def value(key: DemandKey, quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
+    return value_of(row_of(WEATHER, key), quantile, horizon_s, NOW_MS + round(1000 * age_s))
 
 
 def test_a_horizon_of_the_forecast_has_its_own_value() -> None:
-    assert [value_of(small_demand(), LLAMA, 0.9, horizon_s) for horizon_s in (60, 300)] == [32.0, 80.0]
-    assert value_of(small_demand(), FLEET, 0.1, 600) == 800.0
+    assert [value(LLAMA, 0.9, horizon_s) for horizon_s in (60, 300)] == [32.0, 80.0]
+    assert value(FLEET, 0.1, 600) == 800.0
 
 
 def test_between_two_horizons_lies_a_line_and_the_first_one_begins_now() -> None:
-    assert value_of(small_demand(), LLAMA, 0.9, 180) == 56.0
-    assert value_of(small_demand(), LLAMA, 0.9, 30) == 26.0
-    assert value_of(small_demand(), LLAMA, 0.9, 0) == 20.0
+    assert value(LLAMA, 0.9, 180) == 56.0
+    assert value(LLAMA, 0.9, 30) == 26.0
+    assert value(LLAMA, 0.9, 0) == 20.0
 
 
 def test_a_series_that_is_not_there_is_named() -> None:
     with pytest.raises(UnknownEntity, match="group 'gpt'"):
-        value_of(small_demand(), LLAMA._replace(group="gpt"), 0.9, 60)
+        value(LLAMA._replace(group="gpt"), 0.9, 60)
 
 
-@pytest.mark.parametrize(("quantile", "horizon_s", "field"), [(0.8, 60, "quantile"), (0.9, 601, "horizon_s")])
+@pytest.mark.parametrize(("quantile", "horizon_s", "field"), [(0.95, 60, "quantile"), (0.9, 601, "horizon_s")])
 def test_what_no_forecast_is_of_is_refused_with_what_there_is(quantile: float, horizon_s: float, field: str) -> None:
-    with pytest.raises(RequestError, match=r"must (be one of 0\.1, 0\.5, 0\.9|lie in 0\.\.600)") as told:
-        value_of(small_demand(), FLEET, quantile, horizon_s)
+    with pytest.raises(RequestError, match=r"set one from 0(\.1 to 0\.9| to 600)") as told:
+        value(FLEET, quantile, horizon_s)
     assert told.value.field == field
 
 
 def test_without_a_forecast_nothing_is_known() -> None:
-    with pytest.raises(NotKnown):
-        value_of(None, FLEET, 0.9, 60)
+    with pytest.raises(NotKnown, match="no forecast of demand"):
+        row_of(dataclasses.replace(WEATHER, demand=None), FLEET)
     with pytest.raises(NotKnown, match="request_rate 400 s ahead"):
-        value_of(small_demand(), LLAMA, 0.9, 400)
-    assert value_of(small_demand(), LLAMA, 0.9, 300) == 80.0, "the horizon after it is not needed"
+        value(LLAMA, 0.9, 400)
+    assert value(LLAMA, 0.9, 300) == 80.0, "the horizon after it is not needed"
+
+
+def test_the_age_of_a_forecast_counts_until_it_is_too_old() -> None:
+    assert value(FLEET, 0.5, 60, age_s=240) == value(FLEET, 0.5, 300)
+    assert value(FLEET, 0.5, 600, age_s=240) == value(FLEET, 0.5, 600), "no further than it reaches"
+    later = dataclasses.replace(WEATHER, now_ms=NOW_MS + round(1000 * OLDEST_S) + 1000)
+    with pytest.raises(NotKnown, match="is 601 s old"):
+        row_of(later, FLEET)
 
 
 @settings(deadline=None, max_examples=100)
@@ -44,4 +62,4 @@ def test_without_a_forecast_nothing_is_known() -> None:
 def test_a_value_lies_within_its_row(quantile: float, horizon_s: float) -> None:
     row = small_demand()[FLEET]
     known = [row.now, *(value for value in row.values[QUANTILES.index(quantile)] if value is not None)]
-    assert min(known) <= value_of(small_demand(), FLEET, quantile, horizon_s) <= max(known)
+    assert min(known) <= value(FLEET, quantile, horizon_s) <= max(known)

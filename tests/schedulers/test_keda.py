@@ -12,7 +12,8 @@ from models.demand.forecaster import HORIZONS_S, TARGETS
 from models.demand.rows import DemandRow, Prescale
 from schedulers import keda
 from schedulers.adapter import NotKnown
-from schedulers.keda import LONGEST_S, OLDEST_S, SERVING, KedaAdapter, read_trigger, wanted
+from schedulers.demand_value import OLDEST_S
+from schedulers.keda import LONGEST_S, SERVING, KedaAdapter, read_trigger, wanted
 from schedulers.weather import DemandKey, Weather
 from service.pipeline.demand import histories
 from tests.schedulers.small_fleet import NOW_MS
@@ -115,11 +116,11 @@ def test_nothing_wanted_is_zero_and_not_active() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (Weather(1, NOW_MS, NOW_MS), "no forecast of demand yet"),
-        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of pool 'serve' class 'inference' group 'llama'"),
+        (Weather(1, NOW_MS, NOW_MS), "no forecast of demand now"),
+        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of pool 'serve', class 'inference', group 'llama'"),
         (weather(age_s=OLDEST_S + 1), "is 601 s old"),
-        (weather(row(values=[[None] * 3] * 3)), "has no number"),
-        (weather(row(values=[[1.0] * 3, [1.0] * 3, [math.inf] * 3])), "has no number"),
+        (weather(row(values=[[None] * 3] * 3)), "no forecast of request_rate 300 s ahead"),
+        (weather(row(values=[[1.0] * 3, [1.0] * 3, [math.inf] * 3])), "no forecast of request_rate 300 s ahead"),
     ],
 )
 def test_what_is_not_known_is_no_number(verb: str, given: Weather, why: str) -> None:
@@ -169,9 +170,9 @@ def test_a_key_without_a_default_must_be_there(missing: str) -> None:
 
 
 def test_what_the_forecast_does_not_reach_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"quantile = '0.95': set one from 0.1 to 0.9"):
+    with pytest.raises(RequestError, match=r"scalerMetadata quantile = 0.95: set one from 0.1 to 0.9"):
         value(weather(), quantile="0.95")
-    with pytest.raises(RequestError, match="horizonSeconds"):
+    with pytest.raises(RequestError, match="scalerMetadata horizon of 700 s: set one from 0 to 600"):
         value(weather(), horizonSeconds="700")
 
 

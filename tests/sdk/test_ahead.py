@@ -18,6 +18,7 @@ from fleet.errors import FleetcastError
 from schedulers import demand_value
 from schedulers.weather import DemandKey
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_demand
+from tests.schedulers.small_fleet import NOW_MS
 from tests.sdk.door import Door, opened
 
 OF_LLAMA = Series("serve", "inference", "llama-70b", "request_rate", 0.9, 300)
@@ -27,6 +28,11 @@ def told(now: float = 20.0, issued_ms: int = 1, key: DemandKey = LLAMA) -> dict[
     """An answer of `/v1/demand` whose p90 five minutes ahead is four times what it is now."""
     made = row(key, now, [[now, 2 * now, None], [now, 2 * now, None], [now, 4 * now, None]], issued_ms=issued_ms)
     return {"as_of_ms": 1, "series": json.loads(msgspec.json.encode([made]))}
+
+
+def told_else(**more: Any) -> dict[str, Any]:
+    answer = told(issued_ms=2)
+    return {**answer, "series": [{**answer["series"][0], **more}]}
 
 
 class Hand:
@@ -46,19 +52,22 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+quantiles = st.sampled_from(QUANTILES) | st.floats(0, 1)
+
+
 @settings(deadline=None, max_examples=200)
-@given(st.sampled_from([FLEET, LLAMA]), st.sampled_from(QUANTILES), st.floats(0, 700))
+@given(st.sampled_from([FLEET, LLAMA]), quantiles, st.floats(0, 700), st.integers(0, 600_000))
 def test_a_value_is_the_one_that_the_doors_of_the_service_give(
-    key: DemandKey, quantile: float, horizon_s: float
+    key: DemandKey, quantile: float, horizon_s: float, age_ms: int
 ) -> None:
     body = json.loads(msgspec.json.encode(small_demand()[key]))
     try:
-        wanted = demand_value.value_of(small_demand(), key, quantile, horizon_s)
+        wanted = demand_value.value_of(small_demand()[key], quantile, horizon_s, NOW_MS + age_ms)
     except FleetcastError:
         with pytest.raises(ValueError, match="forecast"):
-            value_of(body, quantile, horizon_s)
+            value_of(body, quantile, horizon_s, age_ms / 1000)
     else:
-        assert value_of(body, quantile, horizon_s) == wanted
+        assert value_of(body, quantile, horizon_s, age_ms / 1000) == wanted
 
 
 def test_the_value_of_a_series_is_asked_for_by_its_names(tmp_path: Path) -> None:
@@ -102,8 +111,8 @@ def test_a_forecast_that_is_told_again_and_again_grows_old_all_the_same() -> Non
         (200, {"series": None}, TypeError),
         (200, {"series": [{"pool": "serve"}]}, KeyError),
         (200, told(key=FLEET), ValueError),
-        (200, {"series": [{**told(issued_ms=2)["series"][0], "values": [[1]]}]}, IndexError),
-        (200, {"series": [{**told(issued_ms=2)["series"][0], "now": "many", "values": [["x"] * 3] * 3}]}, TypeError),
+        (200, told_else(values=[[1]]), IndexError),
+        (200, told_else(now="many", values=[["x"] * 3] * 3), TypeError),
         (200, "<html>", TypeError),
     ],
 )

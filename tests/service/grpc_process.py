@@ -12,21 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import tomli_w
 
 from models.demand.rows import DemandRow
+from service.board.board import Section
+from service.pipeline.demand.metrics import parts_page
 from service.pipeline.demand.sections import demand_sections
+from service.pipeline.fleet_metrics import demand_page
 from tests.ports import free_port, free_ports
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair
 
 EVERY_S = 1.0
 START_S = 120.0
-HORIZONS_S, QUANTILES = [60, 300, 3600], [0.5, 0.9]
+HORIZONS_S, QUANTILES = [60, 300, 1800, 3600], [0.5, 0.9]
 
 
 class DemandBoard:
-    """Publishes a board a second with these demands by pool, the p90 of `running`; `hold` stops that."""
+    """Publishes a board a second with these demands by pool, the p90 of `running`; `hold` stops that.
+
+    A pool serves one model of its name, which is asked as many requests a second.
+    """
 
     def __init__(self, folders: list[Path]) -> None:
         self.values: dict[str, float] = {}
@@ -44,18 +51,18 @@ class DemandBoard:
         while not self._over.wait(EVERY_S):
             if not self._held.is_set():
                 now_ms = _now_ms()
-                rows = [_row(pool, value, now_ms) for pool, value in list(self.values.items())]
+                rows = [row for pool, value in list(self.values.items()) for row in _rows(pool, value, now_ms)]
+                page = Section("metrics.fleet", demand_page(rows) + parts_page(rows), now_ms)
                 for writer in self._writers:
-                    writer.publish(demand_sections(rows, {}, [], now_ms), now_ms)
+                    writer.publish([*demand_sections(rows, {}, [], now_ms), page], now_ms)
 
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
 
 
-def _row(pool: str, value: float, now_ms: int) -> DemandRow:
-    values: list[list[float | None]] = [[value / 2] * 3, [value] * 3]
-    return DemandRow(
+def _rows(pool: str, value: float, now_ms: int) -> list[DemandRow]:
+    row = DemandRow(
         pool=pool,
         class_="all",
         group="all",
@@ -65,9 +72,10 @@ def _row(pool: str, value: float, now_ms: int) -> DemandRow:
         issued_ms=now_ms,
         horizons_s=HORIZONS_S,
         quantiles=QUANTILES,
-        values=values,
+        values=[[value / 2] * len(HORIZONS_S), [value] * len(HORIZONS_S)],
         record=None,
     )
+    return [row, msgspec.structs.replace(row, class_="inference", group=pool, target="request_rate")]
 
 
 class ApiProcess:

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.docs.pages import ROOT, blocks_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.keda_build import keda
 from tests.integration.kubernetes.keda_process import KedaCluster
+from tests.integration.prometheus_process import Prometheus
 from tests.service.certificate_files import Authority, Pair
-from tests.service.grpc_process import ApiProcess, DemandBoard, Relay
+from tests.service.grpc_process import QUANTILES, ApiProcess, DemandBoard, Relay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
+PAGE = ROOT / "docs" / "schedulers" / "keda.md"
+STALE_S = 5
 PER_REPLICA = 10
 FALLBACK = {"failureThreshold": 2, "replicas": 6}
 
@@ -164,14 +169,52 @@ def test_the_larger_of_forecast_and_reactive_trigger_wins(site: Autoscaled, serv
     site.cluster.remove("both")
 
 
+def documented(type: str) -> dict[str, Any]:
+    """The metadata of the trigger of this type in the part of the docs that needs no gRPC."""
+    blocks = [block.code for block in blocks_of(PAGE) if block.language == "yaml"]
+    things = [thing for code in blocks for thing in yaml.safe_load_all(code)]
+    found = [one for thing in things for one in thing.get("triggers", ()) if one["type"] == type]
+    metadata: dict[str, Any] = found[0]["metadata"]
+    return metadata
+
+
 def test_a_quantile_by_http_alone_scales(site: Autoscaled, served: Served) -> None:
     served.board.values["plain"] = 30.0
-    url = f"https://localhost:{served.second.port}/v1/demand?pool=plain&target=running&horizon_s=300"
-    metadata = {"url": url, "valueLocation": "series.0.values.1.0", "targetValue": str(PER_REPLICA), "authMode": "tls"}
+    metadata = documented("metrics-api")
+    url = metadata["url"].replace("fleetcast.fleetcast.svc:8080", f"localhost:{served.second.port}")
+    metadata |= {"url": url.replace("pool=serve", "pool=plain"), "targetValue": str(PER_REPLICA)}
+    metadata["valueLocation"] = metadata["valueLocation"].replace("values.5", f"values.{QUANTILES.index(0.9)}")
     plain = {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": "http"}}
     site.cluster.scale("plain", [plain])
     site.cluster.until_replicas("plain", 3)
     site.cluster.remove("plain")
+
+
+@pytest.fixture
+def prometheus(site: Autoscaled, served: Served, tmp_path: Path) -> Iterator[Prometheus]:
+    reader = site.clients.sign("keda.example")
+    tls = {"insecure_skip_verify": True, "cert_file": str(reader.cert), "key_file": str(reader.key)}
+    running = Prometheus(tmp_path, f"localhost:{served.second.port}", scheme="https", tls_config=tls)
+    yield running
+    running.stop()
+
+
+def test_what_prometheus_scraped_scales_until_it_is_stale(
+    site: Autoscaled, served: Served, prometheus: Prometheus
+) -> None:
+    served.board.values["llama"] = 30.0
+    metadata = documented("prometheus")
+    query = metadata["query"].replace('pool="serve"', 'pool="llama"').replace("< 60", f"< {STALE_S}")
+    metadata |= {"serverAddress": prometheus.url, "query": query, "threshold": str(PER_REPLICA)}
+    site.cluster.scale("llama", [{"type": "prometheus", "metadata": metadata}], fallback=FALLBACK)
+    site.cluster.until_replicas("llama", 3)
+    served.board.hold(True)
+    try:
+        site.cluster.until_replicas("llama", FALLBACK["replicas"])
+    finally:
+        served.board.hold(False)
+    site.cluster.until_replicas("llama", 3)
+    site.cluster.remove("llama")
 
 
 def test_an_api_that_stands_still_freezes_its_replicas_and_going_on_it_scales_on(
