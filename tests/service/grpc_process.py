@@ -1,6 +1,5 @@
-"""Api processes over boards that a test publishes, and a relay before them as a Service is before its pods."""
+"""Api processes over boards that a test publishes."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -9,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -20,7 +18,7 @@ from service.board.board import Section
 from service.pipeline.demand.metrics import parts_page
 from service.pipeline.demand.sections import demand_sections
 from service.pipeline.fleet_metrics import demand_page
-from tests.ports import free_port, free_ports
+from tests.ports import free_ports
 from tests.service.api_world import publish
 from tests.service.certificate_files import Authority, Pair
 
@@ -115,50 +113,6 @@ class ApiProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-
-
-class Relay:
-    """A loopback port that leads to the first of these ports that takes a connection."""
-
-    def __init__(self, *targets: int) -> None:
-        self.port, self.targets = free_port(), list(targets)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server: Any = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(30)
-
-    async def _open(self) -> asyncio.Server:
-        return await asyncio.start_server(self._take, "127.0.0.1", self.port)
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for target in self.targets:
-            with contextlib.suppress(OSError):
-                theirs, ours = await asyncio.open_connection("127.0.0.1", target)
-                await asyncio.gather(_copy(reader, ours), _copy(theirs, writer))
-                return
-        writer.close()
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _close(self) -> None:
-        """Stop to listen, and end what goes on."""
-        self._server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
 
 
 def _now_ms() -> int:

@@ -7,12 +7,13 @@ import threading
 
 
 class Relay:
-    """Listens on loopback from construction to `close`."""
+    """Listens on loopback from construction to `close`, on a port of its own if none is given."""
 
-    def __init__(self, port: int, behind: list[int]) -> None:
+    def __init__(self, behind: list[int], port: int = 0) -> None:
         self._next = itertools.cycle(range(len(behind)))
         self._behind = behind
         self._socket = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._take, daemon=True).start()
 
     def _take(self) -> None:

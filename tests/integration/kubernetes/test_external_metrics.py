@@ -68,7 +68,7 @@ class Aggregated:
         ]
         for number in range(2):
             self.start(number)
-        self.relay = Relay(service, self.ports)
+        self.relay = Relay(self.ports, service)
 
     def _config(self, name: str, port: int, metrics: int, board: int = 0) -> Path:
         files = {"tls_cert": str(self.ours.cert), "tls_key": str(self.ours.key), "client_ca": str(self.front.cert)}

@@ -16,9 +16,10 @@ from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.keda_build import keda
 from tests.integration.kubernetes.keda_process import KedaCluster
+from tests.integration.kubernetes.relay import Relay
 from tests.integration.prometheus_process import Prometheus
 from tests.service.certificate_files import Authority, Pair
-from tests.service.grpc_process import QUANTILES, ApiProcess, DemandBoard, Relay
+from tests.service.grpc_process import QUANTILES, ApiProcess, DemandBoard
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -67,7 +68,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @dataclass
 class Served:
-    """Two api processes with boards of their own, and what leads to the first that takes a connection."""
+    """Two api processes with boards of their own, and the Service before them."""
 
     first: ApiProcess
     second: ApiProcess
@@ -82,11 +83,11 @@ def served(site: Autoscaled) -> Iterator[Served]:
         folder.mkdir()
     board = DemandBoard(folders)
     first, second = site.api("one"), site.api("two")
-    relay = Relay(first.grpc_port, second.grpc_port)
+    relay = Relay([first.grpc_port, second.grpc_port])
     try:
         yield Served(first, second, board, relay)
     finally:
-        relay.stop()
+        relay.close()
         first.stop()
         second.stop()
         board.stop()
