@@ -104,12 +104,13 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
     if _row(config, name)["kind"] != "writer":
         typer.echo(f"{name} only answers: there is nothing to take back")
         return True
+    told_ms = None if records.is_withdrawn(name) else records.status().as_of_ms
     records.withdraw(name, undo=undo)
     if undo:
         typer.echo(f"{name} writes again from the next board on")
         return True
-    status = _withdrawn(config, records, name)
-    if status is None or not status.withdrawn:
+    is_done, status = _withdrawn(config, records, name, told_ms)
+    if not is_done:
         why = f": {status.error}" if status and status.error else ""
         typer.echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
         return False
@@ -161,26 +162,34 @@ def _standing(row: dict[str, Any]) -> str:
     return ", ".join([*words, row["error"]] if row["error"] else words)
 
 
-def _withdrawn(config: "Config", records: "AdapterRecords", name: str) -> "AdapterStatus | None":
-    """How it stands after it was taken back: by the service where that runs, else by us. None: it did not say."""
+def _withdrawn(
+    config: "Config", records: "AdapterRecords", name: str, told_ms: int | None
+) -> "tuple[bool, AdapterStatus | None]":
+    """Whether all is taken back, by the service where that runs, else by us; and how it stands, where that is known."""
     from service.adapters import AdapterHost
     from service.state_folder import StateError, role_lock
 
     try:
         with role_lock(config, "adapters", patience_s=0.0):
             host = AdapterHost(config, config.make_clock())
-            return asyncio.run(host.withdraw(name))
+            status = asyncio.run(host.withdraw(name))
+            return status.withdrawn, status
     except StateError:
-        return _awaited(records, name)
+        return _awaited(records, name, told_ms)
 
 
-def _awaited(records: "AdapterRecords", name: str) -> "AdapterStatus | None":
-    """What the service says of it once it is withdrawn, or after a while."""
+def _awaited(records: "AdapterRecords", name: str, told_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
+    """What the service says of it once it is withdrawn, or after a while.
+
+    told_ms: of what it said before; what it took back then, for want of a fresh board, is no withdrawal.
+    """
     deadline = time.monotonic() + TAKES_S
     while True:
-        status = next((row for row in records.status().adapters if row.name == name), None)
-        if (status is not None and status.withdrawn) or time.monotonic() >= deadline:
-            return status
+        told = records.status()
+        status = next((row for row in told.adapters if row.name == name), None)
+        is_done = status is not None and status.withdrawn and status.board is None and told.as_of_ms != told_ms
+        if is_done or time.monotonic() >= deadline:
+            return is_done, status
         time.sleep(POLL_S)
 
 

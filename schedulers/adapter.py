@@ -8,6 +8,7 @@ An adapter translates and does nothing else: no clock, no socket, no file. Whate
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from fleet.errors import FleetcastError
@@ -96,9 +97,11 @@ class Door(NamedTuple):
     news: Callable[[], int] | None = None
 
 
-def take_back(seen: Seen, fields: Iterable[str], why: str) -> Iterator[Write]:
-    """A withdrawal of each of these fields that is there."""
+def take_back(
+    seen: Seen, fields: Iterable[str], why: str, costs: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Write]:
+    """A withdrawal of each of these fields that is there. costs: by field, of those that others suffer from."""
     ours = frozenset(fields)
     for key, values in seen.items():
         for field in sorted(ours & values.keys()):
-            yield Write(key, field, None, values[field], why)
+            yield Write(key, field, None, values[field], why, costs.get(field, 0))

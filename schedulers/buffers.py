@@ -12,9 +12,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from fleet.errors import RequestError
+from fleet.errors import RequestError, UnknownEntity
 from models.demand.rows import DemandRow
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import NotKnown, Seen, Verb, Write, take_back
+from schedulers.demand_value import row_of
 from schedulers.weather import DemandKey, Weather
 
 PREFIX = "fleetcast.io/"
@@ -24,7 +25,6 @@ REPLICAS = "spec.replicas"
 THEIRS = f"theirs: {REPLICAS}"  # somebody else holds the field
 EVERY = "all"  # class and group of whole pools
 SLACK = 0.03  # of the forecast: a buffer shrinks only when it would even so; more than noise of 1 % up and down
-OLD_MS = 900_000
 REPLICAS_MAX = 2**31 - 1
 
 
@@ -96,10 +96,13 @@ def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, in
         return str(error), None, 0
     if weather is None or ask is None:
         return "withdrawn" if weather is None else f"it has no annotation {POOL} now", None, 0
-    row = (weather.demand or {}).get(DemandKey(ask.pool, ask.class_, EVERY, "wanted"))
-    peak = None if row is None or weather.now_ms - row.issued_ms > OLD_MS else _peak(row, ask)
-    if row is None or peak is None:
-        return f"there is no forecast of pool {ask.pool} now", None, 0
+    try:
+        row = row_of(weather, DemandKey(ask.pool, ask.class_, EVERY, "wanted"))
+    except (NotKnown, UnknownEntity) as error:
+        return str(error), None, 0
+    peak = _peak(row, ask)
+    if peak is None:
+        return f"there is no forecast of pool {ask.pool} within {ask.horizon_s / 60:g} min", None, 0
     held = max(int(values.get(REPLICAS, ask.least)), ask.least)
     grown, shrunk = (_pods(gpus - row.now, ask) for gpus in (peak, peak * (1 + SLACK)))
     replicas = max(grown, min(held, shrunk))

@@ -21,6 +21,7 @@ MARK = "fleetcast.io/risk"
 SLINKY = "features.slinky.slurm.net/spec"
 CONDITION, LABEL, TAINT = f"condition {FAILURE_EXPECTED}", f"label {MARK}", f"taint {MARK}"
 FEATURE = f"annotation {SLINKY}"
+COSTS = {TAINT: 1000, CONDITION: 900}  # of leaving it there: a taint keeps pods away, repair acts on a condition
 THEIRS = "theirs: "  # before a field of ours that somebody else has taken
 EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
@@ -37,18 +38,19 @@ class NodeMarks:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn")
+            yield from take_back(seen, self.fields, "withdrawn", COSTS)
             return
         why = "there is no forecast now"
         for name, values in seen.items():
             if weather.nodes is None:
-                yield from take_back({name: values}, (LABEL, TAINT, FEATURE), why)
+                yield from take_back({name: values}, (LABEL, TAINT, FEATURE), why, COSTS)
                 if CONDITION in values:
-                    yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, 0)
+                    cost = COSTS[CONDITION] if _status(values[CONDITION]) == "True" else 0
+                    yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, cost)
             elif name in weather.nodes.rows:
                 yield from self._marks(name, values, weather.nodes)
             else:
-                yield from take_back({name: values}, self.fields, "no forecast knows this node")
+                yield from take_back({name: values}, self.fields, "no forecast knows this node", COSTS)
 
     def _marks(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
         row = nodes.rows[name]

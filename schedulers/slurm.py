@@ -44,6 +44,9 @@ class SlurmAims(NamedTuple):
     zone: tzinfo = UTC
 
 
+COSTS = {HOLD: 1000, DRAIN: 900}  # of leaving it there: a job that waits for us, a node that nobody gets
+
+
 class SlurmMarks:
     """Adapter `slurm`: a key is a node, or `job ` and an id, that Slurm has."""
 
@@ -55,7 +58,7 @@ class SlurmMarks:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn")
+            yield from take_back(seen, self.fields, "withdrawn", COSTS)
             return
         for key, values in seen.items():
             if key.startswith(JOB):
@@ -87,7 +90,7 @@ class SlurmMarks:
                 yield Write(name, field, value, held[field], why, int(1000 * p))
 
     def _of_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
-        yield from take_back({key: values}, (HOLD,), "its slow node is excluded now")
+        yield from take_back({key: values}, (HOLD,), "its slow node is excluded now", COSTS)
         name, held = self._aims.prefix + key.removeprefix(JOB), values.get(COMMENT)
         start = weather.starts.get(name) if weather.starts and self._aims.comments and PENDING in values else None
         if start is None or start.p50_ms is None:

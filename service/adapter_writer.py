@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from fleet.clock import Clock
@@ -21,14 +21,19 @@ MINUTE_MS = 60_000
 
 
 class ObservedPort:
-    """A port of which only `read` is used: what would have been written is seen from then on."""
+    """A port of which only `read` is used: what would have been written is seen from then on.
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
+    left: keys that hold in truth what an earlier mode wrote in these fields.
+    """
+
+    def __init__(self, port: Port, fields: frozenset[str]) -> None:
+        self._port, self._fields = port, fields
         self._written: dict[tuple[str, str], str | None] = {}
+        self.left = 0
 
     async def read(self) -> Seen:
         seen = {key: dict(values) for key, values in (await self._port.read()).items()}
+        self.left = len(_holding(seen, self._fields))
         for (key, field), value in self._written.items():
             if value is None:
                 seen.get(key, {}).pop(field, None)
@@ -49,18 +54,25 @@ class ChangeLimit:
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
-        self._granted_ms: deque[int] = deque()
+        self._spent_ms: deque[int] = deque()
+        self._limited: set[str] = set()
 
     def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
         """The writes to make now: withdrawals, then what it costs most to leave undone."""
-        while self._granted_ms and self._granted_ms[0] <= now_ms - MINUTE_MS:
-            self._granted_ms.popleft()
+        while self._spent_ms and self._spent_ms[0] <= now_ms - MINUTE_MS:
+            self._spent_ms.popleft()
         wanted = sorted(wishes, key=lambda one: (one.value is not None, -one.cost, one.key))
         limited = dict.fromkeys(write.key for write in wanted if write.value is not None and write.key in marked)
-        granted = [*limited][: self._per_minute - len(self._granted_ms)]
-        self._granted_ms.extend([now_ms] * len(granted))
+        granted = [*limited][: self._per_minute - len(self._spent_ms)]
+        self._limited = {*granted}
         waits = limited.keys() - granted
         return [write for write in wanted if write.value is None or write.key not in waits]
+
+    def spend(self, batch: Iterable[Write], now_ms: int) -> None:
+        """Count those of the writes told last that are limited and are made now."""
+        keys = {write.key for write in batch} & self._limited
+        self._limited -= keys
+        self._spent_ms.extend([now_ms] * len(keys))
 
 
 class AdapterWriter:
@@ -69,33 +81,39 @@ class AdapterWriter:
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
         self._adapter, self._port = opened.door.adapter, opened.door.port
-        self._observed, self._batch = ObservedPort(self._port), opened.door.batch
+        self._observed, self._batch = ObservedPort(self._port, self._adapter.fields), opened.door.batch
         self.news = opened.door.news
         self._limit = ChangeLimit(per_minute)
         self._records, self._clock = records, clock
         self._ours: set[str] = set()  # keys that hold something of ours
         self._number = 0
 
-    async def step(self, weather: Weather | None) -> bool:
-        """True when nothing is left to do for this weather. None: take everything back, whatever the mode."""
-        port = self._port if weather is None or self.status.mode == "write" else self._observed
+    async def step(self, weather: Weather | None, is_over: Callable[[bool], bool] = lambda begun: False) -> bool:
+        """True when nothing is left to do for this weather. None: take everything back, whatever the mode.
+
+        is_over: asked before each batch, with whether one is written already; the step ends where it says so.
+        """
+        is_observed = weather is not None and self.status.mode != "write"
+        port, takes_back = self._observed if is_observed else self._port, _takes_back(weather)
         try:
             seen = await _in_time(port.read())
             self.status.seen_ms = self._clock.now_ms()
             due = self._due(weather, seen)
             is_done = not self.status.held_back
             for start in range(0, len(due), self._batch):
+                if is_over(start > 0):
+                    return False
                 batch = due[start : start + self._batch]
-                outcomes = await _in_time(port.write(batch))
-                is_done &= self._count(weather, batch, outcomes)
+                self._limit.spend(batch, self._clock.now_ms())
+                is_done &= self._count(weather, batch, await _in_time(port.write(batch)))
         except (SourceError, OSError, TimeoutError) as error:
             self.status.errors += 1
-            self._tell(str(error) or f"no answer within {PORT_S:g} s")
+            self._tell(str(error) or f"no answer within {PORT_S:g} s", "trying again")
             return False
         if is_done:
-            self.status.error = ""
+            self._tell_left(self._observed.left if is_observed else 0)
         self.status.board = weather.sequence if weather else None
-        self.status.withdrawn = is_done and (weather is None or weather.nodes is None)
+        self.status.withdrawn = is_done and takes_back and not is_observed
         return is_done
 
     async def close(self) -> None:
@@ -103,14 +121,17 @@ class AdapterWriter:
 
     def _due(self, weather: Weather | None, seen: Seen) -> list[Write]:
         fields = self._adapter.fields
-        self._ours = {key for key, values in seen.items() if fields & values.keys()}
+        self._ours = _holding(seen, fields)
         wishes = list(self._adapter.wishes(weather, seen))
-        due = self._limit.within(wishes, frozenset(self._ours), self._clock.now_ms())
+        if _takes_back(weather) or self.news is not None:  # what restricts goes at once, and so does what is waited for
+            due = sorted(wishes, key=lambda one: (-one.cost, one.value is not None, one.key))
+        else:
+            due = self._limit.within(wishes, frozenset(self._ours), self._clock.now_ms())
         self.status.ours, self.status.held_back = len(self._ours), len(wishes) - len(due)
         return due
 
     def _count(self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> bool:
-        """Put a batch on record; True when nothing is to be tried again; a conflict is in a withdrawal alone."""
+        """Put a batch on record; True when nothing is to be tried again: a conflict only where all is taken back."""
         status = self.status
         status.wishes += len(batch)
         status.writes += outcomes.count(WriteOutcome.DONE)
@@ -118,7 +139,7 @@ class AdapterWriter:
         bad = [outcome for outcome in outcomes if outcome in (WriteOutcome.REFUSED, WriteOutcome.UNREACHABLE)]
         status.errors += len(bad)
         if bad:
-            self._tell(f"{len(bad)} of {len(batch)} writes: {bad[0].value}")
+            self._tell(f"{len(bad)} of {len(batch)} writes: {bad[0].value}", "trying again")
         lines = [self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)]
         self._records.append(lines)
         status.last = lines[-1]
@@ -130,7 +151,7 @@ class AdapterWriter:
         if done:
             did = "would write" if WriteOutcome.OBSERVED in outcomes else "wrote"
             logger.info("adapter %s %s %d of %d changes", status.name, did, len(done), len(batch))
-        return not bad and (weather is not None or len(done) == len(batch))
+        return not bad and (not _takes_back(weather) or len(done) == len(batch))
 
     def _line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
         self._number += 1
@@ -149,10 +170,23 @@ class AdapterWriter:
             outcome=outcome.value,
         )
 
-    def _tell(self, error: str) -> None:
-        if error != self.status.error:
-            logger.warning("adapter %s: %s; trying again", self.status.name, error)
+    def _tell(self, error: str, then: str) -> None:
+        if error and error != self.status.error:
+            logger.warning("adapter %s: %s; %s", self.status.name, error, then)
         self.status.error = error
+
+    def _tell_left(self, left: int) -> None:
+        """Keys that nobody takes back while it observes."""
+        error = f"{left} still hold what it wrote before it observed" if left else ""
+        self._tell(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
+
+
+def _takes_back(weather: Weather | None) -> bool:
+    return weather is None or weather.nodes is None
+
+
+def _holding(seen: Seen, fields: frozenset[str]) -> set[str]:
+    return {key for key, values in seen.items() if fields & values.keys()}
 
 
 async def _in_time(work: Awaitable[T]) -> T:

@@ -51,13 +51,19 @@ class AdapterHost:
         """Begin the steps that are due, each as a task of its own."""
         fresh = self._station.fresh(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
-            steps = self._steps[writer.status.name]
-            if self.records.is_withdrawn(writer.status.name):
-                steps.begin("withdrawn", writer, None)
-            elif fresh is not None:
-                steps.begin(fresh, writer, fresh)
-            elif writer.news is not None or self._lost(board):
-                steps.begin("lost", writer, Weather(board.sequence if board else 0, 0, self._clock.now_ms()))
+            self._steps[writer.status.name].begin(writer, *self._wanted(writer, fresh, board))
+
+    def _wanted(
+        self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
+    ) -> tuple[object, Weather | None]:
+        """Why a step is due, and what it is to go by. The first is None where nothing is to be written."""
+        if self.records.is_withdrawn(writer.status.name):
+            return "withdrawn", None
+        if fresh is not None:
+            return fresh, fresh
+        if writer.news is not None or self._lost(board):
+            return "lost", Weather(board.sequence if board else 0, 0, self._clock.now_ms())
+        return None, None
 
     def _lost(self, board: Board | None) -> bool:
         """Whether there was no fresh board for so long that what restricts is to be taken back."""
@@ -88,6 +94,8 @@ class AdapterHost:
 
     async def end(self) -> None:
         """Let running steps end, for a while."""
+        for steps in self._steps.values():
+            steps.end()
         running = [steps.task for steps in self._steps.values() if steps.task]
         if running:
             await asyncio.wait(running, timeout=ENDS_S)
@@ -103,18 +111,29 @@ class _Steps:
 
     def __init__(self) -> None:
         self.task: asyncio.Task[bool] | None = None
+        self._reason: object = None  # of the step that is due now
         self._done_for: object = None
         self._news = 0
         self._retry_s = 0.0
-        self._ended = False
 
-    def begin(self, reason: object, writer: AdapterWriter, weather: Weather | None) -> None:
+    def begin(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
+        """A step for this reason, unless it is done or another goes on. One for an older reason ends soon."""
         now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
+        if reason is not self._reason:
+            self._reason, self._done_for = reason, None
         is_done = reason is self._done_for and news == self._news and now_s < self._retry_s
-        if self.task is not None or is_done:
+        if reason is None or self.task is not None or is_done:
             return
         self._done_for, self._news = reason, news
-        self.task = asyncio.ensure_future(writer.step(weather))
+        self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._is_over(reason, begun)))
+
+    def _is_over(self, reason: object, begun: bool) -> bool:
+        """A newer board ends a step only after a batch: on slow systems each step must get on."""
+        return reason is not self._reason and (begun or type(reason) is not type(self._reason))
+
+    def end(self) -> None:
+        """The step that goes on is over after its batch."""
+        self._reason = None
 
     def take_ended(self) -> bool:
         """Whether the step that ran has ended. Raises what it raised: a bug, which ends the process."""

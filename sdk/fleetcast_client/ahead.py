@@ -18,22 +18,26 @@ logger = logging.getLogger("fleetcast_client")
 
 
 class Series(NamedTuple):
-    """A series of `/v1/demand`, and which number of its forecast: a quantile, so many seconds ahead."""
+    """A series of `/v1/demand`, and which number of its forecast: a quantile, so many seconds ahead.
+
+    job_class: empty for the one that every series of requests has, inference, and for all jobs of other targets.
+    """
 
     pool: str = "all"
-    job_class: str = "all"
+    job_class: str = ""
     group: str = "all"
     target: str = "wanted"
     quantile: float = 0.9
     horizon_s: float = 300.0
 
     def check(self) -> Series:
-        """Itself. Raises ValueError that names the argument."""
+        """Itself, with its class. Raises ValueError that names the argument."""
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile!r}: expected one of those in /v1/demand, like 0.9")
         if not 0 <= self.horizon_s < math.inf:
             raise ValueError(f"horizon_s is {self.horizon_s!r}: expected seconds, 0 or more")
-        return self
+        own_class = "inference" if self.target == "request_rate" else "all"
+        return self._replace(job_class=self.job_class or own_class)
 
 
 class Asked(NamedTuple):
@@ -100,7 +104,7 @@ class DemandAhead:
         if row is None:
             raise ValueError(f"there is no series of {keys}")
         issued_ms = int(row["issued_ms"])
-        if issued_ms != self._issued_ms:
+        if self._issued_ms is None or issued_ms > self._issued_ms:  # two services may tell an old one in turn
             age_s = max(0.0, (int(answer["as_of_ms"]) - issued_ms) / 1000)
             self._known = value_of(row, series.quantile, series.horizon_s, age_s), self._now_s()
             self._issued_ms = issued_ms

@@ -22,7 +22,7 @@ from service.api.grpc_service import Call, GrpcService, Watch
 from service.api.routes.context import Context
 from service.config import ApiConfig
 from service.http.access import Scope
-from service.http.problems import as_problem
+from service.http.problems import Problem, as_problem
 from service.http.tls import Tls, stamp_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ CERTIFICATE_NAMES = ("x509_common_name", "x509_subject_alternative_name")
 async def grpc_door(context: Context, tls: Tls | None) -> AsyncIterator[None]:
     """Answer meanwhile. ConfigError where the address is taken or not ours."""
     api = context.config.api
-    server = grpc.aio.server(options=_options(api), maximum_concurrent_rpcs=api.max_connections)
+    server = grpc.aio.server(options=_options(api), maximum_concurrent_rpcs=2 * api.max_connections)
     server.add_generic_rpc_handlers(tuple(_handlers(service, context) for service in SERVICES))
     _listen(server, api, tls)
     await server.start()
@@ -131,16 +131,22 @@ def _unary(service: GrpcService, name: str, context: Context) -> Any:
 
 def _stream(service: GrpcService, name: str, context: Context) -> Any:
     watch: Watch = service.streams[name]
-    guest = _Guest(service, name, context)
+    guest, most = _Guest(service, name, context), context.config.api.max_connections
+    opened: set[Any] = set()
 
     async def handle(body: bytes, rpc: Any) -> AsyncIterator[bytes]:
         began = time.perf_counter()
         try:
             await guest.admit(rpc)
+            if len(opened) >= most:  # they stay: half of all calls, so that who polls still finds room
+                raise Problem(429, "too_many_streams", f"{most:,} streams are open (api.max_connections): poll instead")
+            opened.add(rpc)
             async for answer in watch(guest.ask, body):
                 yield answer
         except Exception as error:
             await guest.refuse(rpc, error, began)
+        finally:
+            opened.discard(rpc)
 
     return handle
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from clients.kube_api import KubeAccount, KubeApi
 from fleet.errors import ConfigError, RequestError, SourceError
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
@@ -143,9 +143,13 @@ class BuffersPort:
         await self._api.close()
 
     async def _write(self, write: Write) -> WriteOutcome:
+        return await self._buffers.written(write.key, self._sent(write))
+
+    async def _sent(self, write: Write) -> bytes | None:
+        """The buffer as it is then; None where it has gone, or is somebody else's. Raises KubeRefused, SourceError."""
         buffer = self._buffers.get(write.key)
         if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:
-            return WriteOutcome.CONFLICT  # it has gone, or is somebody else's
+            return None
         namespace, _, name = write.key.partition("/")
         replicas = least(buffer.values) if write.value is None else int(write.value)
         thing = {
@@ -154,18 +158,7 @@ class BuffersPort:
             "metadata": {"name": name, "namespace": namespace, "uid": buffer.uid},
             "spec": {"replicas": replicas},
         }
-        try:
-            body = await self._api.apply(f"{_path(namespace)}/{name}", thing, MANAGER)
-            self._buffers.keep(annotated_buffer(body))
-        except KubeRefused as error:
-            if error.status in (404, 409):
-                return WriteOutcome.CONFLICT
-            logger.warning("buffer %s: %s", write.key, error)
-            return WriteOutcome.REFUSED
-        except SourceError as error:
-            logger.warning("buffer %s: %s", write.key, error)
-            return WriteOutcome.UNREACHABLE
-        return WriteOutcome.DONE
+        return await self._api.apply(f"{_path(namespace)}/{name}", thing, MANAGER)
 
 
 def _path(namespace: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # objects that are written
 RETRY_S = 1.0  # wall; until a server that is away is asked again
+MOST_S = 25.0  # wall; of one batch: less than its writer waits for it
+GONE = 404
 
 
 class KubeObject(Protocol):
@@ -68,6 +70,30 @@ class KubeObjects(Generic[Kept]):
         if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
             self._objects[thing.key] = thing
             self.changes += held != thing
+
+    async def written(
+        self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
+    ) -> WriteOutcome:
+        """What became of a write to an object, which is kept as the server answers it.
+
+        sent: None where the object is not, or no longer, as it was seen. conflicts: statuses that say so, too.
+        """
+        try:
+            body = await sent
+            if body is None:
+                return WriteOutcome.CONFLICT
+            self.keep(self._decode(body))
+        except KubeRefused as error:
+            if error.status == GONE:
+                self._objects.pop(key, None)  # its end may have been told before an answer that brought it back
+            if error.status in conflicts:
+                return WriteOutcome.CONFLICT
+            logger.warning("%s: %s", key, error)
+            return WriteOutcome.REFUSED
+        except SourceError as error:
+            logger.warning("%s: %s", key, error)
+            return WriteOutcome.UNREACHABLE
+        return WriteOutcome.DONE
 
     async def close(self) -> None:
         if self._follower is not None:
@@ -137,8 +163,10 @@ async def write_by_key(
 ) -> list[WriteOutcome]:
     """The outcomes in the order of `batch`: all writes of an object in one call, several objects at once.
 
-    Objects begin in the order of their first write: the most urgent ones come first.
+    Objects begin in the order of their first write: the most urgent ones come first. What is not over after `MOST_S` is
+    ended, and told as unreachable: all that was done is told as done.
     """
+    ends_s = asyncio.get_running_loop().time() + MOST_S
     free = asyncio.Semaphore(AT_ONCE)
     objects: dict[str, list[int]] = {}
     for at, one in enumerate(batch):
@@ -146,12 +174,14 @@ async def write_by_key(
     outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
 
     async def write(places: list[int]) -> None:
-        async with free:
+        async with free, asyncio.timeout_at(ends_s):
             found = await write_object([batch[at] for at in places])
         for at, outcome in zip(places, found, strict=True):
             outcomes[at] = outcome
 
-    await asyncio.gather(*map(write, objects.values()))
+    for error in await asyncio.gather(*map(write, objects.values()), return_exceptions=True):
+        if error is not None and not isinstance(error, TimeoutError):
+            raise error
     return outcomes
 
 

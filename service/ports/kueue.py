@@ -127,23 +127,15 @@ class KueuePort:
         return path
 
     async def _write(self, write: Write) -> WriteOutcome:
-        try:
-            done = await (self._activate(write) if write.field == ACTIVE else self._answer(write))
-        except KubeRefused as error:
-            if error.status in (404, 409):
-                return WriteOutcome.CONFLICT
-            logger.warning("%s: %s: %s", write.key, write.field, error)
-            return WriteOutcome.REFUSED
-        except SourceError as error:
-            logger.warning("%s: %s: %s", write.key, write.field, error)
-            return WriteOutcome.UNREACHABLE
-        return WriteOutcome.DONE if done else WriteOutcome.CONFLICT
+        if write.field == ACTIVE:
+            return await self._checks.written(write.key, self._activate(write))
+        return await self._workloads.written(write.key, self._answer(write))
 
-    async def _activate(self, write: Write) -> bool:
+    async def _activate(self, write: Write) -> bytes | None:
         """Raises KubeRefused, SourceError."""
         check = self._checks.get(write.key)
         if check is None or check.active != write.seen:
-            return False
+            return None
         status, _, reason = (write.value or "").partition(" ")
         condition = {"type": "Active", "status": status, "reason": reason, "message": write.why, **_now()}
         thing = {
@@ -152,10 +144,9 @@ class KueuePort:
             "metadata": {"name": check.key, "uid": check.uid},
             "status": {"conditions": [condition]},
         }
-        self._checks.keep(kueue_check(await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)))
-        return True
+        return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
-    async def _answer(self, write: Write) -> bool:
+    async def _answer(self, write: Write) -> bytes | None:
         """A workload changes only in the version that was looked at. Raises KubeRefused, SourceError."""
         workload = self._workloads.get(write.key)
         folder, _, plural = self._workloads.path.rpartition("/")
@@ -163,11 +154,10 @@ class KueuePort:
         path = f"{folder}/namespaces/{namespace}/{plural}/{name}"
         for _ in range(TRIES):
             if workload is None or workload.values(self._ours).get(write.field) != write.seen:
-                return False
+                return None
             steps = answer_steps(workload, self._ours, write)
             try:
-                self._workloads.keep(kueue_workload(await self._api.json_patch(f"{path}/status", steps, MANAGER)))
-                return True
+                return await self._api.json_patch(f"{path}/status", steps, MANAGER)
             except KubeRefused as error:
                 newest = kueue_workload(await self._api.get(path))
                 if error.status not in (409, 422) or newest.version == workload.version:

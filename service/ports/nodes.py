@@ -5,7 +5,6 @@ annotation         the same as `fleetcast-slinky`, since an apply replaces all t
 taint              JSON patch under a test of the version, since the list of taints is one field
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,8 +19,6 @@ from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
 from service.plugins import read_options
 from service.ports.kube_objects import KubeObjects, ManagedFields, check_server, under, write_by_key
-
-logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"
@@ -147,23 +144,13 @@ class NodesPort:
         await self._api.close()
 
     async def _write(self, write: Write) -> WriteOutcome:
+        return await self._nodes.written(write.key, self._sent(write), conflicts=(404, 409, 422))
+
+    async def _sent(self, write: Write) -> bytes | None:
+        """The node as it is then; None where it has gone. Raises KubeRefused, SourceError."""
         node = self._nodes.get(write.key)
         if node is None:
-            return WriteOutcome.CONFLICT  # it has gone
-        try:
-            self._nodes.keep(marked_node(await self._sent(write, node)))
-        except KubeRefused as error:
-            if error.status in (404, 409, 422):
-                return WriteOutcome.CONFLICT
-            logger.warning("node %s: %s: %s", write.key, write.field, error)
-            return WriteOutcome.REFUSED
-        except SourceError as error:
-            logger.warning("node %s: %s: %s", write.key, write.field, error)
-            return WriteOutcome.UNREACHABLE
-        return WriteOutcome.DONE
-
-    async def _sent(self, write: Write, node: MarkedNode) -> bytes:
-        """Raises KubeRefused, SourceError."""
+            return None
         thing: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid}}
         path = f"{NODES}/{node.key}"
         if write.field == LABEL:
@@ -177,12 +164,12 @@ class NodesPort:
             return await self._api.apply(f"{path}/status", thing, MANAGER)
         return await self._tainted(write, node)
 
-    async def _tainted(self, write: Write, node: MarkedNode) -> bytes:
+    async def _tainted(self, write: Write, node: MarkedNode) -> bytes | None:
         """The taint changes only in the version that was looked at; every heartbeat makes a new one."""
         path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
-                raise KubeRefused(409, "somebody else changed this taint")
+                return None  # somebody else changed it
             try:
                 return await self._api.json_patch(path, taint_steps(node, write.value), MANAGER)
             except KubeRefused as error:

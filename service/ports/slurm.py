@@ -243,14 +243,16 @@ def _is_job(write: Write) -> bool:
 
 
 def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
-    """Nodes that get the same together, drains first; then jobs."""
+    """Jobs that are held by us; nodes that get the same together, drains first; then other jobs."""
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
         if not _is_job(write):
             groups.setdefault(_change(write, nodes[write.key]), []).append(at)
     order = sorted(groups.items(), key=lambda pair: pair[0].drain is None)
     calls = [_Call(tuple(places), tuple(due[at].key for at in places), change) for change, places in order]
-    return [*calls, *(_Call((at,), (), None, write) for at, write in due.items() if _is_job(write))]
+    jobs = [_Call((at,), (), None, write) for at, write in due.items() if _is_job(write)]
+    held = [call for call in jobs if call.write is not None and call.write.field == HOLD]
+    return [*held, *calls, *(call for call in jobs if call not in held)]
 
 
 def _change(write: Write, node: ControlledNode) -> NodeChange:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from clients.kube_api import KubeAccount, KubeApi
 from fleet.errors import ConfigError, SourceError
 from fleet.topology import DOMAIN_LEVELS
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
@@ -116,24 +116,14 @@ class TopologyPort:
         return labelled_node(body, self._labels)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        return [await self._write(writes)] * len(writes)
+        return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)
 
-    async def _write(self, writes: Sequence[Write]) -> WriteOutcome:
-        """Of one node: an apply names every label of ours that is to stay."""
+    async def _sent(self, writes: Sequence[Write]) -> bytes | None:
+        """Of one node: an apply names every label of ours that is to stay. Raises KubeRefused, SourceError."""
         node = self._nodes.get(writes[0].key)
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):
-            return WriteOutcome.CONFLICT
+            return None
         wanted = {**node.values, **{write.field: write.value for write in writes}}
         labels = {key: value for key in self._labels if (value := wanted.get(field_of(key))) is not None}
         thing = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid, "labels": labels}}
-        try:
-            self._nodes.keep(self._decoded(await self._api.apply(f"{NODES}/{node.key}", thing, MANAGER)))
-        except KubeRefused as error:
-            if error.status in (404, 409):
-                return WriteOutcome.CONFLICT
-            logger.warning("node %s: %s", node.key, error)
-            return WriteOutcome.REFUSED
-        except SourceError as error:
-            logger.warning("node %s: %s", node.key, error)
-            return WriteOutcome.UNREACHABLE
-        return WriteOutcome.DONE
+        return await self._api.apply(f"{NODES}/{node.key}", thing, MANAGER)

@@ -111,12 +111,16 @@ def test_withdraw_leaves_it_to_a_service_that_runs(config: Path, monkeypatch: py
     records = AdapterRecords(loaded.folder)
     with role_lock(loaded, "adapters"):
         monkeypatch.setattr(adapters, "TAKES_S", 0.0)
+        row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
+        records.keep(AdaptersStatus(1, adapters=[row]))  # an earlier withdrawal, undone since
         assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
         assert records.is_withdrawn("band_file")
         assert path.exists()
-        monkeypatch.setattr(adapters, "TAKES_S", 30.0)
-        row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
-        records.keep(AdaptersStatus(adapters=[row]))
+        row.board = 7
+        records.keep(AdaptersStatus(2, adapters=[row]))  # for want of a fresh board
+        assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
+        row.board = None
+        records.keep(AdaptersStatus(3, adapters=[row]))
         assert "is taken back" in run("withdraw", "band_file", "--config", config)
 
 

@@ -131,6 +131,25 @@ def test_whatever_is_answered_the_value_of_before_stays_until_it_is_old(
         assert ahead.value() is None
 
 
+def test_two_services_that_tell_old_forecasts_in_turn_are_not_believed_for_ever() -> None:
+    clock = Hand()
+    with opened(Door([200] * 20, answer=told())) as door:
+        ahead = DemandAhead(OF_LLAMA, Asked(door.url, stale_s=180), clock)
+        for at in range(20):
+            door.answer = told(issued_ms=1 + at % 2)
+            ahead.look()
+            clock.now_s += 15
+        assert ahead.value() is None
+
+
+def test_requests_are_of_inference_where_no_class_is_named() -> None:
+    assert Series(target="request_rate").check().job_class == "inference"
+    assert (Series().check().job_class, Series(job_class="batch", target="request_rate").check().job_class) == (
+        "all",
+        "batch",
+    )
+
+
 def test_a_service_that_is_gone_is_unreachable() -> None:
     with opened(Door()) as door:
         pass

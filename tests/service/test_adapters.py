@@ -1,120 +1,21 @@
 """The host of adapters: from boards to a file, or to a system that we make fail."""
 
 import asyncio
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fleet.clock import ManualClock
-from fleet.errors import ConfigError, SourceError
-from schedulers.adapter import Door, Seen, Write, WriteOutcome
-from schedulers.band_file import BandFile
+from fleet.errors import ConfigError
+from schedulers.adapter import Write
 from service import adapter_writer, adapters
-from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from service.adapter_records import AdapterRecords, AdaptersStatus
 from service.adapter_writer import ChangeLimit
 from service.adapters import AdapterHost
 from service.api.adapter_metrics import adapters_page
-from service.board.board import BoardReader, BoardWriter, Section
-from service.config import AdapterConfig, AdaptersConfig, Config
+from service.config import AdapterConfig, AdaptersConfig
 from service.doors import open_doors
-
-NOW_MS = 1_760_000_000_000
-NODES = tuple(f"n{number}" for number in range(1, 6))
-
-
-class MemoryPort:
-    """Another system in memory. `away`: it does not answer; `other`: what somebody else writes behind our back."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, dict[str, str]] = {}
-        self.batches: list[Sequence[Write]] = []
-        self.away = self.hangs = self.is_closed = False
-        self.other: dict[str, dict[str, str]] = {}
-        self.news = 0
-
-    async def read(self) -> Seen:
-        if self.away:
-            raise SourceError("nobody is there")
-        if self.hangs:
-            await asyncio.Event().wait()
-        return {key: dict(values) for key, values in self.held.items()}
-
-    async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        self.batches.append(batch)
-        self.held |= self.other
-        return [self._apply(write) for write in batch]
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-    def _apply(self, write: Write) -> WriteOutcome:
-        held = self.held.setdefault(write.key, {})
-        if held.get(write.field) != write.seen:
-            return WriteOutcome.CONFLICT
-        if write.value is None:
-            held.pop(write.field)
-        else:
-            held[write.field] = write.value
-        return WriteOutcome.DONE
-
-    def bands(self) -> dict[str, str]:
-        return {key: values["band"] for key, values in sorted(self.held.items()) if values}
-
-
-PORT = MemoryPort()
-
-
-def memory_door(options: dict[str, Any]) -> Door:
-    return Door(BandFile(), PORT)
-
-
-def awaited_door(options: dict[str, Any]) -> Door:
-    """The same, where others wait for what is written."""
-    return Door(BandFile(), PORT, news=lambda: PORT.news)
-
-
-class World:
-    """A board that a test publishes, and the adapters that follow it."""
-
-    def __init__(self, folder: Path, *rows: AdapterConfig, **limits: Any) -> None:
-        PORT.__init__()  # type: ignore[misc]
-        memory = AdapterConfig(f"{__name__}:memory_door", name="memory", mode="write")
-        self.config = Config(state=str(folder), adapters=AdaptersConfig(adapter=rows or (memory,), **limits))
-        self.clock = ManualClock(NOW_MS)
-        self.board, self.reader = BoardWriter(self.config.board), BoardReader(self.config.board)
-        self.host = AdapterHost(self.config, self.clock)
-
-    def publish(self, *risk: float) -> None:
-        n = len(risk)
-        parts: dict[str, Any] = {
-            "names.node": "\n".join(NODES[:n]).encode(),
-            "node.risk": np.tile(np.array(risk), (3, 4, 1)),
-            "node.state": np.zeros(n, np.int8),
-            "gpu.usable": np.ones((n, 8), bool),
-            "gpu.job": np.full((n, 8), -1, np.int32),
-            "risk.reason": json.dumps({"n1": "GPU 3: XID 79"}).encode(),
-        }
-        now_ms = self.clock.now_ms()
-        self.board.publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)
-
-    async def steps(self) -> None:
-        """What is due now, to its end."""
-        self.host.poll(self.reader.latest())
-        for steps in self.host._steps.values():
-            if steps.task:
-                await asyncio.wait([steps.task])
-        _ = self.host.changed
-
-    def step(self, *risk: float, after_s: float = 10.0) -> AdapterStatus:
-        self.clock.advance(after_s)
-        if risk:
-            self.publish(*risk)
-        asyncio.run(self.steps())
-        return self.host.writers[0].status
+from tests.service.adapters_world import DOORS, PORT, World
 
 
 def test_bands_reach_the_other_system_and_only_changes_are_written(tmp_path: Path) -> None:
@@ -152,7 +53,7 @@ def test_a_stale_board_writes_nothing_and_a_lost_one_takes_back(tmp_path: Path) 
 
 
 def test_who_is_waited_for_is_looked_at_again_for_news_and_told_at_once_that_the_board_is_stale(tmp_path: Path) -> None:
-    world = World(tmp_path, AdapterConfig(f"{__name__}:awaited_door", name="memory", mode="write"))
+    world = World(tmp_path, AdapterConfig(f"{DOORS}:awaited_door", name="memory", mode="write"))
     world.step(0.9, 0.0)
     PORT.held = {}
     world.step(after_s=1.0)
@@ -223,15 +124,15 @@ def test_a_system_that_is_away_is_asked_again_and_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters, "RETRY_S", 0.0)
-    monkeypatch.setattr(adapter_writer, "PORT_S", 0.01)
-    memory = AdapterConfig(f"{__name__}:memory_door", name="memory", mode="write")
+    monkeypatch.setattr(adapter_writer, "PORT_S", 1.0)
+    memory = AdapterConfig(f"{DOORS}:memory_door", name="memory", mode="write")
     file = AdapterConfig("band_file", mode="write", options={"path": str(tmp_path / "bands")})
     world = World(tmp_path, memory, file)
     PORT.away = True
     status = world.step(0.9)
     assert (status.errors, status.error) == (1, "nobody is there")
     PORT.away, PORT.hangs = False, True
-    assert world.step(after_s=0.0).error == "no answer within 0.01 s"
+    assert world.step(after_s=0.0).error == "no answer within 1 s"
     assert (tmp_path / "bands").read_text() == "n1 high\n"
     PORT.hangs = False
     assert world.step(after_s=0.0).error == ""
@@ -252,8 +153,13 @@ def test_few_nodes_change_a_minute_and_the_riskiest_go_first(tmp_path: Path) -> 
 def test_withdrawals_and_first_marks_are_free() -> None:
     wishes = [Write("a", "band", None, "high", ""), Write("b", "band", "high", None, "", 9)]
     wishes += [Write(key, "band", "high", "low", "", cost) for key, cost in (("c", 1), ("d", 2))]
-    due = ChangeLimit(1).within(wishes, frozenset("acd"), 0)
-    assert [write.key for write in due] == ["a", "b", "d"]
+    limit = ChangeLimit(1)
+    for _ in range(2):
+        due = limit.within(wishes, frozenset("acd"), 0)
+        assert [write.key for write in due] == ["a", "b", "d"], "what was not made counts for nothing"
+    limit.spend(due, 0)
+    assert [write.key for write in limit.within(wishes, frozenset("acd"), 59_999)] == ["a", "b"]
+    assert [write.key for write in limit.within(wishes, frozenset("acd"), 60_000)] == ["a", "b", "d"]
 
 
 def test_at_most_a_share_of_a_pool_is_marked(tmp_path: Path) -> None:

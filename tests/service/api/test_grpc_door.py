@@ -147,6 +147,22 @@ def test_a_push_tells_the_state_then_each_crossing_and_nothing_while_stale(
     played(tmp_path, play)
 
 
+def test_pushes_that_stay_leave_room_for_who_polls(tmp_path: Path) -> None:
+    async def play(world: GrpcWorld) -> None:
+        world.publish(20.0)
+        first = world.watch(ref())
+        assert await first.read() != grpc.aio.EOF
+        code, why = await refusal(world.watch(ref()).read())
+        assert (code, why) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "1 streams are open (api.max_connections): poll instead",
+        )
+        assert (await world.call(f"{KEDA}IsActive", ref())).result is True
+        first.cancel()
+
+    played(tmp_path, play, max_connections=1)
+
+
 def test_a_push_for_bad_metadata_ends_with_the_reason(tmp_path: Path) -> None:
     async def play(world: GrpcWorld) -> None:
         async def first() -> None:
