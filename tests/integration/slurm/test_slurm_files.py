@@ -52,7 +52,7 @@ class Site:
     def advise(self, text: str, *changes: tuple[str, str]) -> None:
         """Put the shipped script there, or another text."""
         shipped = (SHIPPED / "job_submit.lua").read_text(encoding="utf-8")
-        for old, new in (("/run/fleetcast/durations", str(self.durations)), *changes):
+        for old, new in (("/var/cache/fleetcast/durations", str(self.durations)), *changes):
             assert old in shipped
             shipped = shipped.replace(old, new)
         beside = self.script.with_suffix(".new")
