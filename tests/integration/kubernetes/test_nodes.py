@@ -1,6 +1,7 @@
 """The adapter `nodes` in a real adapters role marks the nodes of a real API server under RBAC and our policy."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import yaml
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.nodes import MARK, SLINKY
 from service.board.board import BoardWriter, Section
+from tests.docs.pages import ROOT, text_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import READER_TOKEN, ControlPlane
@@ -28,7 +30,8 @@ from tests.integration.kubernetes.test_kubernetes_source import MERGE, PATHS, ST
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
 
 NODES = tuple(f"m{number:02d}" for number in range(1, 21))
-EXAMPLE = Path(__file__).parents[3] / "examples" / "kubernetes-nodes.yaml"
+EXAMPLE = ROOT / "examples" / "kubernetes-nodes.yaml"
+PAGE = ROOT / "docs" / "schedulers" / "nodes.md"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 JSON = {"content-type": "application/json-patch+json"}
 THEIRS = {"key": "other.io/mine", "value": "x", "effect": "NoSchedule"}
@@ -324,6 +327,18 @@ def test_an_old_board_takes_back_what_restricts(marking: Marking) -> None:
     assert marking.condition("m01")["reason"] == "NoForecast"
     marking.publish(m01=0.9)
     marking.until("m01", *MARKED)
+
+
+def test_the_condition_goes_by_hand_as_the_page_says(marking: Marking) -> None:
+    (by_hand,) = re.findall(r"--subresource=status --type=strategic .*?-p '(.*?)'", text_of(PAGE), re.DOTALL)
+    marking.end()
+    others = [row for row in marking.node("m01")["status"]["conditions"] if row["type"] != FAILURE_EXPECTED]
+    path = "/api/v1/nodes/m01/status"
+    assert marking.plane.http.patch(path, content=by_hand, headers=STRATEGIC).status_code == 200
+    assert marking.node("m01")["status"]["conditions"] == others
+    marking.start()
+    marking.publish()
+    marking.until("m01", *LOW)
 
 
 def test_an_apiserver_that_dies_is_found_again(marking: Marking) -> None:
