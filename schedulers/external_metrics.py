@@ -16,6 +16,7 @@ import msgspec
 from fleet.errors import RequestError, UnknownEntity
 from schedulers.adapter import Seen, Verb, Write
 from schedulers.demand_value import row_of, value_of
+from schedulers.keda import SERVING
 from schedulers.weather import DemandKey, Weather
 
 GROUP = "external.metrics.k8s.io"
@@ -81,7 +82,13 @@ def selected(selector: str) -> dict[str, str]:
     >>> selected("pool=serve,quantile in (0.5)")["pool"], selected("")["quantile"]
     ('serve', '0.9')
     """
-    labels = dict(DEFAULTS)
+    asked = _asked(selector)
+    serving = {"class": SERVING} if asked.get("target") == "request_rate" else {}
+    return {**DEFAULTS, **serving, **asked}
+
+
+def _asked(selector: str) -> dict[str, str]:
+    labels: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in selector.split(","))):
         found = EQUAL.fullmatch(part) or ONE_OF.fullmatch(part)
         if found is None:

@@ -321,6 +321,11 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
     ):
         if value and not other:
             raise ConfigError(f"{key} is set, and {needed} is not: set {needed}, or leave {key} out")
+    if "expander" in api.grpc_open and not api.tls_cert:
+        raise ConfigError(
+            "api.grpc_open holds 'expander', and api.tls_cert is not set: the cluster-autoscaler asks by TLS alone; "
+            "set api.tls_cert and api.tls_key, or leave 'expander' out"
+        )
 
 
 def _check_external_metrics(config: Config) -> None:

@@ -3,7 +3,7 @@
 -- slurmctld runs this under its locks. So it reads two small local files and never calls out. Whatever is wrong with
 -- them, the job goes in as it would without us. A limit that the user gave is never touched.
 
-local FOLDER = "/run/fleetcast/durations" -- that of the adapter slurm_durations
+local FOLDER = "/var/cache/fleetcast/durations" -- that of the adapter slurm_durations
 local LIMIT_TIMES = nil -- 2: a job without a limit gets twice its p90. nil: it only gets a comment
 local VALID_S = 86400 -- files that say to be valid for longer are none
 local MOST_BYTES, LONGEST = 65536, 512 -- of a file, and of a line: whatever is in them, reading ends soon

@@ -76,6 +76,14 @@ def test_a_selector_that_means_no_number_is_refused_with_what_is_expected(select
         asked(selector)
 
 
+def test_requests_are_those_of_served_models_unless_the_selector_says_otherwise() -> None:
+    short = "pool=serve,group=llama-70b,target=request_rate,horizon_s=300"
+    assert asked(short) == asked(LLAMA + ",horizon_s=300")
+    assert (selected("")["class"], selected("target=wanted")["class"]) == ("all", "all")
+    with pytest.raises(UnknownEntity, match="class 'all'"):
+        asked(f"{short},class=all")
+
+
 def test_what_there_is_not_is_named() -> None:
     with pytest.raises(UnknownEntity, match="there is fleetcast_demand"):
         asked(metric="queue_length")

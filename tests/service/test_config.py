@@ -66,6 +66,7 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
         ("[api]\ngrpc_port = 8081", "placer.port and api.grpc_port are both 8081: they must differ"),
         ("[api]\ngrpc_port = 70000", "api.grpc_port = 70000: must lie in 0..65535"),
         ('[api]\ngrpc_open = ["kedda"]', "api.grpc_open holds 'kedda': expected some of keda, expander"),
+        ('[api]\ngrpc_open = ["keda", "expander"]', "the cluster-autoscaler asks by TLS alone; set api.tls_cert"),
         ("[clock]\nspeed = 0.0\n", "must lie in 0.001..1000000"),
         ("[api]\ntrusted_proxies = ['proxy']\n", "api.trusted_proxies: 'proxy' does not appear to be"),
         ("[placer]\nmax_risk = 2.0\n", "placer.max_risk = 2.0"),

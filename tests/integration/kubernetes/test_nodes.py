@@ -1,6 +1,7 @@
 """The adapter `nodes` in a real adapters role marks the nodes of a real API server under RBAC and our policy."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import tomli_w
 import yaml
 
 from fleet.nodes import FAILURE_EXPECTED
-from schedulers.nodes import MARK
+from schedulers.nodes import MARK, SLINKY
 from service.board.board import BoardWriter, Section
+from tests.docs.pages import ROOT, text_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import READER_TOKEN, ControlPlane
@@ -28,7 +30,8 @@ from tests.integration.kubernetes.test_kubernetes_source import MERGE, PATHS, ST
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
 
 NODES = tuple(f"m{number:02d}" for number in range(1, 21))
-EXAMPLE = Path(__file__).parents[3] / "examples" / "kubernetes-nodes.yaml"
+EXAMPLE = ROOT / "examples" / "kubernetes-nodes.yaml"
+PAGE = ROOT / "docs" / "schedulers" / "nodes.md"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 JSON = {"content-type": "application/json-patch+json"}
 THEIRS = {"key": "other.io/mine", "value": "x", "effect": "NoSchedule"}
@@ -264,17 +267,43 @@ def test_a_label_that_somebody_else_takes_is_theirs(marking: Marking) -> None:
 
 def test_the_policy_keeps_the_account_from_all_else(marking: Marking) -> None:
     ours = {"authorization": f"Bearer {READER_TOKEN}"}
+    others = marking.node("m05")
 
-    def patch(body: Any, headers: dict[str, str] = MERGE) -> int:
-        return marking.plane.http.patch("/api/v1/nodes/m05", json=body, headers={**headers, **ours}).status_code
+    def refusal(body: Any, part: str = "", headers: dict[str, str] = MERGE) -> str:
+        """The sentence of the policy; empty where the account may."""
+        answer = marking.plane.http.patch(f"/api/v1/nodes/m05{part}", json=body, headers={**headers, **ours})
+        assert answer.status_code in (200, 422), answer.text
+        told: str = answer.json()["message"].rpartition("denied request: ")[2] if answer.status_code == 422 else ""
+        return told
 
-    assert patch({"spec": {"unschedulable": True}}) == 422
-    assert patch({"metadata": {"labels": {"other.io/mine": "y"}}}) == 422
-    assert patch({"spec": {"taints": []}}) == 422
-    assert patch({"spec": {"taints": [THEIRS, {"key": MARK, "effect": "PreferNoSchedule"}]}}) == 200
-    assert patch({"spec": {"taints": [THEIRS]}}) == 200
+    def told(type: str, status: str) -> dict[str, Any]:
+        return {"status": {"conditions": [{"type": type, "status": status, "reason": "Test"}]}}
+
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "gone"}
+    for part in ("", "/status"):
+        assert refusal({"metadata": {"labels": {"other.io/mine": "y"}}}, part) == "labels of others"
+        assert refusal({"metadata": {"labels": {"other.io/mine": None}}}, part) == "labels of others"
+        assert refusal({"metadata": {"annotations": {"other.io/mine": "y"}}}, part) == "annotations of others"
+        assert refusal({"metadata": {"finalizers": ["other.io/mine"]}}, part) == "how long the node lives"
+        assert refusal({"metadata": {"ownerReferences": [owner]}}, part) == "how long the node lives"
+        for value in ("risk_low", None):
+            assert refusal({"metadata": {"annotations": {SLINKY: value, "fleetcast.io/a": value}}}, part) == ""
+    assert refusal({"spec": {"unschedulable": True}}) == "fleetcast does not cordon"
+    assert refusal({"spec": {"taints": []}}) == "taints of others"
+    assert refusal({"spec": {"taints": [THEIRS, {"key": MARK, "effect": "PreferNoSchedule"}]}}) == ""
+    assert refusal({"spec": {"taints": [THEIRS]}}) == ""
+    assert refusal(told("Ready", "False"), "/status", STRATEGIC) == "conditions of others"
+    assert refusal(told("OthersOwn", "True"), "/status", STRATEGIC) == "conditions of others"
+    assert refusal({"status": {"conditions": None}}, "/status") == "conditions of others"
+    assert "kubelet" in refusal({"status": {"capacity": {"nvidia.com/gpu": "0"}}}, "/status")
+    assert "kubelet" in refusal({"status": {"allocatable": {"nvidia.com/gpu": "0"}}}, "/status")
+    assert refusal(told(FAILURE_EXPECTED, "False"), "/status", STRATEGIC) == ""
     assert marking.plane.http.delete("/api/v1/nodes/m05", headers=ours).status_code == 403
     assert marking.plane.http.get("/api/v1/secrets", headers=ours).status_code == 403
+    found = marking.node("m05")
+    for key in ("labels", "annotations", "finalizers", "ownerReferences"):
+        assert found["metadata"].get(key) == others["metadata"].get(key)
+    assert (found["spec"], found["status"]["capacity"]) == (others["spec"], others["status"]["capacity"])
 
 
 def test_a_kill_leaves_the_marks_and_its_successor_writes_nothing_twice(marking: Marking) -> None:
@@ -298,6 +327,18 @@ def test_an_old_board_takes_back_what_restricts(marking: Marking) -> None:
     assert marking.condition("m01")["reason"] == "NoForecast"
     marking.publish(m01=0.9)
     marking.until("m01", *MARKED)
+
+
+def test_the_condition_goes_by_hand_as_the_page_says(marking: Marking) -> None:
+    (by_hand,) = re.findall(r"--subresource=status --type=strategic .*?-p '(.*?)'", text_of(PAGE), re.DOTALL)
+    marking.end()
+    others = [row for row in marking.node("m01")["status"]["conditions"] if row["type"] != FAILURE_EXPECTED]
+    path = "/api/v1/nodes/m01/status"
+    assert marking.plane.http.patch(path, content=by_hand, headers=STRATEGIC).status_code == 200
+    assert marking.node("m01")["status"]["conditions"] == others
+    marking.start()
+    marking.publish()
+    marking.until("m01", *LOW)
 
 
 def test_an_apiserver_that_dies_is_found_again(marking: Marking) -> None:

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "slurm"
 NAMES, TIMES = 20_000, 40
+HEALTH_S = 2
 WRAPPED = """#!/bin/sh
 # Several slurmd on one host: the node is named by the command of the one that asks.
 SLURMD_NODENAME=$(tr '\\0' ' ' < /proc/$PPID/cmdline | sed -n 's/.*-N \\([^ ]*\\).*/\\1/p')
@@ -40,7 +41,7 @@ class Site:
         conf = folder / "cluster" / "slurm.conf"
         health.write_text(WRAPPED.format(conf=conf, bands=self.bands, program=SHIPPED / "fleetcast-health"))
         health.chmod(0o755)
-        settings = ("JobSubmitPlugins=lua", f"HealthCheckProgram={health}", "HealthCheckInterval=2")
+        settings = ("JobSubmitPlugins=lua", f"HealthCheckProgram={health}", f"HealthCheckInterval={HEALTH_S}")
         (folder / "cluster").mkdir()
         shutil.copy(self.script, folder / "cluster")
         self.script = folder / "cluster" / "job_submit.lua"
@@ -51,7 +52,7 @@ class Site:
     def advise(self, text: str, *changes: tuple[str, str]) -> None:
         """Put the shipped script there, or another text."""
         shipped = (SHIPPED / "job_submit.lua").read_text(encoding="utf-8")
-        for old, new in (("/run/fleetcast/durations", str(self.durations)), *changes):
+        for old, new in (("/var/cache/fleetcast/durations", str(self.durations)), *changes):
             assert old in shipped
             shipped = shipped.replace(old, new)
         beside = self.script.with_suffix(".new")
@@ -157,7 +158,7 @@ def test_twenty_thousand_names_hardly_cost_a_submission_time(site: Site) -> None
     assert max(file.stat().st_size for file in site.durations.glob("??")) < 10_000
 
 
-def test_the_health_check_drains_by_the_band_file_alone_and_undrains_what_it_drained(site: Site) -> None:
+def test_the_health_check_drains_by_the_band_file_and_touches_nothing_of_an_operator(site: Site) -> None:
     def state(name: str) -> tuple[bool, str]:
         line = site.slurm.run("scontrol", "show", "node", "-o", name)
         reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
@@ -181,3 +182,12 @@ def test_the_health_check_drains_by_the_band_file_alone_and_undrains_what_it_dra
     bands()
     site.slurm.until("both are back", lambda: (state("n1"), state("n2")) == ((False, ""), (False, "")))
     assert state("n3") == (True, "fan 3 is slow")
+    site.slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=ticket 7:[fleetcast] said so")
+    site.slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=psu swap:")
+    bands(n2="high", n4="high")
+    site.slurm.until("n4 is drained", lambda: state("n4") == ours)
+    bands(n2="high", n3="high")
+    site.slurm.until("n4 is back", lambda: state("n4") == (False, ""))
+    time.sleep(3 * HEALTH_S)  # they have been looked at since
+    theirs = [(True, "ticket 7:[fleetcast] said so"), (False, "psu swap:"), (True, "fan 3 is slow")]
+    assert [state(name) for name in ("n1", "n2", "n3")] == theirs

@@ -156,3 +156,15 @@ livenessProbe:
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- /* Refuse a gRPC answerer whose callers could never be answered: KEDA sends no token, cluster-autoscaler nothing at all. */ -}}
+{{- define "fleetcast.reachable" -}}
+{{- $open := (.Values.config.api | default dict).grpc_open | default list -}}
+{{- $clients := and .Values.tls.secret .Values.tls.clients -}}
+{{- if and .Values.adapters.keda.enabled (not $clients) (not (has "keda" $open)) -}}
+{{- fail "adapters.keda is on, and nobody could be answered: KEDA sends no token. Set tls.secret and tls.clients with config.access.subjects, so that it shows a certificate, or let everybody ask: config.api.grpc_open: [keda]" -}}
+{{- end -}}
+{{- if and .Values.adapters.expander.enabled (or $clients (not .Values.tls.secret) (not (has "expander" $open))) -}}
+{{- fail "adapters.expander is on, and nobody could be answered: the cluster-autoscaler asks by TLS, with neither token nor certificate. Set tls.secret and config.api.grpc_open: [expander], and leave tls.clients false" -}}
+{{- end -}}
+{{- end }}

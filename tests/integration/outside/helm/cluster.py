@@ -1,10 +1,16 @@
 """A release in a real cluster: a volume for it, who may do what there, and how the server takes an object."""
 
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
+from tests.integration.built import needed, step
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.outside.helm.chart import NAMESPACE, RELEASE
 
@@ -13,6 +19,7 @@ CONTROLLERS += ("persistentvolume-binder-controller", "garbage-collector-control
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 NODES = ("m01", "m02", "m03")
 MERGE = {"content-type": "application/merge-patch+json"}
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 APPLY = {"content-type": "application/apply-patch+yaml"}
 
 
@@ -41,3 +48,25 @@ def applied(plane: ControlPlane, thing: dict[str, Any]) -> httpx.Response:
     query = {"dryRun": "All", "fieldValidation": "Strict", "fieldManager": "test"}
     path = f"{root}{space}/{row['name']}/{thing['metadata']['name']}"
     return plane.http.patch(path, params=query, headers=APPLY, content=yaml.safe_dump(thing))
+
+
+def downloaded(module: str, folder: Path, request: pytest.FixtureRequest) -> Path:
+    """A published Go module, `path@version`, for the definitions in it."""
+    told = needed(lambda say: step(["go", "mod", "download", "-json", module], folder), request)
+    return Path(json.loads(told)["Dir"])
+
+
+@contextlib.contextmanager
+def defined(plane: ControlPlane, *paths: Path) -> Iterator[None]:
+    """Meanwhile the server has the kinds of these files."""
+    things = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    try:
+        for thing in things:
+            plane.create(DEFINITIONS, thing)
+            spec = thing["spec"]
+            path = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
+            plane.until(path, lambda path=path: plane.http.get(path).status_code == 200)
+        yield
+    finally:
+        for thing in things:
+            plane.http.delete(f"{DEFINITIONS}/{thing['metadata']['name']}")

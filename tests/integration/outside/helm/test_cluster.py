@@ -14,10 +14,12 @@ from schedulers.nodes import MARK, SLINKY
 from service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, NAMESPACE, RELEASE, HelmChart, adapters, only
-from tests.integration.outside.helm.cluster import ACCOUNT, MERGE, NODES, applied, may
-from tests.integration.outside.helm.test_rendering import values_with
+from tests.integration.outside.helm.cluster import ACCOUNT, MERGE, NODES, applied, defined, downloaded, may
+from tests.integration.outside.helm.test_rendering import MONITORED, values_with
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
+
+OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.82.0"
 
 
 @pytest.mark.parametrize("on", [(), tuple(ADAPTERS)], ids=["all off", "all on"])
@@ -32,6 +34,19 @@ def test_the_server_takes_every_object_strictly(cluster: ControlPlane, chart: He
     for thing in chart.things(values):
         answer = applied(cluster, thing)
         assert answer.is_success, (thing["kind"], answer.text)
+
+
+@pytest.mark.parametrize("tls", [{}, {"secret": "cert"}], ids=["http", "https"])
+def test_the_prometheus_operators_own_definition_takes_the_monitor(
+    cluster: ControlPlane, chart: HelmChart, request: pytest.FixtureRequest, tmp_path: Path, tls: dict[str, str]
+) -> None:
+    monitor = only(chart.things(values_with(tls=tls, serviceMonitor=MONITORED)), "ServiceMonitor")
+    folder = downloaded(OPERATOR, tmp_path, request) / "example" / "prometheus-operator-crd"
+    with defined(cluster, folder / "monitoring.coreos.com_servicemonitors.yaml"):
+        answer = applied(cluster, monitor)
+        assert answer.is_success, answer.text
+        monitor["spec"]["endpoints"][0]["intervall"] = "15s"
+        assert not applied(cluster, monitor).is_success
 
 
 def test_the_server_would_refuse_a_misspelt_field(cluster: ControlPlane, chart: HelmChart) -> None:

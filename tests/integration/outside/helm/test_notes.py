@@ -1,6 +1,5 @@
 """The lines for other schedulers that an install prints: their own programs and definitions read them."""
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -10,29 +9,33 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.built import needed, step
+from tests.deploy.notes import asked_by, forecast_of, snippets, things, trigger_of
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, RELEASE, HelmChart, adapters
-from tests.integration.outside.helm.cluster import applied
+from tests.integration.outside.helm.cluster import applied, defined, downloaded
 from tests.integration.outside.helm.test_rendering import values_with
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
 
 EXAMPLES = CHART.parents[2] / "examples"
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KEDA = "github.com/kedacore/keda/v2@v2.21.0"
 HOST = "weather.fleetcast.svc"
+NOTES = "\nNOTES:\n"
 
 
 @pytest.fixture
-def notes(cluster: ControlPlane, helm_binary: Path, tmp_path: Path) -> dict[str, str]:
-    """With every adapter on: each snippet by the name of its file."""
-    return snippets(HelmChart(helm_binary, tmp_path, cluster.kubeconfig), values_with(*ADAPTERS))
+def printer(cluster: ControlPlane, helm_binary: Path, tmp_path: Path) -> HelmChart:
+    return HelmChart(helm_binary, tmp_path, cluster.kubeconfig)
 
 
-def snippets(chart: HelmChart, values: dict[str, Any]) -> dict[str, str]:
-    printed = chart.done("install", RELEASE, str(CHART), "--dry-run=server", values=values).partition("\nNOTES:\n")[2]
-    return dict(re.findall(r"^# ([\w.-]+): [^\n]*\n(.*?)^# end$", printed, re.MULTILINE | re.DOTALL))
+@pytest.fixture
+def notes(printer: HelmChart) -> dict[str, str]:
+    """By HTTP, with every adapter on that does without TLS: each snippet by the name of its file."""
+    return printed(printer, values_with(*(name for name in ADAPTERS if name != "expander")))
+
+
+def printed(chart: HelmChart, values: dict[str, Any]) -> dict[str, str]:
+    return snippets(chart.done("install", RELEASE, str(CHART), "--dry-run=server", values=values).partition(NOTES)[2])
 
 
 def shape(document: Any) -> Any:
@@ -44,14 +47,11 @@ def shape(document: Any) -> Any:
     return re.sub(r"https?://[^/]*", "URL", document) if isinstance(document, str) else document
 
 
-def test_lines_are_printed_for_the_adapters_that_are_on(
-    cluster: ControlPlane, helm_binary: Path, tmp_path: Path, notes: dict[str, str]
-) -> None:
+def test_lines_are_printed_for_the_adapters_that_are_on(printer: HelmChart, notes: dict[str, str]) -> None:
     every = ["hpa.yaml", "kube-scheduler.yaml", "scaledobject.yaml", "slurm.conf", "trimaran.yaml"]
     assert sorted(notes) == [*every, "volcano-scheduler.yaml"]
-    chart = HelmChart(helm_binary, tmp_path, cluster.kubeconfig)
-    assert snippets(chart, adapters()) == {}
-    assert list(snippets(chart, adapters("keda"))) == ["scaledobject.yaml"]
+    assert printed(printer, adapters()) == {}
+    assert list(printed(printer, values_with("keda"))) == ["scaledobject.yaml"]
 
 
 def test_the_real_kube_scheduler_reads_its_lines(cluster: ControlPlane, notes: dict[str, str], tmp_path: Path) -> None:
@@ -69,29 +69,48 @@ def test_the_real_kube_scheduler_reads_its_lines(cluster: ControlPlane, notes: d
 
 
 @pytest.fixture
-def scaled_objects(cluster: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
-    """KEDA's own definition of a ScaledObject, out of its published Go module."""
-    module = json.loads(needed(lambda say: step(["go", "mod", "download", "-json", KEDA], tmp_path), request))
-    path = Path(module["Dir"]) / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml"
-    cluster.create(DEFINITIONS, yaml.safe_load(path.read_text(encoding="utf-8")))
-    cluster.until("the kind", lambda: cluster.http.get("/apis/keda.sh/v1alpha1").status_code == 200)
-    yield
-    cluster.http.delete(f"{DEFINITIONS}/scaledobjects.keda.sh")
+def kinds_of_keda(cluster: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """KEDA's own definitions of what the lines make, out of its published Go module."""
+    bases = downloaded(KEDA, tmp_path, request) / "config" / "crd" / "bases"
+    with defined(cluster, *(bases / f"keda.sh_{name}.yaml" for name in ("scaledobjects", "triggerauthentications"))):
+        yield
 
 
-@pytest.mark.usefixtures("scaled_objects")
-def test_kedas_own_definition_takes_its_lines(cluster: ControlPlane, notes: dict[str, str]) -> None:
-    thing = yaml.safe_load(notes["scaledobject.yaml"])
-    assert thing["spec"]["triggers"][0]["metadata"]["scalerAddress"] == f"{HOST}:9090"
-    answer = applied(cluster, thing)
+@pytest.mark.usefixtures("kinds_of_keda")
+@pytest.mark.parametrize(
+    ("tls", "keys"),
+    [
+        ({}, []),
+        ({"secret": "cert"}, ["caCert"]),
+        ({"secret": "cert", "clients": True}, ["caCert", "tlsClientCert", "tlsClientKey"]),
+    ],
+    ids=["http", "tls", "certificates"],
+)
+def test_kedas_own_definitions_take_its_lines_and_our_answerer_answers(
+    cluster: ControlPlane, printer: HelmChart, tls: dict[str, Any], keys: list[str]
+) -> None:
+    lines = printed(printer, values_with("keda", tls=tls))["scaledobject.yaml"]
+    made = things(lines)
+    for thing in made.values():
+        answer = applied(cluster, thing)
+        assert answer.is_success, answer.text
+    external = made["ScaledObject"]["spec"]["triggers"][0]
+    assert external["metadata"]["scalerAddress"] == f"{HOST}:9090"
+    assert external["metadata"].get("enableTLS") == ("true" if tls else None)
+    trust = made.get("TriggerAuthentication", {"metadata": None, "spec": {"secretTargetRef": []}})
+    assert external.get("authenticationRef") == trust["metadata"]
+    assert [row["parameter"] for row in trust["spec"]["secretTargetRef"]] == keys
+    assert forecast_of(trigger_of(lines).series).group == "served"
+    made["ScaledObject"]["spec"]["fallback"]["failureTreshold"] = 1
+    assert not applied(cluster, made["ScaledObject"]).is_success
+
+
+def test_the_server_takes_the_autoscaler_and_our_answerer_answers_it(
+    cluster: ControlPlane, notes: dict[str, str]
+) -> None:
+    answer = applied(cluster, things(notes["hpa.yaml"])["HorizontalPodAutoscaler"])
     assert answer.is_success, answer.text
-    thing["spec"]["fallback"]["failureTreshold"] = 1
-    assert not applied(cluster, thing).is_success
-
-
-def test_the_server_takes_the_autoscaler(cluster: ControlPlane, notes: dict[str, str]) -> None:
-    answer = applied(cluster, yaml.safe_load(notes["hpa.yaml"]))
-    assert answer.is_success, answer.text
+    assert forecast_of(asked_by(notes["hpa.yaml"])).group == "served"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +128,27 @@ def test_lines_are_those_of_the_example(notes: dict[str, str], name: str, exampl
     assert printed == written
 
 
-def test_lines_of_slurm_and_volcano_are_ones(notes: dict[str, str]) -> None:
-    for line in notes["slurm.conf"].splitlines():
-        assert re.fullmatch(r"[A-Z][A-Za-z]+=\S+", line)
+HEALTH, SUBMIT, TOKENS = "HealthCheckProgram", "JobSubmitPlugins", "AuthAltTypes"
+
+
+@pytest.mark.parametrize(
+    ("on", "keys"),
+    [
+        (("slurm",), [TOKENS]),
+        (("slurm_durations",), [SUBMIT]),
+        (("band_file",), [HEALTH, "HealthCheckInterval", "HealthCheckNodeState"]),
+        (("band_file", "slurm"), [TOKENS]),  # the health check and `slurm` are one of two
+        (("slurm", "slurm_durations"), [TOKENS, SUBMIT]),
+    ],
+    ids="+".join,
+)
+def test_lines_of_slurm_are_those_of_the_adapter(printer: HelmChart, on: tuple[str, ...], keys: list[str]) -> None:
+    lines = printed(printer, values_with(*on))["slurm.conf"].splitlines()
+    given = [line for line in lines if not line.startswith("# ")]
+    assert all(re.fullmatch(r"[A-Z][A-Za-z]+=\S+", line) for line in given)
+    assert [line.partition("=")[0] for line in given] == keys
+
+
+def test_a_volcano_without_us_schedules_on(notes: dict[str, str]) -> None:
     (plugin,) = yaml.safe_load(notes["volcano-scheduler.yaml"])["tiers"][0]["plugins"]
     assert plugin["arguments"]["extender.ignorable"] is True

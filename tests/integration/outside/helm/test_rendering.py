@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fleet.errors import ConfigError
-from service.config import Config, load_config
+from service.config import GRPC_SERVICES, Config, load_config
 from service.doors import WRITERS, open_doors
 from tests.integration.outside.helm.chart import ADAPTERS, CHART, HelmChart, adapters, only
 
@@ -17,14 +17,19 @@ pytestmark = pytest.mark.outside
 KINDS = ["ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "ServiceAccount"]
 KINDS += ["StatefulSet"]
 NEEDED: dict[str, dict[str, Any]] = {"slurm": {"url": "https://slurm:6820", "token_file": "/run/slurm/token"}}
+MONITORED = {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"}
 EVERY = pytest.mark.parametrize("on", [(), *((name,) for name in ADAPTERS), tuple(ADAPTERS)], ids="+".join)
 
 
 def values_with(*on: str, **more: Any) -> dict[str, Any]:
-    """These adapters on, with the options that they cannot do without."""
+    """These adapters on, with what they cannot do without. By gRPC whoever shows no certificate is answered, too."""
     values = adapters(*on, **more)
     for name, options in NEEDED.items():
         values["adapters"][name] |= {"options": options}
+    config = values.get("config", {})
+    values["config"] = config | {"api": {"grpc_open": [name for name in GRPC_SERVICES if name in on]}}
+    if "expander" in on:
+        values.setdefault("tls", {"secret": "cert"})
     return values
 
 
@@ -73,7 +78,9 @@ def test_our_own_reader_takes_the_configuration(chart: HelmChart, tmp_path: Path
     writers = [name for name in sorted(on) if "mode" in ADAPTERS[name]]
     assert [(row.use, row.mode) for row in control.adapters.adapter] == [(name, "observe") for name in writers]
     assert control.api.host == replica.api.host == "0.0.0.0"
-    assert replica.api.board == "http://weather-control.fleetcast.svc:8080/v1/board"
+    assert control.api.grpc_open == tuple(name for name in GRPC_SERVICES if name in on)
+    scheme = "https" if "expander" in on else "http"
+    assert replica.api.board == f"{scheme}://weather-control.fleetcast.svc:8080/v1/board"
     assert not replica.adapters.adapter
     if set(writers) <= set(WRITERS):
         assert [door.name for door in open_doors(control.adapters)] == writers
@@ -124,6 +131,51 @@ def test_a_certificate_for_clients_alone_is_told_by_our_own_reader(chart: HelmCh
     (tmp_path / "config.toml").write_text(only(chart.things(values), "ConfigMap")["data"]["config.toml"])
     with pytest.raises(ConfigError, match=r"access\.subjects"):
         load_config(tmp_path / "config.toml")
+
+
+CERTIFICATE, OF_CLIENTS = {"secret": "cert"}, {"secret": "cert", "clients": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "tls", "opened"),
+    [
+        *(("keda", {}, []), ("keda", CERTIFICATE, []), ("keda", {"clients": True}, ["expander"])),
+        *(("expander", CERTIFICATE, []), ("expander", {}, ["expander"]), ("expander", OF_CLIENTS, ["expander"])),
+    ],
+)
+def test_an_adapter_that_could_answer_nobody_is_refused_with_the_fix(
+    chart: HelmChart, name: str, tls: dict[str, Any], opened: list[str]
+) -> None:
+    refusal = chart.refusal(adapters(name, tls=tls, config={"api": {"grpc_open": opened}}))
+    assert f"adapters.{name} is on, and nobody could be answered" in refusal
+    assert f"config.api.grpc_open: [{name}]" in refusal
+    assert "tls.clients" in refusal
+
+
+@pytest.mark.parametrize(
+    ("name", "tls", "opened"),
+    [("keda", OF_CLIENTS, []), ("keda", {}, ["keda"]), ("expander", CERTIFICATE, ["expander"])],
+)
+def test_an_adapter_that_can_answer_is_rendered(
+    chart: HelmChart, name: str, tls: dict[str, Any], opened: list[str]
+) -> None:
+    assert chart.refusal(adapters(name, tls=tls, config={"api": {"grpc_open": opened}})) == ""
+
+
+@pytest.mark.parametrize("tls", [{}, CERTIFICATE], ids=["http", "https"])
+def test_a_monitor_finds_the_pod_with_all_roles(chart: HelmChart, tls: dict[str, str]) -> None:
+    things = chart.things(values_with(*(("expander",) if tls else ()), tls=tls, serviceMonitor=MONITORED))
+    monitor, service = only(things, "ServiceMonitor"), only(things, "Service", "-control")
+    assert monitor["metadata"]["labels"].items() > MONITORED["labels"].items()
+    wanted, labels = monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"]
+    assert wanted.items() <= labels.items()
+    others = [row for row in things if row["kind"] == "Service" and row is not service]
+    assert not any(wanted.items() <= row["metadata"]["labels"].items() for row in others)
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [row["name"] for row in service["spec"]["ports"]]
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", MONITORED["interval"])
+    assert endpoint["authorization"] == {"credentials": {"name": "fleetcast-tokens", "key": "read"}}
+    assert (endpoint.get("scheme"), "tlsConfig" in endpoint) == (("https", True) if tls else (None, False))
 
 
 def test_with_every_adapter_off_there_are_no_rights_and_no_hook(chart: HelmChart) -> None:

@@ -1,0 +1,50 @@
+"""The lines for other schedulers that the chart's NOTES.txt prints, read as our own answerers read them."""
+
+import re
+from typing import Any
+
+import yaml
+
+from features.request_series import RequestSeries
+from models.demand.rows import DemandRow
+from schedulers.demand_value import row_of
+from schedulers.external_metrics import METRIC, selected
+from schedulers.keda import Trigger, read_trigger
+from schedulers.weather import DemandKey, Weather
+from service.pipeline.demand.histories import read_requests
+from tests.schedulers.small_demand import row
+from tests.schedulers.small_fleet import NOW_MS
+
+
+def snippets(text: str) -> dict[str, str]:
+    """By the name of the file that they belong into."""
+    return dict(re.findall(r"^# ([\w.-]+): [^\n]*\n(.*?)^# end$", text, re.MULTILINE | re.DOTALL))
+
+
+def things(snippet: str) -> dict[str, Any]:
+    """Its objects by kind."""
+    return {thing["kind"]: thing for thing in yaml.safe_load_all(snippet) if thing}
+
+
+def trigger_of(snippet: str) -> Trigger:
+    """Raises RequestError, where KEDA would be told INVALID_ARGUMENT."""
+    (external,) = (row for row in things(snippet)["ScaledObject"]["spec"]["triggers"] if row["type"] == "external")
+    return read_trigger(external["metadata"])
+
+
+def asked_by(snippet: str) -> DemandKey:
+    """The series that the autoscaler asks about, through the selector as the API server writes it."""
+    (metric,) = (row["external"]["metric"] for row in things(snippet)["HorizontalPodAutoscaler"]["spec"]["metrics"])
+    assert metric["name"] == METRIC
+    labels = selected(",".join(f"{name}={value}" for name, value in metric["selector"]["matchLabels"].items()))
+    return DemandKey(labels["pool"], labels["class"], labels["group"], labels["target"])
+
+
+def forecast_of(key: DemandKey) -> DemandRow:
+    """Of a service that serves the model `served` in the pool `serve`. Raises UnknownEntity for a series that it never
+    has."""
+    requests = RequestSeries()
+    requests.note(NOW_MS, {("serve", "served"): (5.0, 1)})
+    keys = [DemandKey(*one, "request_rate") for one in read_requests(requests, NOW_MS).keys]
+    demand = {one: row(one, 5.0, [[5.0, 5.0, 5.0]] * 3) for one in keys}
+    return row_of(Weather(1, NOW_MS, NOW_MS, demand=demand), key)
