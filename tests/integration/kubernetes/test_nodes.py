@@ -38,28 +38,37 @@ STALE_S = 225.0
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Twenty nodes, and an account that may do what the example allows it."""
     plane = ControlPlane(needed(kubernetes, request), tmp_path_factory.mktemp("nodes"), authorization="RBAC")
-    paths = {
-        **PATHS,
-        "ValidatingAdmissionPolicy": POLICIES,
-        "ValidatingAdmissionPolicyBinding": POLICIES.replace("policies", "policybindings"),
-    }
     try:
-        plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
-        for thing in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8")):
-            plane.create(paths[thing["kind"]], thing)
-        plane.add_nodes(list(NODES), 8)
+        fill(plane, NODES)
         yield plane
     finally:
         plane.stop()
 
 
-class Marking:
-    """A board that a test publishes, and a real adapters role that follows it."""
+def fill(plane: ControlPlane, nodes: tuple[str, ...]) -> None:
+    """These nodes, and an account that may do what the example allows it."""
+    paths = {
+        **PATHS,
+        "ValidatingAdmissionPolicy": POLICIES,
+        "ValidatingAdmissionPolicyBinding": POLICIES.replace("policies", "policybindings"),
+    }
+    plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
+    for thing in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8")):
+        plane.create(paths[thing["kind"]], thing)
+    plane.add_nodes(list(nodes), 8)
 
-    def __init__(self, plane: ControlPlane, folder: Path, taint: str) -> None:
-        self.plane, self.folder = plane, folder
+
+class Marking:
+    """A board of these nodes that a test publishes, and a real adapters role that follows it.
+
+    taint: its effect. limits: more of `[adapters]`.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES, **limits: Any
+    ) -> None:
+        self.plane, self.folder, self.nodes = plane, folder, nodes
         token = folder / "token"
         token.write_text(READER_TOKEN)
         options = {
@@ -74,6 +83,7 @@ class Marking:
             "clock": {"epoch_ms": self.began_ms, "wall_ms": self.began_ms, "speed": SPEED},
             "adapters": {
                 "withdraw_after_s": STALE_S,
+                **limits,
                 "adapter": [{"use": "nodes", "mode": "write", "options": options}],
             },
         }
@@ -99,13 +109,13 @@ class Marking:
         """Risks of nodes within an hour; those of all others are low."""
         self.published += 1
         now_ms = self.began_ms + int((time.time_ns() / 1e6 - self.began_ms) * SPEED - age_s * 1000)
-        hour = np.array([risk.get(name, 0.001) for name in NODES])
+        n, hour = len(self.nodes), np.array([risk.get(name, 0.001) for name in self.nodes])
         parts: dict[str, Any] = {
-            "names.node": "\n".join(NODES).encode(),
+            "names.node": "\n".join(self.nodes).encode(),
             "node.risk": np.tile(hour, (3, 4, 1)),
-            "node.state": np.zeros(len(NODES), np.int8),
-            "gpu.usable": np.ones((len(NODES), 8), bool),
-            "gpu.job": np.full((len(NODES), 8), -1, np.int32),
+            "node.state": np.zeros(n, np.int8),
+            "gpu.usable": np.ones((n, 8), bool),
+            "gpu.job": np.full((n, 8), -1, np.int32),
             "risk.reason": json.dumps({"m01": "GPU 3: XID 63 twice"}).encode(),
         }
         self.board.publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)
