@@ -241,8 +241,8 @@ def test_topology_labels_outlast_our_death_and_an_old_board_and_go_with_a_withdr
     checking.end(signal.SIGKILL)
     checking.publish(age_s=10_000.0)
     checking.start()
-    for how in ("sigstop", "sigkill"):
-        assert checking.until_ready(f"gang-{how}") == "there is no forecast now"
+    for gang in ("gang-sigstop", "gang-sigkill"):
+        assert checking.until_ready(gang) == "there is no forecast now"
     assert racks(checking) == RACKS
     checking.cli("withdraw", "topology")
     assert set(racks(checking)) == {""}
