@@ -23,7 +23,7 @@ from placement.options import Filter, Options, Scorer
 from placement.view import ClusterView
 from schedulers.adapter import Adapter, Seen, Write
 from schedulers.bands import Bands
-from schedulers.weather import Weather
+from schedulers.weather import JobOutlook, StartOutlook, Weather
 from service.pipeline.guarded_source import GuardedSource
 
 TAKE_S = 60.0
@@ -195,6 +195,7 @@ def _pure(function: Callable[..., Any], request: PlacementRequest, view: Cluster
 
 
 FOREIGN = "somebody.else/field"
+HOUR_MS, BOARD_MS = 3_600_000, 10_000
 
 
 def check_adapter(
@@ -250,21 +251,39 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
     """Boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too. The
-    first has the highest, so that whatever the noise can enter is entered."""
+    first has the highest, so that whatever the noise can enter is entered. No start comes within the hour."""
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
     risk = nodes.risk.copy()
     edges = (bands.rule.elevated, bands.rule.high, bands.rule.high * bands.rule.leave_ratio)
     risk[0, : len(edges)] = edges[: risk.shape[1]]
-    for number in range(360):
-        noisy, by = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01)), rng.uniform(-0.01, 0.01)
-        outlook = dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0]))
-        now_ms = weather.now_ms + 10_000 * number
-        demand = {key: _wavering(row, now_ms, by if number else 0.01) for key, row in (weather.demand or {}).items()}
-        wavering = dataclasses.replace(weather, nodes=outlook, demand=demand if weather.demand else None)
-        yield dataclasses.replace(wavering, sequence=number, as_of_ms=now_ms, now_ms=now_ms)
+    for number in range(HOUR_MS // BOARD_MS):
+        noisy = risk * (1 + (rng.uniform(-0.01, 0.01, risk.shape) if number else 0.01))
+        now_ms, by = weather.now_ms + BOARD_MS * number, float(rng.uniform(-0.01, 0.01)) if number else 0.01
+        yield dataclasses.replace(
+            weather,
+            sequence=number,
+            as_of_ms=now_ms,
+            now_ms=now_ms,
+            nodes=dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0])),
+            demand=weather.demand and {key: _demand(row, now_ms, by) for key, row in weather.demand.items()},
+            jobs=weather.jobs and {name: _job(job, by) for name, job in weather.jobs.items()},
+            starts=weather.starts and {name: _start(one, weather.now_ms, by) for name, one in weather.starts.items()},
+        )
 
 
-def _wavering(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
+def _demand(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
     values = [[value and value * (1 + by) for value in level] for level in row.values]
     return msgspec.structs.replace(row, issued_ms=issued_ms, values=values)
+
+
+def _job(job: JobOutlook, by: float) -> JobOutlook:
+    told = {name: getattr(job, name) for name in ("left_p50_s", "left_p90_s", "run_p50_s", "run_p90_s")}
+    return job._replace(**{name: value and value * (1 + by) for name, value in told.items()})
+
+
+def _start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
+    """An hour later than told; the wait for it wavers."""
+    told = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
+    later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in told.items()}
+    return start._replace(**later)

@@ -77,7 +77,7 @@ def _rows(pool: str, value: float, now_ms: int) -> list[DemandRow]:
 
 
 class ApiProcess:
-    """One api with TLS that asks for clients' certificates; answers by HTTP and by gRPC."""
+    """One api with TLS that asks for clients' certificates; answers by HTTP and by gRPC. Starts on construction."""
 
     def __init__(self, folder: Path, shown: Pair, clients: Authority) -> None:
         self.port, self.grpc_port, placer = free_ports(3)
@@ -89,10 +89,13 @@ class ApiProcess:
             "access": {"subjects": {"keda.example": ["read"]}},
             "placer": {"port": placer},
         }
-        path = folder / "api.toml"
-        path.write_text(tomli_w.dumps(config))
-        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(path)]
-        with open(folder / "api.log", "wb") as log:
+        (folder / "api.toml").write_text(tomli_w.dumps(config))
+        self.start()
+
+    def start(self) -> None:
+        """Again, on the ports of before. Returns once it answers."""
+        command = [sys.executable, "-m", "cli.main", "run", "--role", "api", "--config", str(self.folder / "api.toml")]
+        with open(self.folder / "api.log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self._wait()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.integration.forecast_board import ForecastBoard
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.relay import Relay
+from tests.integration.kubernetes.stranger import Heard, stranger
 from tests.ports import free_ports
 from tests.service.certificate_files import Authority, Pair
 
@@ -276,6 +278,45 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_while_both_stand_still_replicas_stay_and_going_on_they_follow(aggregated: Aggregated) -> None:
+    aggregated.forecast.value = 20.0
+    aggregated.until("20 requests/s", lambda: (aggregated.replicas(), aggregated.sees()[0]) == (2, "True"))
+    for api in aggregated.apis:
+        api.send_signal(signal.SIGSTOP)
+    try:
+        aggregated.forecast.value = 40.0
+        took_s = aggregated.until("the aggregator knows", lambda: aggregated.available()["status"] == "False")
+        print(f"\nboth stand still: the APIService is unavailable after {took_s:.1f} s")
+        assert aggregated.replicas() == 2
+    finally:
+        for api in aggregated.apis:
+            api.send_signal(signal.SIGCONT)
+    aggregated.until("40 requests/s", lambda: aggregated.replicas() == 4)
+
+
+def test_while_somebody_else_or_a_bug_answers_replicas_stay(aggregated: Aggregated) -> None:
+    """With our certificate: a proxy before us, or an error that we did not foresee."""
+    aggregated.forecast.value = 20.0
+    aggregated.until("20 requests/s", lambda: (aggregated.replicas(), aggregated.sees()[0]) == (2, "True"))
+    for number in range(2):
+        aggregated.end(number)
+    for status, body in ((500, b"a bug"), (200, b"<html>"), (200, b"{}")):
+        with stranger(aggregated.ports[0], status, body, aggregated.ours) as heard:
+            asked = VALUE if status == 200 else ""  # after an error of its discovery it is asked for nothing else
+            aggregated.until(f"{status} {body!r} was heard", partial(was_asked, heard, asked))
+            aggregated.until("it does not see", lambda: aggregated.sees() == ("False", "FailedGetExternalMetric"))
+            assert aggregated.replicas() == 2
+    aggregated.forecast.value = 30.0
+    for number in range(2):
+        aggregated.start(number)
+    aggregated.until("30 requests/s", lambda: aggregated.replicas() == 3)
+
+
+def was_asked(heard: Heard, path: str) -> bool:
+    """Whether it was asked three times for what begins so."""
+    return sum(one.startswith(path) for one in heard.paths) >= 3
 
 
 def test_while_both_are_gone_no_namespace_can_go_until_the_registration_does(aggregated: Aggregated) -> None:

@@ -1,15 +1,21 @@
 """A real KEDA and the real autoscaler of Kubernetes ask real api processes, and scale Deployments by what they say."""
 
+import contextlib
 import signal
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import grpc
+import httpx
 import pytest
 import yaml
 
+from clients.grpc_stubs import externalscaler_pb2 as scaler
 from tests.docs.pages import ROOT, blocks_of
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
@@ -17,6 +23,7 @@ from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.keda_build import keda
 from tests.integration.kubernetes.keda_process import KedaCluster
 from tests.integration.kubernetes.relay import Relay
+from tests.integration.kubernetes.stranger import stranger
 from tests.integration.prometheus_process import Prometheus
 from tests.service.certificate_files import Authority, Pair
 from tests.service.grpc_process import QUANTILES, ApiProcess, DemandBoard
@@ -36,6 +43,7 @@ class Autoscaled:
     cluster: KedaCluster
     shown: Pair
     clients: Authority
+    reader: Pair
     folder: Path
 
     def api(self, name: str) -> ApiProcess:
@@ -59,7 +67,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                     "grpc", {"caCert": servers.cert, "tlsClientCert": reader.cert, "tlsClientKey": reader.key}
                 )
                 cluster.trust("http", {"ca": servers.cert, "cert": reader.cert, "key": reader.key})
-                yield Autoscaled(cluster, servers.sign("fleetcast"), clients, folder)
+                yield Autoscaled(cluster, servers.sign("fleetcast"), clients, reader, folder)
             finally:
                 cluster.stop()
     finally:
@@ -74,6 +82,17 @@ class Served:
     second: ApiProcess
     board: DemandBoard
     relay: Relay
+
+    def tell(self, site: Autoscaled, pool: str, value: float) -> None:
+        """Returns once both answer of this pool."""
+        self.board.values[pool] = value
+        reader = ssl.create_default_context()
+        reader.check_hostname, reader.verify_mode = False, ssl.CERT_NONE
+        reader.load_cert_chain(site.reader.cert, site.reader.key)
+        for api in (self.first, self.second):
+            url = f"https://localhost:{api.port}/v1/demand?pool={pool}"
+            known = lambda url=url: httpx.get(url, verify=reader).json().get("series")  # noqa: E731
+            site.cluster.plane.until(f"a forecast of {pool}", known)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +130,7 @@ def test_a_forecast_scales_from_zero_up_down_and_to_zero(site: Autoscaled, serve
 
 
 def test_a_push_activates_between_two_polls(site: Autoscaled, served: Served) -> None:
-    served.board.values["pushed"] = 0.0
+    served.tell(site, "pushed", 0.0)
     pushing = trigger(served.relay.port, "pushed", "external-push")
     site.cluster.scale("pushed", [pushing], pollingInterval=100_000)
     site.cluster.plane.until("a metric", lambda: site.cluster.status("pushed").get("externalMetricNames"))
@@ -127,14 +146,18 @@ def test_a_push_activates_between_two_polls(site: Autoscaled, served: Served) ->
 def test_a_stale_forecast_begins_the_fallback_and_a_fresh_one_ends_it(site: Autoscaled, served: Served) -> None:
     served.board.values["old"] = 20.0
     site.cluster.scale("old", [trigger(served.relay.port, "old")], fallback=FALLBACK)
-    site.cluster.until_replicas("old", 2)
+    site.cluster.scale("believed", [by_http(served.second.port, "old")], fallback=FALLBACK)
+    for name in ("old", "believed"):
+        site.cluster.until_replicas(name, 2)
     served.board.hold(True)
     try:
         site.cluster.until_replicas("old", FALLBACK["replicas"])
+        assert site.cluster.replicas("believed") == 2
     finally:
         served.board.hold(False)
     site.cluster.until_replicas("old", 2)
-    site.cluster.remove("old")
+    for name in ("old", "believed"):
+        site.cluster.remove(name)
 
 
 def test_a_series_that_nobody_forecasts_begins_the_fallback(site: Autoscaled, served: Served) -> None:
@@ -179,14 +202,18 @@ def documented(type: str) -> dict[str, Any]:
     return metadata
 
 
+def by_http(port: int, pool: str) -> dict[str, Any]:
+    """The documented trigger of `metrics-api`."""
+    metadata = documented("metrics-api")
+    url = metadata["url"].replace("fleetcast.fleetcast.svc:8080", f"localhost:{port}")
+    metadata |= {"url": url.replace("pool=serve", f"pool={pool}"), "targetValue": str(PER_REPLICA)}
+    metadata["valueLocation"] = metadata["valueLocation"].replace("values.5", f"values.{QUANTILES.index(0.9)}")
+    return {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": "http"}}
+
+
 def test_a_quantile_by_http_alone_scales(site: Autoscaled, served: Served) -> None:
     served.board.values["plain"] = 30.0
-    metadata = documented("metrics-api")
-    url = metadata["url"].replace("fleetcast.fleetcast.svc:8080", f"localhost:{served.second.port}")
-    metadata |= {"url": url.replace("pool=serve", "pool=plain"), "targetValue": str(PER_REPLICA)}
-    metadata["valueLocation"] = metadata["valueLocation"].replace("values.5", f"values.{QUANTILES.index(0.9)}")
-    plain = {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": "http"}}
-    site.cluster.scale("plain", [plain])
+    site.cluster.scale("plain", [by_http(served.second.port, "plain")])
     site.cluster.until_replicas("plain", 3)
     site.cluster.remove("plain")
 
@@ -242,4 +269,121 @@ def test_a_second_api_answers_when_the_first_is_killed(site: Autoscaled, served:
     served.first.signal(signal.SIGKILL)
     served.board.values["two"] = 40.0
     site.cluster.until_replicas("two", 4)
+    served.first.stop()
+    served.first.start()
     site.cluster.remove("two")
+
+
+LOST = "got empty metric spec"  # KEDA of a trigger whose scaler it cannot ask
+
+
+def until_said(site: Autoscaled, what: str, name: str, times: int = 5) -> None:
+    """KEDA's operator says this so often of a ScaledObject from now on."""
+    before = len(site.cluster.log())
+
+    def said() -> bool:
+        lines = site.cluster.log()[before:].splitlines()
+        return sum(what in line and f'"{name}"' in line for line in lines) >= times
+
+    site.cluster.plane.until(f"{times} times {what!r}", said, 120)
+
+
+def test_while_no_api_can_be_reached_replicas_stay_whatever_other_triggers_say(
+    site: Autoscaled, served: Served
+) -> None:
+    """Dead, then somebody else is on its port. A trigger by HTTP falls back instead, since KEDA knows its metric."""
+    served.board.values |= {"down": 20.0, "beside": 20.0, "asked": 30.0}
+    api, cluster = served.first, site.cluster
+    counting = {"type": "kubernetes-workload", "metadata": {"podSelector": "app=asked", "value": "1"}}
+    cluster.scale("asked", [by_http(api.port, "asked")], fallback=FALLBACK)
+    cluster.scale("down", [trigger(api.grpc_port, "down")], fallback=FALLBACK)
+    cluster.scale("beside", [trigger(api.grpc_port, "beside"), counting], fallback=FALLBACK)
+    for name, replicas in (("down", 2), ("beside", 3), ("asked", 3)):
+        cluster.until_replicas(name, replicas)
+    api.stop()
+    until_said(site, LOST, "down")
+    cluster.until_replicas("asked", FALLBACK["replicas"])  # as many as the other trigger of `beside` counts
+    until_said(site, LOST, "beside")
+    assert cluster.replicas("beside") == 3
+    with stranger(api.grpc_port) as heard:
+        until_said(site, LOST, "down")
+        assert heard.connections > 0
+    assert cluster.replicas("down") == 2
+    served.board.values["down"] = 50.0
+    api.start()
+    cluster.until_replicas("down", 5)
+    for name in ("asked", "beside"):
+        cluster.until_replicas(name, 3)
+    for name in ("down", "beside", "asked"):
+        cluster.remove(name)
+
+
+class Buggy:
+    """A scaler of the test: two replicas, or INTERNAL from the methods that are in `fails`."""
+
+    METHODS: ClassVar[dict[str, Any]] = {
+        "GetMetricSpec": scaler.GetMetricSpecResponse(
+            metricSpecs=[scaler.MetricSpec(metricName="buggy", targetSize=10, targetSizeFloat=10.0)]
+        ),
+        "GetMetrics": scaler.GetMetricsResponse(
+            metricValues=[scaler.MetricValue(metricName="buggy", metricValue=20, metricValueFloat=20.0)]
+        ),
+        "IsActive": scaler.IsActiveResponse(result=True),
+    }
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answer(name)) for name in self.METHODS}
+        known = grpc.method_handlers_generic_handler("externalscaler.ExternalScaler", handlers)
+        self._server.add_generic_rpc_handlers((known,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def _answer(self, name: str) -> Callable[[bytes, Any], bytes]:
+        def answer(body: bytes, rpc: Any) -> bytes:
+            if name in self.fails:
+                rpc.abort(grpc.StatusCode.INTERNAL, "a bug")
+            told: bytes = self.METHODS[name].SerializeToString()
+            return told
+
+        return answer
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def buggy() -> Iterator[Buggy]:
+    made = Buggy()
+    yield made
+    made.stop()
+
+
+def test_a_bug_of_ours_begins_the_fallback_and_one_that_hides_the_specification_freezes_the_replicas(
+    site: Autoscaled, buggy: Buggy
+) -> None:
+    metadata = {"scalerAddress": f"localhost:{buggy.port}"}
+    site.cluster.scale("buggy", [{"type": "external", "metadata": metadata}], fallback=FALLBACK)
+    site.cluster.until_replicas("buggy", 2)
+    buggy.fails = set(Buggy.METHODS)
+    until_said(site, LOST, "buggy")
+    assert site.cluster.replicas("buggy") == 2
+    buggy.fails = {"GetMetrics", "IsActive"}
+    site.cluster.until_replicas("buggy", FALLBACK["replicas"])
+    buggy.fails = set()
+    site.cluster.until_replicas("buggy", 2)
+    site.cluster.remove("buggy")
+
+
+def test_before_there_is_any_board_the_specification_is_answered_so_the_fallback_begins(site: Autoscaled) -> None:
+    api = site.api("new")
+    with contextlib.ExitStack() as ends:
+        ends.callback(api.stop)
+        site.cluster.scale("new", [trigger(api.grpc_port, "web")], fallback=FALLBACK)
+        site.cluster.until_replicas("new", FALLBACK["replicas"])
+        board = DemandBoard([api.folder])
+        ends.callback(board.stop)
+        board.values["web"] = 20.0
+        site.cluster.until_replicas("new", 2)
+        site.cluster.remove("new")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -91,8 +92,28 @@ def test_a_token_goes_into_the_url(plane: ControlPlane, tmp_path: Path, monkeypa
                     assert "code 401" in log.read_text()  # and the URL, token and all: README warns of it
 
 
-def publish_drained(state: Path, node: str) -> None:
-    """A board of now that says of one node that it is drained."""
+def test_by_a_board_of_an_hour_ago_no_node_is_refused_or_preferred(plane: ControlPlane, tmp_path: Path) -> None:
+    publish_drained(tmp_path, DRAINED)
+    with serving(tmp_path) as (_, port):
+        url = f"http://127.0.0.1:{port}/v1/adapters/kube"
+        with plane.scheduler(extender(url)) as log:
+            plane.add_pod("fresh", 1, **on(DRAINED))
+            plane.until("why it waits", lambda: plane.why_pending("fresh"))
+            plane.clear_pods()
+            publish_drained(tmp_path, DRAINED, age_s=3600)
+            plane.until("neutral scores", lambda: len(scores(url)) == 1)
+            assert {plane.place(f"old-{number}", 8) for number in range(len(NODES))} == set(NODES)
+            assert "rror" not in log.read_text(), "it was answered each time"
+
+
+def scores(url: str) -> set[int]:
+    """The different scores of all nodes."""
+    answer = httpx.post(f"{url}/prioritize", json={"Pod": {}, "NodeNames": list(NODES)}, timeout=30)
+    return {row["Score"] for row in answer.json()}
+
+
+def publish_drained(state: Path, node: str, age_s: float = 0.0) -> None:
+    """A board that says of one node that it is drained."""
     drained = np.array([name == node for name in NODES])
     parts = {
         "names.node": "\n".join(NODES).encode(),
@@ -102,7 +123,7 @@ def publish_drained(state: Path, node: str) -> None:
         "gpu.job": np.full((len(NODES), 8), -1, np.int32),
         "risk.reason": b"{}",
     }
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = time.time_ns() // 1_000_000 - int(age_s * 1000)
     BoardWriter(state / "board").publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)
 
 

@@ -231,6 +231,28 @@ def test_a_gang_is_placed_within_one_rack_by_our_labels(checking: Checking) -> N
     assert len({rack_of(checking, name) for name in nodes}) == 1
 
 
+def test_topology_labels_outlast_our_death_and_an_old_board_and_go_with_a_withdrawal(checking: Checking) -> None:
+    checking.until("labels", lambda: racks(checking) == RACKS)
+    for how in (signal.SIGSTOP, signal.SIGKILL):
+        checking.process.send_signal(how)
+        checking.submit(f"gang-{how.name.lower()}", queue="gpus", topologyRequest={"required": "fleetcast.io/rack"})
+        checking.until("its nodes", partial(checking.holds, f"gang-{how.name.lower()}"))
+        assert racks(checking) == RACKS
+    checking.end(signal.SIGKILL)
+    checking.publish(age_s=10_000.0)
+    checking.start()
+    for gang in ("gang-sigstop", "gang-sigkill"):
+        assert checking.until_ready(gang) == "there is no forecast now"
+    assert racks(checking) == RACKS
+    checking.cli("withdraw", "topology")
+    assert set(racks(checking)) == {""}
+    assert {checking.labels(name)["other.io/rack"] for name in NODES} == {"x"}
+
+
+def racks(checking: Checking) -> tuple[str, ...]:
+    return tuple(rack_of(checking, name) for name in NODES)
+
+
 def test_who_takes_the_check_out_of_the_queue_needs_us_no_more(checking: Checking) -> None:
     checking.manager.create("ClusterQueue", "way-out", QUEUE)
     checking.manager.create("LocalQueue", "way-out", {"clusterQueue": "way-out"})

@@ -41,35 +41,44 @@ STALE_S = 225.0
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Twenty nodes, and an account that may do what the example allows it."""
     plane = ControlPlane(needed(kubernetes, request), tmp_path_factory.mktemp("nodes"), authorization="RBAC")
-    paths = {
-        **PATHS,
-        "ValidatingAdmissionPolicy": POLICIES,
-        "ValidatingAdmissionPolicyBinding": POLICIES.replace("policies", "policybindings"),
-    }
     try:
-        plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
-        for thing in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8")):
-            plane.create(paths[thing["kind"]], thing)
-        plane.add_nodes(list(NODES), 8)
+        fill(plane, NODES)
         yield plane
     finally:
         plane.stop()
 
 
-class Marking:
-    """A board that a test publishes, and a real adapters role that follows it."""
+def fill(plane: ControlPlane, nodes: tuple[str, ...]) -> None:
+    """These nodes, and an account that may do what the example allows it."""
+    paths = {
+        **PATHS,
+        "ValidatingAdmissionPolicy": POLICIES,
+        "ValidatingAdmissionPolicyBinding": POLICIES.replace("policies", "policybindings"),
+    }
+    plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
+    for thing in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8")):
+        plane.create(paths[thing["kind"]], thing)
+    plane.add_nodes(list(nodes), 8)
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        self.plane, self.folder = plane, folder
+
+class Marking:
+    """A board of these nodes that a test publishes, and a real adapters role that follows it.
+
+    taint: its effect. limits: more of `[adapters]`.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES, **limits: Any
+    ) -> None:
+        self.plane, self.folder, self.nodes = plane, folder, nodes
         token = folder / "token"
         token.write_text(READER_TOKEN)
         options = {
             "server": f"https://127.0.0.1:{plane.port}",
             "token_file": str(token),
             "ca_file": str(plane.folder / "certs" / "apiserver.crt"),
-            "taint": "PreferNoSchedule",
+            "taint": taint,
         }
         self.began_ms = time.time_ns() // 1_000_000
         config = {
@@ -77,6 +86,7 @@ class Marking:
             "clock": {"epoch_ms": self.began_ms, "wall_ms": self.began_ms, "speed": SPEED},
             "adapters": {
                 "withdraw_after_s": STALE_S,
+                **limits,
                 "adapter": [{"use": "nodes", "mode": "write", "options": options}],
             },
         }
@@ -102,13 +112,13 @@ class Marking:
         """Risks of nodes within an hour; those of all others are low."""
         self.published += 1
         now_ms = self.began_ms + int((time.time_ns() / 1e6 - self.began_ms) * SPEED - age_s * 1000)
-        hour = np.array([risk.get(name, 0.001) for name in NODES])
+        n, hour = len(self.nodes), np.array([risk.get(name, 0.001) for name in self.nodes])
         parts: dict[str, Any] = {
-            "names.node": "\n".join(NODES).encode(),
+            "names.node": "\n".join(self.nodes).encode(),
             "node.risk": np.tile(hour, (3, 4, 1)),
-            "node.state": np.zeros(len(NODES), np.int8),
-            "gpu.usable": np.ones((len(NODES), 8), bool),
-            "gpu.job": np.full((len(NODES), 8), -1, np.int32),
+            "node.state": np.zeros(n, np.int8),
+            "gpu.usable": np.ones((n, 8), bool),
+            "gpu.job": np.full((n, 8), -1, np.int32),
             "risk.reason": json.dumps({"m01": "GPU 3: XID 63 twice"}).encode(),
         }
         self.board.publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)
@@ -152,12 +162,12 @@ class Marking:
 
 
 @pytest.fixture
-def marking(cluster: ControlPlane, tmp_path: Path) -> Iterator[Marking]:
-    """All nodes are marked, and each has a label and a taint of somebody else."""
+def marking(cluster: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Marking]:
+    """All nodes are marked, and each has a label and a taint of somebody else. A parameter is the taint's effect."""
     for name in NODES:
         theirs = {"metadata": {"labels": {"other.io/mine": "x"}}, "spec": {"taints": [THEIRS]}}
         assert cluster.http.patch(f"/api/v1/nodes/{name}", json=theirs, headers=MERGE).status_code == 200
-    made = Marking(cluster, tmp_path)
+    made = Marking(cluster, tmp_path, getattr(request, "param", "PreferNoSchedule"))
     try:
         made.publish()
         for name in NODES:
@@ -317,6 +327,53 @@ def test_a_kill_leaves_the_marks_and_its_successor_writes_nothing_twice(marking:
     marking.plane.until("a successor that has looked", lambda: marking.standing()["board"] == marking.published)
     assert marking.standing()["writes"] == 0
     assert (marking.marks("m01"), marking.condition("m01")["lastTransitionTime"]) == (MARKED, since)
+
+
+def test_who_stands_still_leaves_the_marks_and_going_on_heeds_the_newest_board(marking: Marking) -> None:
+    marking.publish(m01=0.9)
+    marking.until("m01", *MARKED)
+    marking.process.send_signal(signal.SIGSTOP)
+    try:
+        marking.publish(m02=0.9)
+        with marking.plane.scheduler():
+            assert marking.plane.place("avoids", 1, **on("m01", "m02")) == "m02"
+            assert marking.plane.place("must", 1, **on("m01")) == "m01"
+        assert (marking.marks("m01"), marking.marks("m02")) == (MARKED, LOW)
+    finally:
+        marking.process.send_signal(signal.SIGCONT)
+        marking.plane.clear_pods()
+    marking.publish(m02=0.9)
+    marking.until("m02", *MARKED)
+    marking.until("m01", *LOW)
+
+
+@pytest.mark.parametrize("marking", ["NoSchedule"], indirect=True)
+def test_the_scheduler_places_no_pod_on_a_marked_node_until_its_mark_goes(marking: Marking) -> None:
+    plane = marking.plane
+    marking.publish(m01=0.9, m02=0.8)
+    for name in ("m01", "m02"):
+        marking.until(name, *MARKED)
+    try:
+        with plane.scheduler():
+            for name in ("m01", "m02"):
+                plane.add_pod(f"for-{name}", 1, **on(name))
+                assert "untolerated taint" in plane.until("why it waits", partial(plane.why_pending, f"for-{name}"))
+            assert plane.place("elsewhere", 1, **on("m01", "m02", "m03")) == "m03"
+            marking.publish(m01=0.9)
+            assert plane.bound("for-m02", 60) == "m02"
+            assert "nodeName" not in plane.pod("for-m01")["spec"]
+            marking.cli("withdraw", "nodes")
+            assert plane.bound("for-m01", 60) == "m01"
+    finally:
+        plane.clear_pods()
+
+
+def on(*names: str) -> dict[str, Any]:
+    """Of a pod that stands the taint of somebody else, and may be on these nodes only."""
+    match = [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(names)}]
+    required = {"nodeSelectorTerms": [{"matchExpressions": match}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {"affinity": affinity, "tolerations": [{"key": THEIRS["key"], "operator": "Exists"}]}
 
 
 def test_an_old_board_takes_back_what_restricts(marking: Marking) -> None:

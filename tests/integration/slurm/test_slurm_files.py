@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,44 @@ def test_a_script_that_fails_or_cannot_be_read_lets_jobs_in(site: Site) -> None:
     assert site.submit() == WITHOUT  # by the script before
     site.advise("")
     assert site.submit() == ("UNLIMITED", SAID)
+
+
+def told_bands(site: Site, node: str, bands: bytes | None, age_s: float = 0.0) -> str:
+    """State and reason of a node after one health check with this band file; None: with a folder in its place."""
+    file = site.durations.parent / "told"
+    if file.is_dir():
+        file.rmdir()
+    if bands is None:
+        file.unlink(missing_ok=True)
+        file.mkdir()
+    else:
+        file.write_bytes(bands)
+        os.utime(file, (time.time() - age_s,) * 2)
+    environment = {**site.slurm.environment, "SLURMD_NODENAME": node, "FLEETCAST_BANDS": str(file)}
+    subprocess.run([SHIPPED / "fleetcast-health"], env=environment, timeout=60, check=True)
+    line = site.slurm.run("scontrol", "show", "node", "-o", node)
+    reason = re.search(r" Reason=(.*?) \[", line)
+    return f"{'DRAIN' in line.partition(' State=')[2].partition(' ')[0]} {reason[1] if reason else ''}"
+
+
+def test_the_health_check_believes_an_old_band_file_and_no_garbage(site: Site) -> None:
+    """Age says nothing: the file is written when a band changes, and is removed when there is no forecast."""
+    drained, free = "True [fleetcast] band=high", "False "
+    assert told_bands(site, "n1", b"n1 high\nn2 low\n", age_s=3600) == drained
+    names = (
+        b"",
+        b"\xff\x00\xfe\n",
+        b"<html>",
+        b"NODE\n",
+        b"NODE HIGH\n",
+        b"NODE0 high\n",
+        b"NODEhigh\n",
+        b"9" * 500_000,
+    )
+    for garbage in (*names, b"high NODE\n", b"NODE high;reboot\n", b"NODE low\r\n", b"NODE $(reboot) high\n", None):
+        for node, state in (("n1", drained), ("n2", free)):
+            assert told_bands(site, node, garbage and garbage.replace(b"NODE", node.encode())) == state, garbage
+    assert told_bands(site, "n1", b"n1 low\n", age_s=3600) == free
 
 
 def test_twenty_thousand_names_hardly_cost_a_submission_time(site: Site) -> None:

@@ -92,6 +92,44 @@ def test_an_old_board_takes_features_back_and_lifts_no_drain(telling: Telling) -
     telling.until("n2", False, "", "a100")
 
 
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_while_we_stand_still_or_are_dead_jobs_go_on_and_an_operator_has_the_last_word(
+    telling: Telling, how: signal.Signals
+) -> None:
+    slurm = telling.slurm
+
+    def runs(job: str) -> bool:
+        return bool(slurm.job(job)["job_state"] == "RUNNING")
+
+    before = slurm.submit("sleep 300", "-N1", "--nodelist=n1", "--gres=gpu:1")
+    slurm.until("it runs", lambda: runs(before))
+    telling.publish(n1=0.9)
+    telling.until("n1", *HIGH)
+    telling.process.send_signal(how)
+    waiting = slurm.submit("sleep 300", "-N1", "--nodelist=n1", "--gres=gpu:1")
+    elsewhere = slurm.submit("sleep 300", "-N1", "--nodelist=n2", "--gres=gpu:1")
+    slurm.until("one elsewhere runs", lambda: runs(elsewhere))
+    assert (runs(before), runs(waiting), telling.node("n1")) == (True, False, HIGH)
+    slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    slurm.until("the one that waits runs", lambda: runs(waiting))
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan 3 is slow")
+    if how == signal.SIGSTOP:
+        telling.process.send_signal(signal.SIGCONT)
+    else:
+        telling.process.wait()
+        telling.start()
+    telling.publish(n1=0.9, n3=0.9)
+    telling.until("n3", *HIGH)
+    telling.until("n1", True, "fan 3 is slow", "a100,risk_high")
+    telling.publish()
+    telling.until("n3", *LOW)
+    telling.until("n1", True, "fan 3 is slow", "a100,risk_low")
+    assert runs(before)
+    for job in (before, waiting, elsewhere):
+        slurm.run("scancel", job)
+    slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
 def test_a_slurmctld_that_stands_still_or_is_gone_holds_up_nothing(telling: Telling) -> None:
     controller = telling.slurm.processes["slurmctld"]
     controller.send_signal(signal.SIGSTOP)

@@ -35,12 +35,15 @@ class Telling:
         self.config = folder / "config.toml"
         self.config.write_text(tomli_w.dumps(config))
         self.board, self.published = BoardWriter(folder / "state" / "board"), 0
-        with open(folder / "log", "ab") as log:
+        self.start()
+
+    def start(self) -> None:
+        with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cli.main", "run", "--role", "adapters", "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
-                env=slurm.environment | {"PATH": os.environ["PATH"]},
+                env=self.slurm.environment | {"PATH": os.environ["PATH"]},
                 start_new_session=True,
             )
 

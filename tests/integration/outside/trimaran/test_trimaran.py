@@ -1,18 +1,15 @@
 """The scheduler of scheduler-plugins, with Trimaran, places pods by our forecast, and goes on whatever we do."""
 
-import contextlib
 import itertools
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -24,6 +21,7 @@ from service.board.board import BoardWriter, Section
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
+from tests.integration.kubernetes.stranger import stranger
 from tests.integration.outside.trimaran.build import build
 from tests.ports import free_port
 
@@ -167,32 +165,6 @@ def trimaran(cluster: ControlPlane, binary: Path, tmp_path_factory: pytest.TempP
         forecaster.kill()
 
 
-@contextlib.contextmanager
-def garbage(port: int) -> Iterator[list[str]]:
-    """Somebody else on our port, who answers with what is no forecast; yields the paths that he was asked for."""
-    asked: list[str] = []
-
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>")
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Other)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def test_pods_go_to_the_nodes_that_are_forecast_quiet(trimaran: Trimaran) -> None:
     assert set(trimaran.place()) <= set(FIRST)
 
@@ -225,10 +197,12 @@ def test_while_we_are_dead_or_somebody_else_answers_pods_are_placed_by_the_last_
     trimaran.heard(2)  # of two, one may have been open while we stood still
     trimaran.forecaster.kill()
     assert set(trimaran.place()) <= set(LAST)
-    with garbage(trimaran.forecaster.port) as asked:
-        trimaran.plane.until("a question", lambda: asked, PATIENT_S)
-        assert set(asked) == {"/v1/adapters/trimaran/watcher"}
-        assert set(trimaran.place()) <= set(LAST)
+    for status, body in ((200, b"<html>"), (500, b"a bug of ours")):
+        with stranger(trimaran.forecaster.port, status, body) as heard:
+            trimaran.plane.until("a question", partial(bool, heard.paths), PATIENT_S)
+            time.sleep(1.0)  # the answer is on its way
+            assert set(heard.paths) == {"/v1/adapters/trimaran/watcher"}
+            assert set(trimaran.place()) <= set(LAST)
     trimaran.forecaster.start()
     trimaran.plane.until("the api", lambda: trimaran.forecaster.asked() >= 0)
     trimaran.forecaster.publish(FIRST)
