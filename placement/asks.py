@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -76,18 +77,22 @@ class Waiters:
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = entries
-        numbers: dict[QueueAsk, int] = {}
-        found = [numbers.setdefault(ask_of(entry.request), len(numbers)) for entry in entries]
+        self._requests = [entry.request for entry in entries]
+        asks = list(map(ask_of, self._requests))
+        numbers = dict(zip(dict.fromkeys(asks), range(len(asks)), strict=False))
+        found = list(map(numbers.__getitem__, asks))
         self.ask: Ints = np.array(found, np.int64)  # (k,) indices into `asks`
         self.asks = tuple(numbers)
         self.queued_ms: Ints = np.array([entry.queued_ms for entry in entries], np.int64)
         first = np.zeros(len(numbers), np.int64)
         first[self.ask[::-1]] = np.arange(len(found))[::-1]
-        self.first = [entries[at].request for at in first.tolist()]
+        self.first = [self._requests[at] for at in first.tolist()]
 
     def times(self, name: str, otherwise: float) -> NDArray[np.float64]:
         """(k,) a time that a request may name."""
-        values = [getattr(entry.request, name) for entry in self.entries]
+        values = list(map(attrgetter(name), self._requests))
+        if values.count(None) == len(values):
+            return np.full(len(values), otherwise)
         return np.array([otherwise if value is None else value for value in values], np.float64)
 
     def ranks(self, *columns: NDArray[Any]) -> Ints:

@@ -15,6 +15,7 @@ again in the same pass, nor are more than `BACKFILL_TRIES` shapes: a pass costs 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,8 +41,7 @@ class Waiting:
     queued_ms: int
 
 
-@dataclass(slots=True)
-class Wait:
+class Wait(msgspec.Struct, gc=False):
     """Why an entry still waits; `position` counts from 1. `start_ms`: the head's shadow time, else None."""
 
     entry: Waiting
@@ -126,8 +126,7 @@ def plan(
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
 
 
-@dataclass(slots=True)
-class AskInPass:
+class AskInPass(msgspec.Struct, gc=False):
     """What a pass has found out about entries with one ask.
 
     reason: why none of them can start in this pass; version: of the turns, as of which its queue refuses it, or lets it
@@ -173,7 +172,9 @@ class Cycle:
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._told(row, entry)
-        if reason is not None:
+        if reason is row.reason is not None:
+            self._wait(entry, reason)
+        elif reason is not None:
             self._refuse(entry, row, reason)
         elif self._try(entry, row):
             return

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest
 from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
+from placement.columns import begins, in_order
 from placement.filters import Screen
 from placement.options import Options, known_risk
 from placement.potential import PotentialGrowth
@@ -182,11 +183,13 @@ class NodeScores:
             if not known.any():
                 continue
             width = int(own.max()) + 1
-            keys, place, count = np.unique(domain[known] * width + own[known], return_inverse=True, return_counts=True)
-            worst = np.zeros(len(keys))
-            np.maximum.at(worst, place, self.excess[at[known]])
-            more = count > 1
-            found += np.bincount(keys[more] // width, shared_hazard(level, worst[more], self.horizon_s), n)
+            keys = domain[known] * width + own[known]
+            order = in_order(keys)
+            first = np.flatnonzero(begins(keys[order]))
+            more = np.diff(first, append=len(order)) > 1
+            worst = np.maximum.reduceat(self.excess[at[known]][order], first)[more]
+            both = keys[order[first[more]]] // width
+            found += np.bincount(both, shared_hazard(level, worst, self.horizon_s), n)
         return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
