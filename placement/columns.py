@@ -28,3 +28,13 @@ def begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     for key in keys:
         new[1:] |= key[1:] != key[:-1]
     return new
+
+
+def highest_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(k,) rows by values of 0 or more; of equals the first comes first. Bits of such numbers are in their order.
+
+    >>> highest_first(np.array([0.5, 1.0, 0.0, 1.0])).tolist()
+    [1, 3, 0, 2]
+    """
+    bits = ~values.astype("<f8").view("<u8")
+    return np.lexsort(bits.view("<u2").reshape(-1, 4).T)

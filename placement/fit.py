@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleet.topology import Level, Topology
-from placement.columns import begins, in_order
+from placement.columns import begins, highest_first, in_order
 from placement.scorers import LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
@@ -57,12 +57,15 @@ def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], ro
     if level is Level.NODE:
         return Room(level, np.arange(len(rows)), room)
     domain, count = topology.domain[level][rows].astype(np.int64), len(topology.domain_names[level])
-    return Room(level, domain, _sums(domain, room, max(count, 1)).astype(np.int64))
+    return Room(level, domain, _sums(domain, room, max(count, 1)))
 
 
-def _sums(domain: NDArray[np.int64], values: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+def _sums(domain: NDArray[np.int64], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """(count,) sums by domain, without those of none (-1)."""
-    return np.asarray(np.bincount(domain + 1, values, count + 1)[1:])
+    each = room[0] if len(room) else 0
+    alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
+    found = np.bincount(domain + 1, None if alike else room, count + 1)[1:]
+    return found * each if alike else found.astype(np.int64)
 
 
 def largest_size(gang: Gang, room: int) -> int:
@@ -126,7 +129,7 @@ class GangSearch:
     @cached_property
     def rank(self) -> NDArray[np.int64]:
         """(c,) place of each candidate by score, the best first, and of equals the first."""
-        order = np.argsort(-self.scores.of_nodes(self.size), kind="stable")
+        order = highest_first(self.scores.of_nodes(self.size))
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         return rank
@@ -232,7 +235,7 @@ def _sub_domain_rank(
         assert sub is not None
         inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
         if (inner >= 0).any():
-            members = _sums(inner, scores.room[at], len(topology.domain_names[sub])).astype(np.int64)
+            members = _sums(inner, scores.room[at], len(topology.domain_names[sub]))
             rank = np.full(len(members) + 1, len(members))
             rank[in_order(members.max() - members)] = np.arange(len(members))
             return rank[inner]

@@ -172,8 +172,8 @@ class Cycle:
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._told(row, entry)
-        if reason is row.reason is not None:
-            self._wait(entry, reason)
+        if reason is not None and reason is row.reason:
+            self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
             self._refuse(entry, row, reason)
         elif self._try(entry, row):
