@@ -248,7 +248,7 @@ def _greedy(
     """(k,) members taken from each node, in order, until every domain has `size`; first: where a domain begins."""
     capped = np.minimum(room, size)
     before = np.cumsum(capped) - capped
-    return np.clip(size - (before - before[first][domain]), 0, capped)
+    return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
 
 
 def _tighten_last(

@@ -161,13 +161,19 @@ class Cycle:
     asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
     final: dict[MachineShape, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
     late: dict[MachineShape, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    in_line: bool = field(init=False)  # all wait in one line: in which queue does not matter
     _ahead: Timeline | None = None
     _spare: tuple[ClusterView, ClusterView] | None = None
     _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.in_line = self.turns.standing is None
+
     def take_turn(self, entry: Waiting) -> None:
         """Consider an entry as far as its queue may have it."""
         ask = ask_of(entry.request)
+        if self.in_line and ask.in_line is not None:
+            ask = ask.in_line
         row = self.asks.get(ask)
         if row is None:
             row = self.asks[ask] = AskInPass(ask)

@@ -102,7 +102,8 @@ def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple
 class NodeScores:
     """Scores of the candidates of one request: arrays over c candidate rows.
 
-    advice: what operators are told; survives, keeps_pace: log probabilities; shared: level → numbers of domains, -1 unknown; extra: scores by name.
+    advice: what operators are told; survives, keeps_pace: log probabilities; shared: level → numbers of domains, -1
+    unknown; extra: scores by name.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
