@@ -1,14 +1,15 @@
 """Asks: what requests are to a pass over the queue. Thousands of jobs have hundreds; each is worked out once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import PlacementRequest
+from fleet.requests import Gang, PlacementRequest
 from placement.tree import ANY
 
 MOST_KEPT = 32_768
@@ -26,14 +27,17 @@ class MachineShape:
 class QueueAsk:
     """What requests have in common that differ in name, arrival and times only. Equal ones are one object.
 
-    gpus: of the gang that is wished for; milli, model: what the smallest gang takes, in thousandths of GPUs, and of
-    which model, `gpu` where it need not be a certain one.
+    gpus, wished: of the gang that is wished for, and the thousandths of GPUs that it takes; milli, model: what the
+    smallest gang takes, in thousandths too, and of which model, `gpu` where it need not be a certain one. in_line: the
+    same for all that differ in their place among queues only; None: this is it.
     """
 
     shape: MachineShape
     gpus: int
+    wished: int
     milli: int
     model: str
+    in_line: "QueueAsk | None" = None
 
 
 @lru_cache(MOST_KEPT)
@@ -41,18 +45,20 @@ def ask_of(request: PlacementRequest) -> QueueAsk:
     """Its ask."""
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
-    own = (
-        shape_of(request),
-        gang.desired * each,
-        gang.min * each * request.milli,
-        models[0] if len(models) == 1 else ANY,
-    )
-    return _ask(*own, gang, request.priority, request.queue, request.tenant, request.user, request.class_)
+    gpus, least = gang.desired * each, gang.min * each * request.milli
+    model = models[0] if len(models) == 1 else ANY
+    in_line = _in_line(gang, shape_of(request), gpus, gpus * request.milli, least, model)
+    return _in_queue(in_line, request.priority, request.queue, request.tenant, request.user, request.class_)
 
 
 @lru_cache(MOST_KEPT)
-def _ask(shape: MachineShape, gpus: int, milli: int, model: str, *_: object) -> QueueAsk:
-    return QueueAsk(shape, gpus, milli, model)
+def _in_line(_: Gang, shape: MachineShape, gpus: int, wished: int, milli: int, model: str) -> QueueAsk:
+    return QueueAsk(shape, gpus, wished, milli, model)
+
+
+@lru_cache(MOST_KEPT)
+def _in_queue(ask: QueueAsk, *_: object) -> QueueAsk:
+    return replace(ask, in_line=ask)
 
 
 @lru_cache(MOST_KEPT)
@@ -76,18 +82,22 @@ class Waiters:
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = entries
-        numbers: dict[QueueAsk, int] = {}
-        found = [numbers.setdefault(ask_of(entry.request), len(numbers)) for entry in entries]
+        self._requests = [entry.request for entry in entries]
+        asks = list(map(ask_of, self._requests))
+        numbers = dict(zip(dict.fromkeys(asks), range(len(asks)), strict=False))
+        found = list(map(numbers.__getitem__, asks))
         self.ask: Ints = np.array(found, np.int64)  # (k,) indices into `asks`
         self.asks = tuple(numbers)
         self.queued_ms: Ints = np.array([entry.queued_ms for entry in entries], np.int64)
         first = np.zeros(len(numbers), np.int64)
         first[self.ask[::-1]] = np.arange(len(found))[::-1]
-        self.first = [entries[at].request for at in first.tolist()]
+        self.first = [self._requests[at] for at in first.tolist()]
 
     def times(self, name: str, otherwise: float) -> NDArray[np.float64]:
         """(k,) a time that a request may name."""
-        values = [getattr(entry.request, name) for entry in self.entries]
+        values = list(map(attrgetter(name), self._requests))
+        if values.count(None) == len(values):
+            return np.full(len(values), otherwise)
         return np.array([otherwise if value is None else value for value in values], np.float64)
 
     def ranks(self, *columns: NDArray[Any]) -> Ints:

@@ -13,7 +13,7 @@ from fleet.nodes import NodeState
 from fleet.requests import MAX_MEMBERS, PlacementRequest
 from fleet.topology import Level
 from placement.options import Filter, Options, worst_risk
-from placement.slots import WHOLE
+from placement.slots import WHOLE, count_rows
 from placement.view import ClusterView
 
 Mask = NDArray[np.bool_]
@@ -51,29 +51,21 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
         if first.any():
             by_reason[reason] = first
             passes &= ~mask
-    free_gpus = count_free(view)
-    return Screen(passes, np.where(passes, _room(request, view, free_gpus), 0), free_gpus, by_reason)
+    return Screen(passes, np.where(passes, _room(request, view), 0), view.free_gpus, by_reason)
 
 
-def count_free(view: ClusterView) -> NDArray[np.int64]:
-    """(n,) free GPUs of each node."""
-    if view.free.shape[1] > 255:
-        return np.asarray(np.count_nonzero(view.free, axis=1))
-    return np.asarray(np.einsum("ng->n", view.free.view(np.uint8)), np.int64)  # five times as fast
-
-
-def room_on_gpus(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.int64]) -> NDArray[np.int64]:
+def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
     """(n,) members that the free GPUs of each node, or parts of them, hold."""
     if request.milli < WHOLE:
         return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
-    return free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
+    return view.free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
 
 
-def _room(request: PlacementRequest, view: ClusterView, free_gpus: NDArray[np.int64]) -> NDArray[np.int64]:
+def _room(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
     """(n,) members that fit on each node; CPUs and host memory are per member."""
     if request.spread:
         return np.ones(len(view), np.int64)
-    room = room_on_gpus(request, view, free_gpus)
+    room = room_on_gpus(request, view)
     for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
         if each is not None:
             room = np.minimum(room, np.nan_to_num(free, nan=0.0) // each)
@@ -165,15 +157,14 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
     """Work that no job event tells of takes the room that one member needs."""
     if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
-    free, taken = count_free(view), np.count_nonzero(view.unknown_use, axis=1)
-    lacks = room_on_gpus(request, view, free) < 1
-    short: Mask = lacks & (free + taken >= request.gpus_per_node)
+    taken = count_rows(view.unknown_use)
+    short: Mask = (room_on_gpus(request, view) < 1) & (view.free_gpus + taken >= request.gpus_per_node)
     return short
 
 
 def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
     """Too few free GPUs for one member, or none with so much of it free."""
-    return room_on_gpus(request, view, count_free(view)) < 1
+    return room_on_gpus(request, view) < 1
 
 
 FILTERS: tuple[tuple[str, Filter], ...] = (

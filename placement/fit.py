@@ -16,8 +16,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import Gang, PlacementRequest
+from fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleet.topology import Level, Topology
+from placement.columns import begins, highest_first, in_order
 from placement.scorers import LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
@@ -52,17 +53,19 @@ class Room:
 def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], room: NDArray[np.int64]) -> Room:
     """Sum the room of the candidates by domain."""
     if level is None:
-        domain, count = np.zeros(len(rows), np.int64), 1
-    elif level is Level.NODE:
+        return Room(level, np.zeros(len(rows), np.int64), room.sum(keepdims=True))
+    if level is Level.NODE:
         return Room(level, np.arange(len(rows)), room)
-    else:
-        domain, count = topology.domain[level][rows].astype(np.int64), len(topology.domain_names[level])
-    return Room(level, domain, _sums(domain, room, max(count, 1)).astype(np.int64))
+    domain, count = topology.domain[level][rows].astype(np.int64), len(topology.domain_names[level])
+    return Room(level, domain, _sums(domain, room, max(count, 1)))
 
 
-def _sums(domain: NDArray[np.int64], values: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+def _sums(domain: NDArray[np.int64], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """(count,) sums by domain, without those of none (-1)."""
-    return np.asarray(np.bincount(domain + 1, values, count + 1)[1:])
+    each = room[0] if len(room) else 0
+    alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
+    found = np.bincount(domain + 1, None if alike else room, count + 1)[1:]
+    return found * each if alike else found.astype(np.int64)
 
 
 def largest_size(gang: Gang, room: int) -> int:
@@ -124,15 +127,11 @@ class GangSearch:
     size: int
 
     @cached_property
-    def by_score(self) -> NDArray[np.int64]:
-        """(c,) the candidates, the best first, and of equals the first."""
-        return _in_order(-self.scores.of_nodes(self.size))
-
-    @cached_property
     def rank(self) -> NDArray[np.int64]:
-        """(c,) place of each candidate in `by_score`."""
-        rank = np.empty(len(self.by_score), np.int64)
-        rank[self.by_score] = np.arange(len(rank))
+        """(c,) place of each candidate by score, the best first, and of equals the first."""
+        order = highest_first(self.scores.of_nodes(self.size))
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
         return rank
 
     @cached_property
@@ -152,17 +151,23 @@ class GangSearch:
 
     def bound(self, offer: Room) -> float:
         """Which score no gang of a level can pass: a level that cannot win need not be filled."""
-        feasible = offer.members >= self.size
-        free = _sums(offer.domain, self.scores.free, len(feasible))[feasible]
         parts = dict.fromkeys(self.scores.weights, 1.0)
         parts["risk"], parts["slow"] = self._safest
-        parts["fit"] = 0.5 + 0.5 * self._tightness(float(free.min()))
+        parts["fit"] = 0.5 * self._best_fit + 0.5 * self._tightest(offer)
         parts["packing"] = 0.5 * LEVEL_SCORE[offer.level] + 0.5
         total = sum(self.scores.weights[name] * part for name, part in parts.items())
         return total / self.scores.total_weight + ROUNDING
 
-    def _tightness(self, free: float) -> float:
-        return min(1.0, self.size * self.request.gpus_per_node / max(1.0, free))
+    @cached_property
+    def _best_fit(self) -> float:
+        """Of no gang is the mean fit of its members higher: all of its nodes but one are filled."""
+        full = float(self.scores.fit(np.arange(len(self.scores.rows)), np.minimum(self.scores.room, self.size)).max())
+        return full + (1 - full) * min(self.size, int(self.scores.room.max()) - 1) / self.size
+
+    def _tightest(self, offer: Room) -> float:
+        """No gang takes a larger share of its domain: whole GPUs are free as often as there is room for them."""
+        least = int(offer.members[offer.members >= self.size].min())
+        return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
     def fits(self, offer: Room) -> list[Fit]:
         """The best three domains of a level, each with its gang."""
@@ -174,17 +179,18 @@ class GangSearch:
         n = int(feasible.sum())
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
         at, domain = self._order(offer.level, at, index[offer.domain[at]])
-        take = _greedy(scores.room[at], domain, size, n)
+        first = np.flatnonzero(begins(domain))
+        take = _greedy(scores.room[at], domain, first, size)
         used = take > 0
         chosen, taken, of = at[used], take[used], domain[used]
         parts = scores.of_gangs(chosen, taken, of, offer.level, n)
-        tight = size * self.request.gpus_per_node / np.maximum(np.bincount(domain, scores.free[at], n), 1)
+        tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
         total = scores.total(parts)
         fits = []
         for best in _best(total, MOST_FITS):
-            mine = of == best
-            rows, takes = _tighten_last(scores, at[domain == best], chosen[mine], taken[mine])
+            mine, pool = of == best, at[slice(*np.searchsorted(domain, (best, best + 1)).tolist())]
+            rows, takes = _tighten_last(scores, pool, chosen[mine], taken[mine])
             fits.append(Fit(offer.level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
         return fits
 
@@ -192,11 +198,11 @@ class GangSearch:
         self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(k,) candidates and their domains in fill order: by domain, coarse score, roomiest sub-domain, score, row."""
-        rank, ranks = _sub_domain_rank(self.topology, self.scores, level, at)
-        key = (domain * (SCORE_BINS + 1) + self.coarse[at]) * ranks + rank
-        c = len(self.by_score)
-        ordered = np.sort(key * c + self.rank[at])  # one number each: many times as fast as two stable sorts
-        return self.by_score[ordered % c], ordered // (c * ranks * (SCORE_BINS + 1))
+        keys = _sub_domain_rank(self.topology, self.scores, level, at), domain * (SCORE_BINS + 1) + self.coarse[at]
+        order = in_order(*keys)
+        if not begins(*(key[order] for key in keys)).all():
+            order = in_order(self.rank[at], *keys)
+        return at[order], domain[order]
 
 
 def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
@@ -222,40 +228,27 @@ def _best(total: NDArray[np.float64], count: int) -> list[int]:
 
 def _sub_domain_rank(
     topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], int]:
+) -> NDArray[np.int64]:
     """(k,) rank of each node's next tighter known domain, the roomiest first; nodes without one come last."""
     tighter = LEVELS[1 : LEVELS.index(level)]
     for sub in reversed(tighter):
         assert sub is not None
         inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
         if (inner >= 0).any():
-            members = _sums(inner, scores.room[at], len(topology.domain_names[sub])).astype(np.int64)
-            rank = np.empty(len(members) + 1, np.int64)
-            rank[_in_order(-members)] = np.arange(len(members))
-            rank[-1] = len(members)
-            return rank[inner], len(members) + 1
-    return np.zeros(len(at), np.int64), 1
+            members = _sums(inner, scores.room[at], len(topology.domain_names[sub]))
+            rank = np.full(len(members) + 1, len(members))
+            rank[in_order(members.max() - members)] = np.arange(len(members))
+            return rank[inner]
+    return np.zeros(len(at), np.int64)
 
 
-def _in_order(values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.int64]:
-    """(k,) indices, the least value first, and of equals the first: as a stable sort, in half its time.
-
-    >>> _in_order(np.array([2.0, 1.0, 2.0, 1.0])).tolist()
-    [1, 3, 0, 2]
-    """
-    order = np.argsort(values)
-    group = np.cumsum(np.diff(values[order], prepend=values[order[:1]]) > 0)
-    return np.asarray(np.sort(group * len(order) + order) % max(1, len(order)))
-
-
-def _greedy(room: NDArray[np.int64], domain: NDArray[np.int64], size: int, n: int) -> NDArray[np.int64]:
-    """(k,) members taken from each node, in order, until every domain has `size`; `domain` is sorted."""
+def _greedy(
+    room: NDArray[np.int64], domain: NDArray[np.int64], first: NDArray[np.int64], size: int
+) -> NDArray[np.int64]:
+    """(k,) members taken from each node, in order, until every domain has `size`; first: where a domain begins."""
     capped = np.minimum(room, size)
     before = np.cumsum(capped) - capped
-    start = np.zeros(n, np.int64)
-    first = np.flatnonzero(np.diff(domain, prepend=-1))
-    start[domain[first]] = before[first]
-    return np.clip(size - (before - start[domain]), 0, capped)
+    return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
 
 
 def _tighten_last(
@@ -265,7 +258,6 @@ def _tighten_last(
     left = int(takes[-1])
     if len(chosen) < 2 or left == scores.room[chosen[-1]]:
         return chosen, takes
-    spare = np.setdiff1d(pool, chosen[:-1])
-    spare = spare[scores.room[spare] >= left]
+    spare = np.setdiff1d(pool[scores.room[pool] >= left], chosen[:-1])
     best = spare[np.argmax(scores.of_nodes(left)[spare])]
     return np.append(chosen[:-1], best), takes

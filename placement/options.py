@@ -47,5 +47,10 @@ def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
 
 def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
     """(n,) the higher of p_fail and p_slow; unknown: the prior, as one known hot node would raise the mean too far."""
-    worst = np.fmax(view.p_fail, view.p_slow)
-    return np.where(np.isnan(worst), options.prior_risk, worst)
+
+    def worst() -> NDArray[np.float64]:
+        known = np.fmax(view.p_fail, view.p_slow)
+        return np.where(np.isnan(known), options.prior_risk, known)
+
+    found: NDArray[np.float64] = view.memo.of(("worst", options.prior_risk), (view.p_fail, view.p_slow), worst)
+    return found

@@ -15,6 +15,7 @@ again in the same pass, nor are more than `BACKFILL_TRIES` shapes: a pass costs 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,8 +41,7 @@ class Waiting:
     queued_ms: int
 
 
-@dataclass(slots=True)
-class Wait:
+class Wait(msgspec.Struct, gc=False):
     """Why an entry still waits; `position` counts from 1. `start_ms`: the head's shadow time, else None."""
 
     entry: Waiting
@@ -126,8 +126,7 @@ def plan(
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
 
 
-@dataclass(slots=True)
-class AskInPass:
+class AskInPass(msgspec.Struct, gc=False):
     """What a pass has found out about entries with one ask.
 
     reason: why none of them can start in this pass; version: of the turns, as of which its queue refuses it, or lets it
@@ -162,18 +161,26 @@ class Cycle:
     asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
     final: dict[MachineShape, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
     late: dict[MachineShape, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    in_line: bool = field(init=False)  # all wait in one line: in which queue does not matter
     _ahead: Timeline | None = None
     _spare: tuple[ClusterView, ClusterView] | None = None
     _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.in_line = self.turns.standing is None
+
     def take_turn(self, entry: Waiting) -> None:
         """Consider an entry as far as its queue may have it."""
         ask = ask_of(entry.request)
+        if self.in_line and ask.in_line is not None:
+            ask = ask.in_line
         row = self.asks.get(ask)
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._told(row, entry)
-        if reason is not None:
+        if reason is not None and reason is row.reason:
+            self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
+        elif reason is not None:
             self._refuse(entry, row, reason)
         elif self._try(entry, row):
             return

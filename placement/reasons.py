@@ -3,8 +3,10 @@
 Thousands of entries share a reason. What is free is told as it is after the pass.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from fleet.requests import PlacementRequest
 from placement.filters import screen
@@ -32,8 +34,7 @@ class AfterPass:
         return fitting(request, int(screen(request, self.view, self.options).room.sum()))
 
 
-@dataclass(slots=True)
-class WaitReason:
+class WaitReason(msgspec.Struct, gc=False):
     """Why it waits. request: any of those of the same shape; job: of the head, or the one that the head waits for.
 
     said: the sentence, where it is known already.
@@ -43,7 +44,7 @@ class WaitReason:
     request: PlacementRequest
     after: AfterPass
     job: str = ""
-    said: str = field(default="")
+    said: str = ""
 
     @property
     def sentence(self) -> str:

@@ -10,7 +10,7 @@ packing  how near the members are to each other: the level of the domain and the
 quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest
 from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
+from placement.columns import begins, in_order
 from placement.filters import Screen
 from placement.options import Options, known_risk
 from placement.potential import PotentialGrowth
@@ -85,11 +86,24 @@ def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float6
     return 1 - np.exp(-fails), 1 - np.exp(-(slows + carried_heat(by_time.gpu_temp_c, duration_s)))
 
 
+def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple[NDArray[np.float64], ...]:
+    """(n,) log probabilities of not failing and of not slowing within the time."""
+
+    def chances() -> tuple[NDArray[np.float64], ...]:
+        known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
+        return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
+
+    found: tuple[NDArray[np.float64], ...] = view.memo.of(
+        ("chances", duration_s, options.prior_risk), (view.p_fail, view.p_slow, view.risk), chances
+    )
+    return found
+
+
 class NodeScores:
     """Scores of the candidates of one request: arrays over c candidate rows.
 
-    advice: what operators are told; survives, keeps_pace: log probabilities; excess: hazard above the median;
-    shared: level → numbers of domains, -1 unknown; extra: scores by name.
+    advice: what operators are told; survives, keeps_pace: log probabilities; shared: level → numbers of domains, -1
+    unknown; extra: scores by name.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -103,15 +117,12 @@ class NodeScores:
         self.advice = view.advice[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
-        p_fail, p_slow = risk_within(view, self.horizon_s)
-        self.survives = np.log1p(-np.clip(known_risk(p_fail, options.prior_risk)[rows], 0, HIGHEST_RISK))
-        self.keeps_pace = np.log1p(-np.clip(known_risk(p_slow, options.prior_risk)[rows], 0, HIGHEST_RISK))
+        self.survives, self.keeps_pace = (chances[rows] for chances in log_chances(view, options, self.horizon_s))
         self.shared = {
             "rack": view.topology.domain[Level.RACK][rows],
             "power": view.inventory.power[rows],
             "rail": view.topology.domain[Level.RAIL_GROUP][rows],
         }
-        self.excess = np.maximum(np.median(self.survives) - self.survives, 0.0) if len(rows) else np.zeros(0)
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
             for name, scorer in options.scorers
@@ -173,20 +184,27 @@ class NodeScores:
             **{name: np.bincount(domain, part[at] * take, n) / size for name, part in self.extra.items()},
         }
 
+    @cached_property
+    def excess(self) -> NDArray[np.float64]:
+        """(c,) hazard above the median."""
+        return np.maximum(np.median(self.survives) - self.survives, 0.0)
+
     def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         """(n,) hazard that the gangs' members have in common; arguments as in `of_gangs`."""
-        found = np.zeros(n)
+        found, excess = np.zeros(n), self.excess[at]
         for level, numbers in self.shared.items():
             own = numbers[at].astype(np.int64)
             known = own >= 0
             if not known.any():
                 continue
-            width = int(own.max()) + 1
-            keys, place, count = np.unique(domain[known] * width + own[known], return_inverse=True, return_counts=True)
-            worst = np.zeros(len(keys))
-            np.maximum.at(worst, place, self.excess[at[known]])
-            more = count > 1
-            found += np.bincount(keys[more] // width, shared_hazard(level, worst[more], self.horizon_s), n)
+            keys = (domain * (int(own.max()) + 1) + own)[known]
+            order = in_order(keys)
+            new = begins(keys[order])
+            first = np.flatnonzero(new)
+            more = ~np.append(new[1:], True)[first]
+            worst = np.maximum.reduceat(excess[known][order], first)[more]
+            both = domain[known][order[first[more]]]
+            found += np.bincount(both, shared_hazard(level, worst, self.horizon_s), n)
         return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:

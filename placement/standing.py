@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from placement.asks import Waiters
 from placement.charges import LN2, LeafUse
+from placement.columns import in_order
 from placement.tree import ANY, ROOT, QueueNode, QueueTree
 from placement.walk import TreeWalk, WalkLine
 
@@ -168,7 +169,8 @@ class QueueStanding:
         """
         waiters = Waiters(queue)
         leaves = [self.tree.known_leaf(request) for request in waiters.first]
-        nodes = [self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in leaves]
+        own = {leaf: self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
+        nodes = [own[leaf] for leaf in leaves]
         places = ranks(waiters, nodes)
         classes = np.array([node.priority for node in nodes], np.int64)
         known = np.array([bool(leaf) for leaf in leaves], bool)
@@ -184,16 +186,17 @@ class QueueStanding:
         self, waiters: Waiters, leaves: Sequence[str], places: NDArray[np.int64]
     ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         """(k,) entries of one class → their order, after all that were asked for before; leaves: of each ask."""
-        names = [self.leaf(leaf).name if leaf else ROOT for leaf in leaves]
+        names = {leaf: self.leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
         number = {name: at for at, name in enumerate(self.stands)}
-        models = [self._spelt.get(ask.model.casefold(), ask.model) for ask in waiters.asks]
-        walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, models)
-        line = np.array([number[name] for name in names], np.int64)[waiters.ask]
+        spelt = {model: self._spelt.get(model.casefold(), model) for model in {ask.model for ask in waiters.asks}}
+        models = [spelt[ask.model] for ask in waiters.asks]
+        walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, spelt.values())
+        line = np.array([number[names[leaf]] for leaf in leaves], np.int64)[waiters.ask]
         milli = np.array([ask.milli for ask in waiters.asks], np.int64)[waiters.ask]
         model = np.array([walk.resources.index(name) for name in models], np.int64)[waiters.ask]
 
         def merged(mine: NDArray[np.int64]) -> NDArray[np.int64]:
-            mine = mine[np.lexsort((places[mine], line[mine]))]
+            mine = mine[in_order(places[mine], line[mine])]
             return mine[walk.merged(line[mine], milli[mine], model[mine], waiters.queued_ms[mine])]
 
         return merged

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.engine import fits_now
 from placement.options import Options
-from placement.slots import WHOLE, HeldParts, held
+from placement.slots import WHOLE, HeldParts, count_rows, held
 from placement.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -166,19 +166,21 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
     """The view with placements in it, copied once; their jobs are appended to `jobs`."""
     milli, holders = view.milli.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
+    g, known, left, held_by = milli.shape[1], view.inventory.row, milli.ravel(), holders.ravel()
     shared: list[tuple[int, int, int]] = []
     for job, hold in enumerate(holds, len(view.jobs)):
-        for rank in hold.ranks:
-            row = view.inventory.row.get(rank.node)
-            if row is None:
-                continue
-            gpus = [gpu for gpu in rank.gpus if gpu < milli.shape[1]]
-            milli[row, gpus] = np.maximum(milli[row, gpus] - rank.milli, 0)
-            if rank.milli < WHOLE:
-                shared += [(job, row * milli.shape[1] + gpu, rank.milli) for gpu in gpus]
-            holders[row, [gpu for gpu in gpus if holders[row, gpu] < 0]] = job
-            free_cpus[row] -= hold.cpus
-            free_memory[row] -= hold.host_memory_gib
+        ranks = [(known[rank.node], rank) for rank in hold.ranks if rank.node in known]
+        slots = [(row * g + gpu, rank.milli) for row, rank in ranks for gpu in rank.gpus if gpu < g]
+        gpus = np.array([gpu for gpu, _ in slots], np.int64)
+        held_by[gpus[held_by[gpus] < 0]] = job
+        left[[gpu for gpu, taken in slots if taken >= WHOLE]] = 0
+        for gpu, taken in slots:
+            if taken < WHOLE:
+                left[gpu] = max(left[gpu] - taken, 0)
+                shared.append((job, gpu, taken))
+        rows = [row for row, _ in ranks]
+        np.subtract.at(free_cpus, rows, hold.cpus)
+        np.subtract.at(free_memory, rows, hold.host_memory_gib)
     return replace(
         view,
         milli=milli,
@@ -226,6 +228,8 @@ class Timeline:
         self._gpus = np.concatenate([release.gpus for release in ahead]) if ahead else np.zeros(0, np.int64)
         self._milli = np.concatenate([release.milli for release in ahead]) if ahead else np.zeros(0, np.int64)
         self._ends = np.cumsum([0, *(len(release.gpus) for release in ahead)])
+        self._held = view.holders >= 0
+        self._busy = np.maximum(count_rows(self._held), 1)
 
     def at(self, step: int) -> ClusterView:
         """The view after `step` releases. CPUs and host memory come back in proportion to a node's GPUs."""
@@ -236,8 +240,7 @@ class Timeline:
         back = np.bincount(self._gpus[given], self._milli[given], view.milli.size).reshape(view.milli.shape)
         milli = np.minimum(view.milli + back, WHOLE).astype(np.int16)
         released = (back > 0) & (milli == WHOLE)
-        busy = np.maximum(np.count_nonzero(view.holders >= 0, axis=1), 1)
-        share = np.count_nonzero(released & (view.holders >= 0), axis=1) / busy
+        share = count_rows(released & self._held) / self._busy
         return replace(
             view,
             milli=np.where(view.usable, milli, view.milli),

@@ -192,7 +192,7 @@ class TreeTurns:
 
     def _ranks(self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]) -> NDArray[np.int64]:
         priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
-        gpus = [ask.gpus * request.milli / WHOLE_GPU for ask, request in zip(waiters.asks, waiters.first, strict=True)]
+        gpus = np.array([ask.wished for ask in waiters.asks], np.int64) / WHOLE_GPU
         counts = [queue.order == "shortest" for queue in queues]
         area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.times("limit_s", DAY_S)
         return waiters.ranks(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))

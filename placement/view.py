@@ -1,15 +1,15 @@
 """ClusterView: one consistent set of arrays for one decision."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
-from placement.slots import NO_PARTS, WHOLE, HeldParts, Milli
+from placement.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,26 @@ class RiskByTime:
     gpu_temp_c: NDArray[np.float64]
 
 
+MOST_KEPT = 16
+
+
+class ViewMemo:
+    """What was worked out of parts of a view that nobody changes, while they are the same objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
+
+    def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
+        """What `make` made of the parts, now or before; key: what else it depends on."""
+        known = self._known.get(key)
+        if known is not None and all(old is new for old, new in zip(known[0], parts, strict=True)):
+            return known[1]
+        if len(self._known) >= MOST_KEPT:
+            self._known.clear()
+        self._known[key] = parts, (made := make())
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """All arrays are over the n nodes of `topology`; nobody changes them. NaN = unknown, never worst nor best."""
@@ -99,10 +119,13 @@ class ClusterView:
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
     parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
+    memo: ViewMemo = field(default_factory=ViewMemo, repr=False, compare=False)  # views made of this one share it
     free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
+    free_gpus: NDArray[np.int64] = field(init=False)  # (n,) how many of them
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "free", self.milli == WHOLE)
+        object.__setattr__(self, "free_gpus", count_rows(self.free))
         if self.inventory is NOT_GIVEN:
             object.__setattr__(self, "inventory", Inventory.of(self.topology))
         if self.advice is NO_ADVICE:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import WHOLE_GPU
 from placement.charges import LN2
+from placement.columns import begins, in_order
 from placement.tree import ANY, Amounts
 
 Floats = NDArray[np.float64]
@@ -84,16 +85,16 @@ class TreeWalk:
         for depth in range(int(self._depth[leaf].max(initial=0)), 0, -1):
             own = np.flatnonzero(self._depth[leaf] == depth)
             order = np.concatenate([order, own])
-            order = order[np.argsort(line[order], kind="stable")]
+            order = order[in_order(line[order])]
             place = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
             line[order] = self._parent[line[order]]
-            order = order[np.lexsort((place, line[order]))]
+            order = order[in_order(place, line[order])]
         return order
 
     def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> Ints:
         """(k,) the place of each entry among all of its level; entries are sorted by line, and counted as given."""
-        first = np.flatnonzero(np.diff(line, prepend=-1))
-        group = np.cumsum(np.diff(line, prepend=line[:1]) != 0)
+        new = begins(line)
+        first, group = np.flatnonzero(new), np.cumsum(new) - 1
         given = np.where(takes[:, None], asked, 0)
         named = names & takes[:, None]
         before = _sums_before(given, first, group) + self._given[line]

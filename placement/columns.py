@@ -1,0 +1,40 @@
+"""Columns: order and runs of k rows, with fewer steps than numpy's general ways."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def in_order(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(k,) rows by keys that are 0 or more, of which the last counts most; of equals the first comes first.
+
+    numpy sorts numbers of 16 bits by radix: many times as fast as longer ones.
+
+    >>> in_order(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
+    [2, 1, 0, 3]
+    """
+    return np.lexsort([key.astype(np.min_scalar_type(int(key.max(initial=0)))) for key in keys])
+
+
+def begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """(k,) whether a row differs from the one before it by any key.
+
+    >>> begins(np.array([3, 3, 5]), np.array([0, 0, 0])).tolist()
+    [True, False, True]
+    """
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = False
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    return new
+
+
+def highest_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(k,) rows by values of 0 or more; of equals the first comes first. Bits of such numbers are in their order.
+
+    >>> highest_first(np.array([0.5, 1.0, 0.0, 1.0])).tolist()
+    [1, 3, 0, 2]
+    """
+    bits = ~values.astype("<f8").view("<u8")
+    return np.lexsort(bits.view("<u2").reshape(-1, 4).T)
