@@ -1,4 +1,9 @@
-"""How good quantile forecasts of demand were: metrics in long form, with intervals, per series and pooled."""
+"""How good quantile forecasts of demand were: metrics in long form, with intervals, per series and pooled.
+
+`coverage_80` counts outcomes within the band or at its ends, `inside_80` those strictly between them. Where a series
+often stays at a number, that number is a quantile and a band of no width covers more than it says: bands are right
+where their share lies between the two.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +30,7 @@ METRICS = (
     "smape",
     "mae",
     *(f"coverage_{share}" for share in INTERVALS),
+    "inside_80",
     "interval_score_80",
     "width_80",
 )
@@ -135,6 +141,7 @@ def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array
         inside = (values[QUANTILES.index(low)] <= outcome) & (outcome <= values[QUANTILES.index(high)])
         parts[f"coverage_{share}"] = (inside * one, one)
     low_80, high_80 = (values[QUANTILES.index(level)] for level in INTERVALS[80])
+    parts["inside_80"] = (((low_80 < outcome) & (outcome < high_80)) * one, one)
     missed = np.maximum(low_80 - outcome, 0.0) + np.maximum(outcome - high_80, 0.0)
     parts["interval_score_80"] = (high_80 - low_80 + 2 / 0.2 * missed, one)
     parts["width_80"] = (high_80 - low_80, one)
