@@ -75,6 +75,7 @@ def test_a_thousand_nodes_are_marked_changed_given_up_and_taken_back(plane: Cont
         until("a tenth of the first pass", lambda: counted(LOW) > len(NODES) / 10)
         boards.risk[LAST] = 0.9
         until("a band that changes meanwhile", lambda: marks_of(marking.node(LAST)) == HIGH)
+        assert counted(LOW) + counted(HIGH) < len(NODES), "it did not wait for the whole pass"
         until("the rest", lambda: counted(LOW) + counted(HIGH) == len(NODES))
         boards.risk[LAST] = 0.0
         until("a band that changes after it", lambda: marks_of(marking.node(LAST)) == LOW)
@@ -83,7 +84,7 @@ def test_a_thousand_nodes_are_marked_changed_given_up_and_taken_back(plane: Cont
         began = time.monotonic()
         marking.cli("withdraw", "nodes")
         print(f"withdrawal: {time.monotonic() - began:.1f} s; ", end="")
-        until("all is gone", lambda: counted(CLEAN) == len(NODES))
+        assert counted(CLEAN) == len(NODES)
     finally:
         boards.end()
         marking.end()
