@@ -69,7 +69,7 @@ def test_a_thousand_nodes_are_marked_changed_given_up_and_taken_back(plane: Cont
         print(f"{what}: {time.monotonic() - began:.1f} s; ", end="")
 
     print(f"\n{len(NODES)} nodes: ", end="")
-    marking = Marking(plane, tmp_path, "PreferNoSchedule", NODES, writes_per_minute=100_000)
+    marking = Marking(plane, tmp_path, "PreferNoSchedule", NODES)
     boards = Boards(marking)
     try:
         until("a tenth of the first pass", lambda: counted(LOW) > len(NODES) / 10)

@@ -65,12 +65,10 @@ def fill(plane: ControlPlane, nodes: tuple[str, ...]) -> None:
 class Marking:
     """A board of these nodes that a test publishes, and a real adapters role that follows it.
 
-    taint: its effect. limits: more of `[adapters]`.
+    taint: its effect.
     """
 
-    def __init__(
-        self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES, **limits: Any
-    ) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES) -> None:
         self.plane, self.folder, self.nodes = plane, folder, nodes
         token = folder / "token"
         token.write_text(READER_TOKEN)
@@ -86,7 +84,6 @@ class Marking:
             "clock": {"epoch_ms": self.began_ms, "wall_ms": self.began_ms, "speed": SPEED},
             "adapters": {
                 "withdraw_after_s": STALE_S,
-                **limits,
                 "adapter": [{"use": "nodes", "mode": "write", "options": options}],
             },
         }
