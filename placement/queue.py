@@ -204,8 +204,7 @@ class Cycle:
             row.reason, row.refused = self.final[shape], None
             return row.reason
         if self.tries >= BACKFILL_TRIES:
-            row.reason = self._behind("untried", entry.request)
-            row.wants = False  # nobody is placed any more
+            row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
             return row.reason
         if row.version != self.turns.version:
             self._look(row, entry.request)

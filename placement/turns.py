@@ -158,6 +158,7 @@ class TreeTurns:
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
+        self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
         self._closures = [
             Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000)
             for window, nodes in self._windows
@@ -295,7 +296,13 @@ class TreeTurns:
         return tuple(closure for (window, _), closure in pairs if not is_for(window, leaf))
 
     def want(self, request: PlacementRequest) -> bool:
-        return self._is_known(request) and self.standing.want(request)
+        leaf = self.tree.known_leaf(request)
+        if not leaf or leaf in self._sated:
+            return False
+        if not self.standing.want(request):
+            self._sated.add(leaf)
+            return False
+        return True
 
     @property
     def version(self) -> int:
