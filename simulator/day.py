@@ -329,8 +329,10 @@ class Day:
     def _set_risk(self, node: int) -> None:
         """The highest of the node's flags; 0 without one."""
         here = [flag for flag in self._flags if flag.node == node]
-        self._view.p_fail[node] = max((flag.p_fail for flag in here), default=0.0)
-        self._view.p_slow[node] = max((flag.p_slow for flag in here), default=0.0)
+        p_fail, p_slow = self._view.p_fail.copy(), self._view.p_slow.copy()
+        p_fail[node] = max((flag.p_fail for flag in here), default=0.0)
+        p_slow[node] = max((flag.p_slow for flag in here), default=0.0)
+        self._view = replace(self._view, p_fail=p_fail, p_slow=p_slow)
 
     def _drain(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):

@@ -59,7 +59,7 @@ def test_a_gang_does_not_grow_onto_a_node_that_costs_more_than_it_adds(make_view
     decision = place(make_view({"r1": [8] * 4}, p_fail=p_fail), Gang(1, 4))
     assert hosts(decision) == {"n001", "n002", "n003"}
     assert "(3 of 4 members wanted: the other nodes with room are too risky for what they add)" in decision.sentence
-    p_fail[3] = 0.2  # four members x .8 is more than three
+    p_fail = np.array([0.001, 0.001, 0.001, 0.2])  # four members x .8 is more than three
     assert len(place(make_view({"r1": [8] * 4}, p_fail=p_fail), Gang(1, 4)).ranks) == 4
 
 
