@@ -1,5 +1,6 @@
 """What a job would take and when it would start, asked of a running service before and after jobs have run there."""
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,10 +111,14 @@ def test_estimates_learn_from_the_jobs_that_ran(service: Service, folder_server:
     assert (answer["peak_gpu_memory_gib"], answer["power_w"]) == (40.0, 4000.0)
     assert answer["reasons"] == {}
 
-    for role in ("pipeline", "placer"):  # the run time is told while they are away
-        service.kill(role)
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline:
-        assert estimated(service)["run_s"]["p50"] == pytest.approx(3600, rel=0.02)
-        time.sleep(0.1)
-    service.until("a start again", lambda: estimated(service)["start_ms"], 60)
+    service.process.send_signal(signal.SIGSTOP)  # nobody starts them again meanwhile
+    try:
+        for role in ("pipeline", "placer"):  # the run time is told while they are away
+            service.kill(role)
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            assert estimated(service)["run_s"]["p50"] == pytest.approx(3600, rel=0.02)
+            time.sleep(0.1)
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+    service.until("all of it again", lambda: (found := estimated(service))["start_ms"] and found["run_s"], 60)
