@@ -21,18 +21,17 @@ def check_config_file(
     from fleet.redaction import redacted
     from ingest.archive.files import ArchiveFiles
     from ingest.topology.load import load_topology
-    from service.api.grpc_extra import require_grpc
     from service.config import load_config
     from service.doors import open_doors
     from service.http.access import load_access
     from service.http.tls import Tls
     from service.pipeline.role import open_sources
+    from service.start_checks import check_start
 
     config = load_config(path)
+    check_start(config)
     access = load_access(config.api.host, subjects=config.access.subjects)
     tls = Tls(config.api) if config.api.tls_cert else None
-    if config.external_metrics.port:
-        Tls(config.external_metrics, "external_metrics", must_show=True)
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
     doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
@@ -46,7 +45,6 @@ def check_config_file(
     typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
     typer.echo(f"api: {config.url}  placer: port {config.placer.port}")
     if config.api.grpc_port:
-        require_grpc(config.api.grpc_port)
         typer.echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
     typer.echo(f"tls: {tls_line(config, tls)}")
     typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,18 +14,14 @@ from fleet.process import TOKEN_VARIABLE, bearer
 
 
 def refuse_taken_ports(port: int) -> None:
-    """ConfigError when the service could not listen: the simulated fleet would talk to whoever does."""
+    """Raise ConfigError if the service could not listen: the simulated fleet would talk to another program."""
     from service.config import Config, override
+    from service.start_checks import check_ports
 
-    config = override(Config(), api_port=port)
-    for taken in (config.api.port, config.placer.port):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.api.host, taken))
-            except OSError as error:
-                where = f"{config.api.host}:{taken}"
-                raise ConfigError(f"--port {port}: cannot listen on {where} ({error.strerror}); name another") from None
+    try:
+        check_ports(override(Config(), api_port=port))
+    except ConfigError as error:
+        raise ConfigError(f"--port {port}: {error}") from None
 
 
 def refuse_unknown_token() -> None:

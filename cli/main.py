@@ -31,6 +31,7 @@ from cli import (
     topology,
     train,
 )
+from cli.checked_command import check_all
 from fleet.errors import ConfigError, FleetcastError
 from fleet.installation import check_packages
 from fleet.process import watch_parent
@@ -68,6 +69,7 @@ app.command("play")(play.play)
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)
 app.command("drift")(drift.drift)
+check_all(app)
 
 
 def _tell_version(asked: bool) -> None:

@@ -1,7 +1,6 @@
 """`fleetcast run`: all roles under a supervisor, or one role."""
 
 import asyncio
-import contextlib
 import logging
 from enum import StrEnum
 from pathlib import Path
@@ -62,9 +61,7 @@ def run(
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
     from service.config import check_config, load_config, override
-    from service.doors import open_doors
-    from service.http.access import load_access
-    from service.http.tls import Tls
+    from service.start_checks import check_start
 
     logs.configure(log_format, log_level, _process_name(role, instance))
     loaded = override(
@@ -76,15 +73,8 @@ def run(
     )
     check_config(loaded)
     _check_instance(role, instance, loaded)
-    if role in (None, RoleName.ADAPTERS):
-        open_doors(loaded.adapters)
-    if role in (None, RoleName.API):
-        load_access(loaded.api.host, subjects=loaded.access.subjects)
-        if loaded.api.tls_cert:
-            Tls(loaded.api)
-        if loaded.external_metrics.port:
-            Tls(loaded.external_metrics, "external_metrics", must_show=True)
     if role is None:
+        check_start(loaded)
         raise typer.Exit(asyncio.run(_supervise(loaded)))
     _run_role(role, loaded, instance or 0)
 
@@ -117,23 +107,25 @@ def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
 async def _supervise(config: "Config") -> int:
     from fleet.errors import ConfigError
     from service.config import save_config
+    from service.start_checks import check_ports
     from service.state_folder import folder_lock, prepare
     from service.supervise import SupervisedRole, Supervisor, role_command
 
     prepare(config)
     with folder_lock(config):
+        roles = [(_process_name(role, number), role, number) for role, number in _roles(config)]
+        check_ports(config, (_state_name(role, number, config) for _, role, number in roles))
         path = config.folder / "config.toml"
         try:
             save_config(config, path)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-        roles = [
-            SupervisedRole(_process_name(role, number), role_command(role, path, *_instance_option(number)))
-            for role, number in _roles(config)
+        supervised = [
+            SupervisedRole(name, role_command(role, path, *_instance_option(number)), _state_name(role, number, config))
+            for name, role, number in roles
         ]
-        names = ", ".join(role.name for role in roles)
-        logger.info("%s; console at %s", names, config.url)
-        return await Supervisor(roles, config.folder).run()
+        logger.info("%s; console at %s", ", ".join(role.name for role in supervised), config.url)
+        return await Supervisor(supervised, config.folder).run()
 
 
 def _instance_option(number: int | None) -> list[str]:
@@ -149,13 +141,16 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
     from service.exit_reason import record_exit_reason
     from service.state_folder import role_lock
 
-    serve = importlib.import_module(MODULES[role]).serve
+    name = _state_name(role, instance, config)
+    with role_lock(config, name), record_exit_reason(config.folder, name):
+        serve = importlib.import_module(MODULES[role]).serve
+        uvloop.run(serve(config, instance) if role is RoleName.PIPELINE else serve(config))
+
+
+def _state_name(role: RoleName, instance: int | None, config: "Config") -> str:
+    """The name of a role's files in the state folder: its lock, and the reason why it ended."""
+    from service.exit_reason import api_name, pipeline_name
+
     if role is RoleName.PIPELINE:
-        name = f"pipeline-{instance}" if instance else "pipeline"
-        with role_lock(config, name), record_exit_reason(config.folder, name):
-            uvloop.run(serve(config, instance))
-        return
-    name = f"api-{config.api.port}" if role is RoleName.API else role.value
-    told = record_exit_reason(config.folder, name) if role is RoleName.PLACER else contextlib.nullcontext()
-    with role_lock(config, name), told:
-        uvloop.run(serve(config))
+        return pipeline_name(instance or 0)
+    return api_name(config) if role is RoleName.API else role.value

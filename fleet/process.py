@@ -1,11 +1,13 @@
-"""Process environment: the parent that a process ends with, and the token that it shows."""
+"""Process environment: the parent that a process ends with and reports to, and the token that it shows."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
 
 PARENT_VARIABLE = "FLEETCAST_PARENT"
+READY_VARIABLE = "FLEETCAST_READY_PIPE"  # the number of a file descriptor
 TOKEN_VARIABLE = "FLEETCAST_TOKEN"
 POLL_S = 0.5  # wall
 GRACE_S = 12.0  # wall; for a pipeline's last snapshot
@@ -27,6 +29,15 @@ def watch_parent() -> None:
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
         threading.Thread(target=_watch, args=(int(named),), daemon=True, name="parent").start()
+
+
+def report_ready() -> None:
+    """Report to the supervisor that started this process that it works. Without one, or repeated, this does nothing."""
+    number = os.environ.pop(READY_VARIABLE, "")
+    if number.isdecimal():
+        with contextlib.suppress(OSError):  # the supervisor is gone, and this process ends soon
+            os.write(int(number), b"r")
+            os.close(int(number))
 
 
 def _watch(parent: int) -> None:

@@ -21,6 +21,7 @@ from service.board.board import Board, BoardReader
 from service.config import Config
 from service.disk_errors import log_disk_errors
 from service.doors import open_doors
+from service.exit_reason import announce_ready
 from service.start_times_link import StartTimesLink
 from service.weather import WeatherStation, rule_of
 
@@ -152,6 +153,7 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    announce_ready(config.folder, "adapters")
     while not stopped.is_set():
         host.poll(reader.latest())
         with contextlib.suppress(TimeoutError):

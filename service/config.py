@@ -14,6 +14,7 @@ from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
+PLACER_HOST = "127.0.0.1"  # its callers are the api and the commands of its own host
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
 
 

@@ -1,4 +1,7 @@
-"""Why a pipeline or the placer ended, in the file state/ROLE.ended until the role works again; the api reads it."""
+"""The reason why a role ended, in the file state/ROLE.ended until the role is ready again.
+
+The api and the supervisor read it.
+"""
 
 import contextlib
 import logging
@@ -7,6 +10,8 @@ from pathlib import Path
 
 from fleet import files
 from fleet.errors import FleetcastError
+from fleet.process import report_ready
+from service.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +31,16 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
         raise
 
 
+def api_name(config: Config) -> str:
+    """The name of an api among those that share a folder."""
+    return f"api-{config.api.port}"
+
+
+def pipeline_name(instance: int) -> str:
+    """The name of one of several pipelines."""
+    return f"pipeline-{instance}" if instance else "pipeline"
+
+
 def _sentence(error: BaseException) -> bytes:
     while isinstance(error, BaseExceptionGroup):  # of tasks: the first is what ended the others
         error = error.exceptions[0]
@@ -33,8 +48,14 @@ def _sentence(error: BaseException) -> bytes:
     return said[:MOST_CHARACTERS].encode("utf-8", "replace")
 
 
+def announce_ready(folder: Path, role: str) -> None:
+    """Remove the reason of the role's last end, and report to the supervisor that the role works."""
+    clear_exit_reason(folder, role)
+    report_ready()
+
+
 def clear_exit_reason(folder: Path, role: str) -> None:
-    """Remove the reason, once the role works."""
+    """Remove the reason of an earlier end."""
     with contextlib.suppress(OSError):
         _path(folder, role).unlink(missing_ok=True)
 

@@ -79,6 +79,18 @@ def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iter
         os.close(file)
 
 
+def is_role_held(config: Config, role: str) -> bool:
+    """Whether another process holds a role now."""
+    try:
+        file = os.open(config.folder / f"{role}.lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _taken(file)
+    finally:
+        os.close(file)
+
+
 def _open_lock(path: Path) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,10 @@
 """Start the roles as processes, restart what dies, and end them all together.
 
-The pause before a restart doubles from 0.5 s to 10 s, and is reset after 10 s of health. A role that exits with 2 (bad
-configuration) and was never healthy stops everything. The roles end with a supervisor that is killed: they monitor it.
+A role reports that it is ready through a pipe (`fleet.process.report_ready`), however long its start takes. Until a
+role was ready for the first time, its ends count: exit status 2 (bad configuration) stops all roles at once, any other
+end at the `most_starts`-th start. The supervisor then gives the role's own reason. A role that was ready once is
+restarted for ever. The pause before a restart doubles from 0.5 s to 10 s. A life that was ready and longer than that
+resets it. The roles end with a supervisor that is killed: they monitor it.
 """
 
 import asyncio
@@ -16,36 +19,54 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import files
-from fleet.process import child_environment
+from fleet.process import READY_VARIABLE, child_environment
+from service.exit_reason import clear_exit_reason, read_exit_reason
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-HEALTHY_AFTER_S = 10.0
 GRACE_S = 8.0
+MOST_STARTS = 8  # the pauses between them add up to half a minute
 BAD_CONFIGURATION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRole:
-    """One supervised process."""
+    """One supervised process. `reason_name`: the name under which it records why it ended, unless that is `name`."""
 
     name: str
     command: Sequence[str]
+    reason_name: str = ""
 
 
 def role_command(role: str, config: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "cli.main", "run", "--role", role, "--config", str(config), *more]
 
 
-class Supervisor:
-    """Runs roles until `stop`, or until one refuses its configuration at the start (then `exit_code` is 2)."""
+@dataclass(frozen=True, slots=True)
+class RoleEnd:
+    """How a process ended: its exit code, or why it could not start, and whether it had been ready."""
 
-    def __init__(self, roles: Sequence[SupervisedRole], folder: Path, healthy_after_s: float = HEALTHY_AFTER_S) -> None:
+    code: int | str
+    was_ready: bool
+
+
+class Supervisor:
+    """Runs roles until `stop`, or until one cannot start. Then `exit_code` is 2 for its configuration, else 1."""
+
+    def __init__(
+        self,
+        roles: Sequence[SupervisedRole],
+        folder: Path,
+        *,
+        first_pause_s: float = FIRST_PAUSE_S,
+        most_starts: int = MOST_STARTS,
+    ) -> None:
         self.roles = roles
         self.folder = folder
-        self.healthy_after_s = healthy_after_s
+        self.first_pause_s = first_pause_s
+        self.most_starts = most_starts
         self.exit_code = 0
         self.restarts: dict[str, int] = {role.name: 0 for role in roles}
         self._stop = asyncio.Event()
@@ -65,38 +86,47 @@ class Supervisor:
         return self.exit_code
 
     async def _keep(self, role: SupervisedRole) -> None:
-        pause_s, proven = FIRST_PAUSE_S, False
+        clear_exit_reason(self.folder, _reason_name(role))  # what an earlier supervisor's role ended of
+        pause_s, starts, was_ever_ready = self.first_pause_s, 0, False
         while not self._stop.is_set():
             began = time.monotonic()
-            code = await self._live(role)
+            end = await self._live(role)
             if self._stop.is_set():
                 return
-            healthy = time.monotonic() - began > self.healthy_after_s
-            proven = proven or healthy
-            if code == BAD_CONFIGURATION and not proven:
-                logger.error("%s refused its configuration, stopping all roles", role.name)
-                self.exit_code = BAD_CONFIGURATION
-                self.stop()
+            starts += 1
+            was_ever_ready = was_ever_ready or end.was_ready
+            if not was_ever_ready and (end.code == BAD_CONFIGURATION or starts >= self.most_starts):
+                self._give_up(role, end.code, starts)
                 return
-            pause_s = FIRST_PAUSE_S if healthy else pause_s
+            if end.was_ready and time.monotonic() - began > LONGEST_PAUSE_S:
+                pause_s = self.first_pause_s
             self.restarts[role.name] += 1
-            logger.warning("%s ended with %s, restarting in %.1f s", role.name, code, pause_s)
+            logger.warning("%s ended with %s, restarting in %.1f s", role.name, end.code, pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    async def _live(self, role: SupervisedRole) -> int | str:
-        """Run one process to its end. Returns its exit code, or why it could not start."""
+    def _give_up(self, role: SupervisedRole, code: int | str, starts: int) -> None:
+        reason = read_exit_reason(self.folder, _reason_name(role)) or "it recorded no reason; see its log lines above"
+        if code == BAD_CONFIGURATION:
+            logger.error("%s refused its configuration, stopping all roles: %s", role.name, reason)
+        else:
+            what = f"{role.name} ended {starts} times before it was ready, the last time with {code}"
+            logger.error("%s, stopping all roles: %s", what, reason)
+        self.exit_code = BAD_CONFIGURATION if code == BAD_CONFIGURATION else 1
+        self.stop()
+
+    async def _live(self, role: SupervisedRole) -> RoleEnd:
+        """Run one process to its end."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *role.command, start_new_session=True, env=child_environment()
-            )
-        except OSError as error:  # no memory, too many processes: the other roles go on
-            return str(error)
-        self._note(role.name, process.pid)
-        code = await self._wait(process)
-        self._note(role.name, None)
-        return code
+            process, pipe = await _start(role)
+        except (OSError, ValueError) as error:  # no memory, too many processes: the other roles go on
+            return RoleEnd(str(error), was_ready=False)
+        with open(pipe, "rb", buffering=0) as ready:
+            self._note(role.name, process.pid)
+            code = await self._wait(process)
+            self._note(role.name, None)
+            return RoleEnd(code, was_ready=bool(ready.read(1)))
 
     async def _wait(self, process: asyncio.subprocess.Process) -> int:
         """The exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
@@ -125,3 +155,24 @@ class Supervisor:
             files.replace_file(self.folder / "pids", [("\n".join(lines) + "\n").encode()], "pids", sync=False)
         except OSError as error:
             logger.error("cannot write %s: %s; the roles go on", self.folder / "pids", error)
+
+
+async def _start(role: SupervisedRole) -> tuple[asyncio.subprocess.Process, int]:
+    """Start a process. Returns it, and the pipe from which its report can be read without waiting."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    variables = {**child_environment(), READY_VARIABLE: str(writing)}
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *role.command, start_new_session=True, pass_fds=(writing,), env=variables
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
+
+
+def _reason_name(role: SupervisedRole) -> str:
+    return role.reason_name or role.name

@@ -5,6 +5,8 @@ import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 
@@ -14,6 +16,7 @@ from service.api.grpc_extra import require_grpc
 from service.api.hot_path import hot_protocol
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
+from service.exit_reason import announce_ready, api_name
 from service.http.addresses import Networks
 from service.http.connections import ConnectionLimits, LimitedServer, allow_files, protocol_of
 from service.http.listening import listen
@@ -29,8 +32,8 @@ GRACE_S = 5
 class ApiServer(LimitedServer):
     """Ends its event streams before it waits for open connections."""
 
-    def __init__(self, config: uvicorn.Config, context: Context) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, context: Context, on_started: Callable[[], None]) -> None:
+        super().__init__(config, on_started)
         self.context = context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -85,7 +88,7 @@ async def serve(config: Config) -> None:
         backlog=1024,
         forwarded_allow_ips=list(config.api.trusted_proxies),
     )
-    server = ApiServer(settings, context)
+    server = ApiServer(settings, context, partial(announce_ready, config.folder, api_name(config)))
     context.metrics.max_connections.set(limits.max_connections)
     context.metrics.connections.set_function(lambda: len(server.server_state.connections))
     loop = asyncio.get_running_loop()

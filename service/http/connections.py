@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 import resource
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -192,7 +193,19 @@ def protocol_of(
 
 
 class LimitedServer(uvicorn.Server):
-    """Looks after its connections, and leaves the signals to its caller: uvicorn would raise them again at its end."""
+    """Looks after its connections, and leaves the signals to its caller: uvicorn would raise them again at its end.
+
+    Calls `on_started` once it answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None = None) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_started is not None:
+            self._on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

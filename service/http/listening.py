@@ -14,5 +14,6 @@ def listen(host: str, port: int, keys: str) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"{keys} = {host}:{port}: {error.strerror or error}") from None
+        why = error.strerror or str(error)
+        raise ConfigError(f"{keys} = {host}:{port}: cannot listen there ({why}): set another") from None
     return sock

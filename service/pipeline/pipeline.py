@@ -62,6 +62,7 @@ class Pipeline:
     ) -> None:
         self.config, self.clock, self.share = config, clock, share
         self._wake, self._has_caught_up = asyncio.Event(), asyncio.Event()
+        self.has_published = asyncio.Event()
         self._memory_free, self._saving = asyncio.Lock(), asyncio.Lock()  # a thread writes the memory while it scores
         resumed = resume(config, clock, topology, sources, share)
         self.saved, self.snapshot, self.sources = resumed.saved, resumed.snapshot, resumed.sources
@@ -122,6 +123,7 @@ class Pipeline:
             self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
             self.time.beat()
             await self.tick()
+            self.has_published.set()
             await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
             rest_s = self.clock.wall_s(self.config.pipeline.tick_s) - (time.monotonic() - began)
             if rest_s > 0:

@@ -27,7 +27,7 @@ from ingest.source import Source, check_source_class
 from ingest.topology.load import load_topology
 from service.config import Config
 from service.disk_errors import log_disk_errors
-from service.exit_reason import clear_exit_reason
+from service.exit_reason import announce_ready, pipeline_name
 from service.pipeline.pipeline import Pipeline
 from service.plugins import load
 from service.process_memory import use_one_heap
@@ -119,6 +119,11 @@ def spare_the_collector() -> None:
     gc.enable()
 
 
+async def _announce(pipeline: Pipeline, folder: Path, name: str) -> None:
+    await pipeline.has_published.wait()
+    announce_ready(folder, name)
+
+
 async def serve(config: Config, instance: int = 0) -> None:
     """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
     use_one_heap()
@@ -128,15 +133,16 @@ async def serve(config: Config, instance: int = 0) -> None:
     gc.disable()  # what is restored is no garbage
     share = Share.of(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
-    clear_exit_reason(config.folder, f"pipeline-{instance}" if instance else "pipeline")
 
     spare_the_collector()
     work = asyncio.ensure_future(pipeline.run())
+    ready = asyncio.ensure_future(_announce(pipeline, config.folder, pipeline_name(instance)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
+    ready.cancel()
     with log_disk_errors("save the last snapshot", "the next start replays the inbox"):
         await pipeline.save()
     await pipeline.close()

@@ -11,16 +11,18 @@ import contextlib
 import logging
 import signal
 import sys
+from functools import partial
 
 import uvicorn
 
 from fleet.errors import StaleError
 from placement.ledger import Ledger, LedgerError
-from service.config import Config
-from service.exit_reason import clear_exit_reason
+from service.config import PLACER_HOST, Config
+from service.exit_reason import announce_ready
 from service.http.access import Access, load_access
 from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
 from service.http.link_key import link_key
+from service.http.listening import listen
 from service.placer.http import make_app
 from service.placer.metrics import PlacerMetrics
 from service.placer.service import PlacementService
@@ -28,7 +30,6 @@ from service.placer.start_times import StartTimeSampler
 
 logger = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 POLL_S = 0.1
 DAY_S = 86_400.0  # fleet
 SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; a thinking thread gives it back in this
@@ -108,7 +109,7 @@ def open_service(config: Config) -> PlacementService:
 def access_of(config: Config) -> Access:
     """The api's tokens; for callers with a certificate the api vouches."""
     subjects = config.access.subjects
-    return load_access(HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
+    return load_access(PLACER_HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
 
 
 async def serve(config: Config) -> None:
@@ -116,14 +117,11 @@ async def serve(config: Config) -> None:
     sys.setswitchinterval(SWITCH_S)
     access = access_of(config)
     service = open_service(config)
-    clear_exit_reason(config.folder, "placer")
     worker = QueueWorker(service)
     starts = StartTimeSampler(service)
     app = make_app(service, worker.wake, access, starts)
     settings = uvicorn.Config(
         app,
-        HOST,
-        config.placer.port,
         http=protocol_of(ConnectionLimits()),
         ws="none",
         lifespan="off",
@@ -131,7 +129,7 @@ async def serve(config: Config) -> None:
         log_config=None,
         timeout_keep_alive=30,  # longer than the api keeps a connection that it does not use
     )
-    server = LimitedServer(settings)
+    server = LimitedServer(settings, partial(announce_ready, config.folder, "placer"))
 
     def stop() -> None:
         server.should_exit = True
@@ -142,11 +140,12 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
+        sock = listen(PLACER_HOST, config.placer.port, "placer.port")
         async with asyncio.TaskGroup() as group:
             group.create_task(worker.run())
             group.create_task(starts.run())
             heads = group.create_task(tell_head_daily(service))
-            await server.serve()
+            await server.serve([sock])
             worker.stop()
             starts.stop()
             heads.cancel()

@@ -13,9 +13,11 @@ def test_a_demo_does_not_start_on_a_port_where_somebody_listens() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(
+            ConfigError, match=f"--port {port}: api.host, api.port = 127.0.0.1:{port}: cannot listen there"
+        ):
             refuse_taken_ports(port)
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:({port}|{port - 1})"):
+        with pytest.raises(ConfigError, match=f"127.0.0.1:({port}|{port - 1}): cannot listen there"):
             refuse_taken_ports(port - 1)  # the placer's port is the next one
 
 

@@ -15,7 +15,7 @@ from placement.ledger import Ledger, LedgerError
 from service.api.app import create_app
 from service.board.board import BoardWriter, Section
 from service.config import Config
-from service.exit_reason import clear_exit_reason, record_exit_reason
+from service.exit_reason import announce_ready, record_exit_reason
 from service.placer.metrics import PlacerMetrics
 from service.placer.service import PlacementService
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running, sections
@@ -104,7 +104,7 @@ def test_what_keeps_the_placer_from_starting_is_told_until_it_starts(tmp_path: P
         assert placer == {"name": "placer", "ok": False, "sentence": f"the placer cannot start: {ended.value}"}
         for answer in (client.post("/v1/placements", json={"request_id": "a"}), client.get("/v1/queue")):
             assert (answer.status_code, answer.json()["detail"]) == (503, placer["sentence"])
-        clear_exit_reason(tmp_path, "placer")
+        announce_ready(tmp_path, "placer")
         for path in ("/readyz", "/v1/queue"):
             assert "does not answer" in client.get(path).text
 

@@ -1,0 +1,80 @@
+"""Checks before any role starts: a configuration that a role would refuse, and ports that are taken.
+
+The supervisor and `fleetcast check-config` run them. Each raises ConfigError with the key, the value and the fix.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fleet.errors import ConfigError
+from ingest.pages.targets import TargetList
+from ingest.topology.load import load_topology
+from service.config import PLACER_HOST, Config
+from service.doors import open_doors
+from service.http.access import load_access
+from service.http.listening import listen
+from service.http.tls import Tls
+from service.plugins import load, load_functions
+from service.state_folder import PATIENCE_S, POLL_S, is_role_held
+
+
+def check_start(config: Config) -> None:
+    """Check what the roles read from the configuration: access, certificates, targets, topology, plugins, adapters."""
+    load_access(config.api.host, subjects=config.access.subjects)
+    if config.api.tls_cert:
+        Tls(config.api)
+    if config.external_metrics.port:
+        Tls(config.external_metrics, "external_metrics", must_show=True)
+    if config.api.grpc_port:
+        from service.api.grpc_extra import require_grpc
+
+        require_grpc(config.api.grpc_port)
+    if config.fleet.topology:
+        load_topology(Path(config.fleet.topology))
+    TargetList(config.scrape.targets)
+    if config.pipeline.sources:
+        from fleet.entities import Entities
+        from service.pipeline.role import open_sources
+
+        open_sources(config, config.make_clock(), Entities())  # connects nowhere
+    for path in config.pipeline.forecasters:
+        _check_callable("pipeline.forecasters", path, load("pipeline.forecasters", path))
+    for key, paths in (("placer.filters", config.placer.filters), ("placer.scorers", config.placer.scorers)):
+        for path, (_, function) in zip(paths, load_functions(key, paths), strict=True):
+            _check_callable(key, path, function)
+    open_doors(config.adapters)
+
+
+def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
+    """Check that every port can be listened on. While one of our `roles` still ends, wait for its ports.
+
+    roles: names of their locks in the state folder.
+    """
+    names = tuple(roles)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            for host, port, keys in _ports(config):
+                listen(host, port, keys).close()
+        except ConfigError:
+            if time.monotonic() > deadline or not any(is_role_held(config, name) for name in names):
+                raise
+            time.sleep(POLL_S)
+        else:
+            return
+
+
+def _ports(config: Config) -> Iterator[tuple[str, int, str]]:
+    """(host, port, configuration keys) of all that the roles listen on."""
+    yield config.api.host, config.api.port, "api.host, api.port"
+    if not config.api.board:
+        yield PLACER_HOST, config.placer.port, "placer.port"
+    for port, key in ((config.api.grpc_port, "api.grpc_port"), (config.external_metrics.port, "external_metrics.port")):
+        if port:
+            yield config.api.host, port, f"api.host, {key}"
+
+
+def _check_callable(key: str, path: str, found: object) -> None:
+    if not callable(found):
+        raise ConfigError(f"{key}: {path!r} is {type(found).__name__}: expected a function or a class")
