@@ -167,12 +167,26 @@ def walks(bins: int) -> Panel:
 
 
 def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """A mask over the nodes, True where one is rejected, or None when the request does not ask for it."""
+    """A mask over the nodes, True where one is rejected, or None when the request does not ask for it.
+
+    The mask is the same for requests that differ in ids and times alone: a pass over the queue asks for one of them.
+    """
     for request, view in ((request, view) for request in requests for view in views):
         mask = _pure(rejects, request, view)
         if mask is not None:
             assert mask.shape == (len(view),)
             assert mask.dtype == bool
+        for name, value in OTHER_IDS_AND_TIMES.items():
+            other = msgspec.structs.replace(request, **{name: value})
+            message = f"reads {name}: a refusal is remembered for all requests that differ in ids and times alone"
+            np.testing.assert_equal(rejects(other, view, Options()), mask, err_msg=message)
+
+
+OTHER_IDS_AND_TIMES: dict[str, Any] = {
+    **dict.fromkeys(("request_id", "job"), "another"),
+    **dict.fromkeys(("limit_s", "tolerated_wait_s", "checkpoint_cost_s"), 86_400.0),
+    **{"attempt": 2, "deadline_ms": 2**52},
+}
 
 
 def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:

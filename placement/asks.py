@@ -1,38 +1,49 @@
-"""Asks: what requests are to a pass over the queue. Thousands of jobs have hundreds; each is worked out once."""
+"""Keys by which a pass over the queue treats requests alike. Thousands of jobs have hundreds, and each is tried once.
 
-from collections.abc import Sequence
+A key is the whole request less the fields that are declared below. A new field of a request is therefore part of every
+key until somebody declares that it is not read.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.requests import Gang, PlacementRequest
+from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.tree import ANY
 
 MOST_KEPT = 32_768
 
+IDS_AND_TIMES = frozenset(
+    {*("request_id", "job", "attempt"), *("limit_s", "deadline_ms", "tolerated_wait_s", "checkpoint_cost_s")}
+)  # read by no filter, and an operator's own may not
+QUEUE_FIELDS = frozenset({"tenant", "queue", "user", "class_", "priority"})  # read by the order of queues alone
+UNREAD_BY_FILTERS = IDS_AND_TIMES | QUEUE_FIELDS | {"preemptible", "host_offload", "dry_run"}  # by none of `FILTERS`
+_DEFAULTS = {field.name: "" if field.required else field.default for field in msgspec.structs.fields(PlacementRequest)}
+
 Ints = NDArray[np.int64]
 
 
-class MachineShape:
-    """Requests of one shape fit, or do not, alike. Shapes that are equal are one object."""
+class FitKey:
+    """Requests with one fit key fit, or do not, on the same nodes. Equal keys are one object."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueAsk:
-    """What requests have in common that differ in name, arrival and times only. Equal ones are one object.
+    """What requests have in common that differ in ids and times only. Equal ones are one object.
 
-    gpus, wished: of the gang that is wished for, and the thousandths of GPUs that it takes; milli, model: what the
-    smallest gang takes, in thousandths too, and of which model, `gpu` where it need not be a certain one. in_line: the
-    same for all that differ in their place among queues only; None: this is it.
+    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the smallest gang
+    takes. model: the one model that it needs, else `gpu`. in_line: the ask of all requests that also differ in their
+    place among queues. None if this is it.
     """
 
-    shape: MachineShape
     gpus: int
     wished: int
     milli: int
@@ -42,39 +53,48 @@ class QueueAsk:
 
 @lru_cache(MOST_KEPT)
 def ask_of(request: PlacementRequest) -> QueueAsk:
-    """Its ask."""
+    """Return the ask of a request."""
+    return _ask(_without(request, IDS_AND_TIMES))
+
+
+@lru_cache(MOST_KEPT)
+def _ask(request: PlacementRequest) -> QueueAsk:
+    in_line = _ask_in_line(_without(request, QUEUE_FIELDS))
+    return replace(in_line, in_line=in_line)
+
+
+@lru_cache(MOST_KEPT)
+def _ask_in_line(request: PlacementRequest) -> QueueAsk:
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
-    gpus, least = gang.desired * each, gang.min * each * request.milli
-    model = models[0] if len(models) == 1 else ANY
-    in_line = _in_line(gang, shape_of(request), gpus, gpus * request.milli, least, model)
-    return _in_queue(in_line, request.priority, request.queue, request.tenant, request.user, request.class_)
+    gpus, model = gang.desired * each, models[0] if len(models) == 1 else ANY
+    return QueueAsk(gpus, gpus * request.milli, gang.min * each * request.milli, model)
 
 
 @lru_cache(MOST_KEPT)
-def _in_line(_: Gang, shape: MachineShape, gpus: int, wished: int, milli: int, model: str) -> QueueAsk:
-    return QueueAsk(shape, gpus, wished, milli, model)
+def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
+    """Return the key of all requests that the filters treat alike.
 
-
-@lru_cache(MOST_KEPT)
-def _in_queue(ask: QueueAsk, *_: object) -> QueueAsk:
-    return replace(ask, in_line=ask)
-
-
-@lru_cache(MOST_KEPT)
-def shape_of(request: PlacementRequest) -> MachineShape:
-    """What a request is to the machines."""
-    return _shape(
-        *(request.members.min, request.gpus_per_node, request.spread, request.topology.required, request.cluster),
-        *(request.gpu_share, request.gpu_models, request.pool),
-        *(request.gpu_model, request.gpu_memory_gib, request.cpus, request.host_memory_gib),
-        *(request.max_risk, request.avoid_nodes),
+    The built-in filters read less than an operator's own may: with `has_plugins` only ids and times are left out.
+    """
+    if has_plugins:
+        return _fit_key(_without(request, IDS_AND_TIMES))
+    smallest = msgspec.structs.replace(
+        _without(request, UNREAD_BY_FILTERS),
+        gang=request.members.min,
+        topology=TopologyConstraint(request.topology.required),
     )
+    return _fit_key(smallest)
 
 
 @lru_cache(MOST_KEPT)
-def _shape(*_: object) -> MachineShape:
-    return MachineShape()
+def _fit_key(_: PlacementRequest) -> FitKey:
+    return FitKey()
+
+
+def _without(request: PlacementRequest, names: Collection[str]) -> PlacementRequest:
+    """Return the request with the default in each of these fields."""
+    return msgspec.structs.replace(request, **{name: _DEFAULTS[name] for name in names})
 
 
 class Waiters:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level, Topology
-from placement.asks import MachineShape, shape_of
+from placement.asks import FitKey, fit_key
 from placement.filters import screen
 from placement.fit import widest_level
 from placement.options import Options
@@ -19,7 +19,7 @@ from placement.view import ClusterView
 
 ROUNDS = 3
 SHORTEST_GAP_S = 60.0
-MOST_SHAPES = 1024  # whose rooms are kept
+MAX_CACHED_ROOMS = 1024
 
 Array = NDArray[np.float32]
 
@@ -52,22 +52,22 @@ class Calendar:
 
 @dataclass(slots=True)
 class Rooms:
-    """Caches how many slots an empty node offers to a shape: many requests are alike."""
+    """How many slots an empty node offers to a request, cached by fit key: many requests are alike."""
 
     empty: ClusterView
     options: Options
-    known: dict[MachineShape, NDArray[np.int64]] = field(default_factory=dict)
+    known: dict[FitKey, NDArray[np.int64]] = field(default_factory=dict)
     blocks: dict[Level, NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
         """(n,) members that a node could host if nothing ran."""
-        shape = shape_of(request)
-        room = self.known.get(shape)
+        key = fit_key(request, has_plugins=bool(self.options.filters))
+        room = self.known.get(key)
         if room is None:
             room = screen(request, self.empty, self.options).room
-            if len(self.known) >= MOST_SHAPES:
+            if len(self.known) >= MAX_CACHED_ROOMS:
                 self.known.clear()
-            self.known[shape] = room
+            self.known[key] = room
         return room
 
     def block(self, level: Level) -> NDArray[np.int64]:

@@ -26,7 +26,11 @@ class Options:
 
 
 Filter = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.bool_] | None]
-"""(n,) True where the node is rejected; None when the request does not ask for it."""
+"""(n,) True where the node is rejected; None when the request does not ask for it.
+
+A filter may read all of a request but its ids and times (`placement.asks.IDS_AND_TIMES`), since a pass over the queue
+remembers a refusal for all requests that differ in those alone. It rejects no fewer nodes when less is free.
+"""
 
 Scorer = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.float64]]
 """(n,) in [0, 1], higher is better."""

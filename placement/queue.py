@@ -8,8 +8,9 @@
    head; beside the head nobody goes by that (`placement.backfill`).
 4. An entry that would not fit into the fleet with all jobs gone waits without holding anybody up.
 
-Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. A shape that failed is not tried
-again in the same pass, nor are more than `BACKFILL_TRIES` shapes: a pass costs what its different shapes cost.
+Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. A request is not tried if one
+with the same fit key (`placement.asks`) failed in this pass. No more than `BACKFILL_TRIES` keys are tried. So a pass
+costs what its different requests cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import Decision, PlacementRequest
-from placement.asks import MachineShape, QueueAsk, ask_of, shape_of
+from placement.asks import FitKey, QueueAsk, ask_of, fit_key
 from placement.engine import claimed, decided, fits_now, holds_gang
 from placement.filters import screen
 from placement.options import Options
@@ -31,6 +32,7 @@ from placement.view import ClusterView
 from placement.words import shortage
 
 BACKFILL_TRIES = 64
+FitKeys = tuple[FitKey, FitKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,13 @@ def plan(
 class AskInPass(msgspec.Struct, gc=False):
     """What a pass has found out about entries with one ask.
 
-    reason: why none of them can start in this pass; version: of the turns, as of which its queue refuses it, or lets it
-    have all that it asks for; final: a refusal that makes nobody the head; wants: whether it may still lack what its
-    queue is guaranteed.
+    keys: as `Cycle.fit_keys` returns them. reason: why none of them can start in this pass. version: the version of the
+    turns at which its queue refuses it, or allows all that it asks for. final: a refusal that makes no entry the head.
+    wants: whether it may still lack what its queue is guaranteed.
     """
 
     ask: QueueAsk
+    keys: FitKeys
     reason: WaitReason | None = None
     version: int = -1
     refused: WaitReason | None = None
@@ -159,15 +162,28 @@ class Cycle:
     reservation: Reservation | None = None
     tries: int = 0
     asks: dict[QueueAsk, AskInPass] = field(default_factory=dict)
-    final: dict[MachineShape, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
-    late: dict[MachineShape, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
+    final: dict[FitKey, WaitReason] = field(default_factory=dict)  # of what cannot start in this pass
+    late: dict[FitKey, WaitReason] = field(default_factory=dict)  # nor if it should end after the head starts
     in_line: bool = field(init=False)  # all wait in one line: in which queue does not matter
+    has_plugins: bool = field(init=False)  # the operator's own filters may read which queue that is
     _ahead: Timeline | None = None
     _spare: tuple[ClusterView, ClusterView] | None = None
     _ends: dict[tuple[int, float | None], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.in_line = self.turns.standing is None
+        self.has_plugins = bool(self.options.filters)
+        self.in_line = self.turns.standing is None and not self.has_plugins
+
+    def fit_keys(self, request: PlacementRequest) -> FitKeys:
+        """Return the two keys under which a failure of this request may be known; without plugins they are one."""
+        built_in = fit_key(request, has_plugins=False)
+        return built_in, fit_key(request, has_plugins=True) if self.has_plugins else built_in
+
+    def failed_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
+        """Return the key of all requests that fail as this one does: a narrow one if a plugin rejected a node."""
+        plugins = {name for name, _ in self.options.filters}
+        by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
+        return fit_key(request, has_plugins=by_plugin)
 
     def take_turn(self, entry: Waiting) -> None:
         """Consider an entry as far as its queue may have it."""
@@ -176,7 +192,7 @@ class Cycle:
             ask = ask.in_line
         row = self.asks.get(ask)
         if row is None:
-            row = self.asks[ask] = AskInPass(ask)
+            row = self.asks[ask] = AskInPass(ask, self.fit_keys(entry.request))
         reason = row.reason or self._told(row, entry)
         if reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
@@ -191,17 +207,22 @@ class Cycle:
         """It waits; as the head, if its queue lacks only GPUs that jobs hold."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
         later = self.turns.later(entry.request) if may_be_head else None
-        if later is None or shape_of(later) in self.final or fits_now(later, self.view, self.options):
+        if later is None or self._final(later) is not None or fits_now(later, self.view, self.options):
             row.final = reason
             self._wait(entry, reason)
         else:
-            self._reserve(entry, later, shape_of(later))
+            self._reserve(entry, later)
+
+    def _final(self, request: PlacementRequest) -> WaitReason | None:
+        wide, narrow = self.fit_keys(request)
+        return self.final.get(wide) or self.final.get(narrow)
 
     def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
         """Why an entry is not tried; None: it is."""
-        shape = row.ask.shape
-        if shape in self.final:
-            row.reason, row.refused = self.final[shape], None
+        wide, narrow = row.keys
+        final = self.final.get(wide) or self.final.get(narrow)
+        if final is not None:
+            row.reason, row.refused = final, None
             return row.reason
         if self.tries >= BACKFILL_TRIES:
             row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
@@ -210,8 +231,10 @@ class Cycle:
             self._look(row, entry.request)
         if row.refused is not None or self.reservation is None:
             return row.refused
-        late = row.is_whole and shape in self.late
-        return self.late[shape] if late and not self._ends_in_time(row.ask.gpus, entry.request.limit_s) else None
+        late = self.late.get(wide) or self.late.get(narrow) if row.is_whole else None
+        if late is None or self._ends_in_time(row.ask.gpus, entry.request.limit_s):
+            return None
+        return late
 
     def _look(self, row: AskInPass, request: PlacementRequest) -> None:
         """See what the queue lets this ask have now."""
@@ -223,15 +246,15 @@ class Cycle:
         """Place it, if it fits; else it waits."""
         allowed = self.turns.allow(entry.request)
         assert not isinstance(allowed, str), allowed
-        shape = row.ask.shape if allowed is entry.request else shape_of(allowed)
-        if shape in self.final:
-            self._wait(entry, self.final[shape])
+        final = None if allowed is entry.request else self._final(allowed)
+        if final is not None:
+            self._wait(entry, final)
         elif self.reservation is not None:
-            return self._backfill(entry, allowed, shape, self.reservation)
+            return self._backfill(entry, allowed, self.reservation)
         elif self._place(entry, allowed, self.view):
             return True
         else:
-            self._reserve(entry, allowed, shape)
+            self._reserve(entry, allowed)
         return False
 
     def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
@@ -248,38 +271,45 @@ class Cycle:
         self.turns.take(entry.request, decision)
         return True
 
-    def _reserve(self, entry: Waiting, request: PlacementRequest, shape: MachineShape) -> None:
+    def _reserve(self, entry: Waiting, request: PlacementRequest) -> None:
         """Claim GPUs for the head; or what can never fit, or nobody knows when, holds nobody up."""
         timeline = self._timeline()
         step = timeline.first_fit(request, self.options)
         if step is None and not request.gpus_per_node:
-            self.final[shape] = WaitReason("unknown", request, self.after)
+            reason = WaitReason("unknown", request, self.after)
+            self.final[self.failed_key(request, self.view)] = reason
         elif step is None:
             empty = timeline.at(len(timeline.ahead))
             lack = shortage(request, empty, screen(request, empty, self.options))
             said = f"does not fit even when all running jobs have ended: {lack}"
-            self.final[shape] = WaitReason("never", request, self.after, said=said)
+            reason = WaitReason("never", request, self.after, said=said)
+            self.final[self.failed_key(request, empty)] = reason
         else:
             last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
             kept = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
             self.reservation = kept.dropped() if entry.request.request_id == self.dropped else kept
             self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
-        self._wait(entry, self.final[shape])
+        self._wait(entry, reason)
 
-    def _backfill(self, entry: Waiting, request: PlacementRequest, shape: MachineShape, head: Reservation) -> bool:
+    def _backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
-        if not in_time and shape in self.late:
-            self._wait(entry, self.late[shape])
+        wide, narrow = self.fit_keys(request)
+        late = self.late.get(wide) or self.late.get(narrow)
+        if late is not None and not in_time:
+            self._wait(entry, late)
             return False
         self.tries += 1
-        if self._place(entry, request, self.view if in_time else self._beside(head)):
+        view = self.view if in_time else self._beside(head)
+        if self._place(entry, request, view):
             return True
         if in_time:
-            reason = self.final[shape] = self._behind("room", request)
+            reason = self._behind("room", request)
         else:
             code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
-            reason = self.late[shape] = self._behind(code, request)
+            reason = self._behind(code, request)
+        failed = self.final if in_time else self.late
+        failed[self.failed_key(request, view)] = reason
         self._wait(entry, reason)
         return False
 

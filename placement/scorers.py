@@ -93,8 +93,10 @@ def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple
         known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
         return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
 
+    ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
+    parts = (view.p_fail, view.p_slow, view.risk, *ahead)
     found: tuple[NDArray[np.float64], ...] = view.memo.of(
-        ("chances", duration_s, options.prior_risk), (view.p_fail, view.p_slow, view.risk), chances
+        ("chances", duration_s, options.prior_risk, len(parts)), parts, chances
     )
     return found
 

@@ -17,7 +17,14 @@ from fleet.errors import ConfigError
 from fleet.events import Finished
 from fleet.requests import Gang, PlacementRequest
 from fleet.samples import EntityKind, SampleBatch
-from fleetcast_checks import check_adapter, check_filter, check_forecaster, check_scorer, check_source
+from fleetcast_checks import (
+    OTHER_IDS_AND_TIMES,
+    check_adapter,
+    check_filter,
+    check_forecaster,
+    check_scorer,
+    check_source,
+)
 from ingest.inbox.inbox import InboxSource, InboxWriter
 from ingest.pages.recorded import PageReplay, ReplaySpeed
 from ingest.pages.scrape import Scraper
@@ -25,6 +32,7 @@ from ingest.source import Batch, MemorySource, Source
 from models.demand.naive import FORECASTERS, Persistence
 from models.demand.theta import Theta
 from models.forecast import Forecaster, Panel
+from placement.asks import IDS_AND_TIMES
 from placement.filters import FILTERS, busy
 from placement.options import Filter, Options
 from placement.view import ClusterView
@@ -167,6 +175,18 @@ def test_a_filter_that_writes_into_the_view_is_found_out() -> None:
 
     with pytest.raises(AssertionError, match=r"wrote into view\.free"):
         check_filter(careless, REQUESTS, (build({"r01": [8, 8]}),))
+
+
+def test_a_filter_that_reads_times_is_found_out() -> None:
+    def short_only(request: PlacementRequest, view: ClusterView, options: Options) -> np.ndarray:
+        return np.full(len(view), (request.limit_s or 0) > 3600)
+
+    with pytest.raises(AssertionError, match="reads limit_s: a refusal is remembered"):
+        check_filter(short_only, REQUESTS, VIEWS)
+
+
+def test_the_suite_of_filters_tries_all_ids_and_times() -> None:
+    assert OTHER_IDS_AND_TIMES.keys() == IDS_AND_TIMES
 
 
 def half_free(request: PlacementRequest, view: ClusterView, options: Options) -> np.ndarray:

@@ -1,13 +1,15 @@
-"""A pass over the queue as it is defined: every entry in turn, with every question asked anew."""
+"""A pass over the queue as it is defined: every entry in turn, and every question is asked again.
+
+Two requests fail alike if the filters, an operator's own too, read the same of both.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
+from typing import Any, cast
 
 from fleet.requests import PlacementRequest, RankPlacement
 from placement.engine import decide, fits_now
+from placement.filters import screen
 from placement.options import Options
 from placement.queue import BACKFILL_TRIES, Reservation, Waiting, claim
 from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
@@ -15,13 +17,16 @@ from placement.turns import QueueTurns
 from placement.view import ClusterView
 
 
-def form(request: PlacementRequest) -> PlacementRequest:
-    """The request without its name, times and wishes: equal ones fit, or do not, alike."""
-    kept = ("gpus_per_node", "spread", "topology", "cluster", "gpu_share", "gpu_models", "pool", "gpu_model")
-    more = ("gpu_memory_gib", "cpus", "host_memory_gib", "max_risk", "avoid_nodes")
-    columns: dict[str, Any] = {name: getattr(request, name) for name in (*kept, *more)}
-    columns["topology"] = msgspec.structs.replace(request.topology, preferred=None)
-    return PlacementRequest(request_id="form", gang=request.members.min, **columns)
+class RecordedReads:
+    """A request that records what is read of it."""
+
+    def __init__(self, request: PlacementRequest) -> None:
+        self._request = request
+        self.values: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        self.values[name] = getattr(self._request, name)
+        return self.values[name]
 
 
 @dataclass
@@ -40,19 +45,32 @@ class SlowPass:
     failed: set[Any] = field(default_factory=set)
     never: set[Any] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.before = self.view
+
+    def form(self, request: PlacementRequest) -> Any:
+        """What the filters read of a request, and the least gang that must fit."""
+        reads = RecordedReads(request)
+        screen(cast(PlacementRequest, reads), self.before, self.options)
+        return request.members.min, request.required, frozenset(reads.values.items())
+
     def take_turn(self, entry: Waiting) -> None:
         request = entry.request
-        shape = form(request)
+        shape = self.form(request)
         if shape not in self.failed and shape not in self.never:
             allowed = self.turns.allow(request)
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
                 later = self.turns.later(request) if self.head is None else None
-                if later is None or form(later) in self.failed | self.never or fits_now(later, self.view, self.options):
+                if (
+                    later is None
+                    or self.form(later) in self.failed | self.never
+                    or fits_now(later, self.view, self.options)
+                ):
                     return
-                self.codes[request.request_id] = self.consider(entry, later, form(later))
+                self.codes[request.request_id] = self.consider(entry, later, self.form(later))
                 return
-            shape = form(allowed)
+            shape = self.form(allowed)
             code = self.consider(entry, allowed, shape)
         else:
             code = "never" if shape in self.never else "room"

@@ -96,7 +96,7 @@ def test_of_many_priorities_some_calendars_are_kept_and_nobody_is_told_too_early
 
 
 def test_rooms_of_many_shapes_are_not_kept_for_good(busy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placement.calendars.MOST_SHAPES", 3)
+    monkeypatch.setattr("placement.calendars.MAX_CACHED_ROOMS", 3)
     timeline = paths(busy)
     for cpus in range(1, 10):
         assert hours(estimate_start(request(cpus=cpus), timeline)) == [1, 1, 1]
