@@ -1,26 +1,37 @@
-"""Slurm as one that is told: nodes and jobs as they are now, and changes of them, by its commands (22.05 and newer).
+"""Slurm's nodes and jobs as they are now, and changes of them, by its commands (22.05 and newer).
 
-Text of `scontrol show node -o` and `squeue --Format`, since every version writes it. Each command has seconds, then it
-is killed: scontrol itself would wait nine for a slurmctld that is down, and for ever for one that stands still.
+The client reads text of `scontrol show node -o` and `squeue`, since every version writes it. **Text of users shares no
+table with facts that the adapter acts on.** One call of squeue has columns that no user can write. Another has the
+comments, in fields that end with a secret of that call. So a user who writes rows into a comment changes that comment
+alone. Each command is killed after some seconds: scontrol itself waits for ever for a slurmctld that stands still.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from clients.slurm import run_command
 from fleet.errors import FleetcastError, SourceError
 
+logger = logging.getLogger(__name__)
+
 LONGEST = 60_000  # of a list of nodes, in characters: an argument may have 128 KiB
 _AWAY = re.compile(r"contact|timed out|connect|communicat|not responding|zero bytes|shutdown", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?= (?:Comment|Extra|InstanceId|ResvName)=|\s*$)")
 _EXTRA = re.compile(r" Extra=(.*?)(?= (?:Reason|InstanceId|ResvName)=|\s*$)")
-_QUEUE = ("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag", "admin_comment", "Comment")
-_SEPARATOR = "\x1f"
+_FACTS = ("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag")  # Slurm alone writes these
+_TEXTS = ("JobArrayID", "admin_comment", "Comment")
+_SEPARATOR = "|"
+_EXCLUDED = re.compile(r"[^\s=]+")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _NULL = ("(null)", "N/A", "None")
+Row = TypeVar("Row")
 
 
 class SlurmRefused(FleetcastError):
@@ -69,6 +80,9 @@ class SlurmControl(Protocol):
 
     async def jobs(self) -> list[ControlledJob]: ...
 
+    async def job(self, job: str) -> ControlledJob | None:
+        """Read one job anew. Returns None if Slurm does not know it, or shows its id more than once."""
+
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None: ...
@@ -91,8 +105,24 @@ class ScontrolCommands:
         return node_lines(await self._run("scontrol", "show", "node", "-o"))
 
     async def jobs(self) -> list[ControlledJob]:
-        columns = ",".join(f"{name}:{_SEPARATOR}" for name in _QUEUE)
-        return job_lines(await self._run("squeue", "-h", "-a", "-t", "PD,R,CG", f"--Format={columns}"))
+        return await self._jobs()
+
+    async def job(self, job: str) -> ControlledJob | None:
+        try:
+            found = await self._jobs("-j", job)
+        except SlurmRefused as error:
+            if _UNKNOWN_JOB.search(str(error)):
+                return None
+            raise
+        return found[0] if [one.id for one in found] == [job] else None
+
+    async def _jobs(self, *which: str) -> list[ControlledJob]:
+        """Read facts and texts in two calls, so that no text can look like a fact."""
+        end = f"|{secrets.token_hex(16)}|"
+        listed = ("squeue", "-h", "-a", "-t", "PD,R,CG", *which)
+        facts = await self._run(*listed, f"--Format={_columns(_FACTS, _SEPARATOR)}")
+        texts = await self._run(*listed, f"--Format={_columns(_TEXTS, end)}")
+        return job_rows(facts, texts, end)
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         words = list(_settings(change))
@@ -108,9 +138,9 @@ class ScontrolCommands:
         await self._run("scontrol", "requeuehold", job)
 
     async def release_without(self, job: str, node: str) -> None:
-        shown = await self._run("scontrol", "show", "job", "-o", job)
-        found = re.search(r" ExcNodeList=(\S+)", shown)
-        others = found[1] if found and found[1] not in _NULL else ""
+        others = _plain(await self._run("squeue", "-h", "-a", "-j", job, "-o", "%x"))
+        if others and not _EXCLUDED.fullmatch(others):
+            raise SlurmRefused(f"job {job}: its excluded nodes {others[:80]!r} are no list of nodes")
         excluded = ",".join(filter(None, (others, node)))
         await self._run("scontrol", "update", f"JobId={job}", "ReqNodeList=", f"ExcNodeList={excluded}")
         await self._run("scontrol", "release", job)
@@ -176,23 +206,46 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(filter(None, _plain(text).split(",")))
 
 
-def job_lines(text: str) -> list[ControlledJob]:
-    """`squeue --Format` with `_QUEUE`; lines of another form are skipped."""
-    rows = (line.split(_SEPARATOR) for line in text.splitlines())
-    return [_job(dict(zip(_QUEUE, row, strict=False))) for row in rows if len(row) == len(_QUEUE) + 1]
+def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
+    """Drop all rows of a name that comes more than once: none of them can be trusted."""
+    listed = list(rows)
+    counts = Counter(map(name, listed))
+    if doubled := sorted(key for key, count in counts.items() if count > 1):
+        logger.warning("slurm: %d names come more than once and are left alone: %s", len(doubled), doubled[:3])
+    return [row for row in listed if counts[name(row)] == 1]
 
 
-def _job(row: Mapping[str, str]) -> ControlledJob:
-    restarts = row["RestartCnt"].strip()
+def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
+    """Join `squeue --Format` of `_FACTS` and of `_TEXTS`, whose fields end with `end`, by the id of the job.
+    Skips lines of another form, and jobs that are not exactly once in both."""
+    lines = (line.split(_SEPARATOR) for line in facts.splitlines())
+    known = unique((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
+    told = {row[0].strip(): row for row in unique(_records(texts, end), lambda row: row[0].strip())}
+    return [_job(row, told[row[0].strip()]) for row in known if row[0].strip() in told]
+
+
+def _records(texts: str, end: str) -> list[list[str]]:
+    """Divide by the end of each field alone: a line break inside a field is part of its text."""
+    fields = texts.split(end)
+    return [fields[at : at + len(_TEXTS)] for at in range(0, len(fields) - len(_TEXTS), len(_TEXTS))]
+
+
+def _job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
+    row = dict(zip(_FACTS, (part.strip() for part in facts), strict=False))
+    restarts = row["RestartCnt"]
     return ControlledJob(
-        id=row["JobArrayID"].strip(),
-        state=row["State"].strip(),
+        id=row["JobArrayID"],
+        state=row["State"],
         restarts=int(restarts) if restarts.isdecimal() else 0,
-        is_held=row["PriorityLong"].strip() == "0",
-        may_requeue=(row["Requeue"].strip(), row["BatchFlag"].strip()) == ("1", "1"),
-        comment=_plain(row["Comment"]),
-        admin_comment=_plain(row["admin_comment"]),
+        is_held=row["PriorityLong"] == "0",
+        may_requeue=(row["Requeue"], row["BatchFlag"]) == ("1", "1"),
+        admin_comment=_plain(texts[1]),
+        comment=_plain(texts[2]),
     )
+
+
+def _columns(names: Sequence[str], end: str) -> str:
+    return ",".join(f"{name}:{end}" for name in names)
 
 
 def hostlists(names: Iterable[str]) -> list[str]:

@@ -110,6 +110,10 @@ class SlurmRestControl:
     async def jobs(self) -> list[ControlledJob]:
         return [_job(row) for row in (await self._ask("GET", "jobs/")).jobs or ()]
 
+    async def job(self, job: str) -> ControlledJob | None:
+        found = [_job(row) for row in (await self._ask("GET", f"job/{quote(job)}")).jobs or ()]
+        return found[0] if [one.id for one in found] == [job] else None
+
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         body = _node_body(change)
         for part in hostlists(names):

@@ -22,6 +22,7 @@ from clients.slurm_control import (
     ScontrolCommands,
     SlurmControl,
     SlurmRefused,
+    unique,
 )
 from clients.slurm_rest import FIRST_WITH_NODES, SlurmRestAccount, SlurmRestControl
 from fleet.errors import ConfigError, SourceError
@@ -163,7 +164,7 @@ class SlurmPort:
         ends_s = asyncio.get_running_loop().time() + FRESH_S
         for call in _calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
             try:
-                outcomes |= dict.fromkeys(call.places, await self._done(call, shot))
+                outcomes |= dict.fromkeys(call.places, await self._done(call))
             except SourceError as error:
                 self._fail(error)
                 break
@@ -187,8 +188,8 @@ class SlurmPort:
         except SlurmRefused as error:
             raise SourceError(str(error)) from None
         self._failures, self._error = 0, ""
-        known = {job.id: job for job in jobs if _JOB_ID.fullmatch(job.id)}
-        return _Snapshot({node.name: node for node in nodes}, known)
+        known = {job.id: job for job in unique(jobs, lambda job: job.id) if _JOB_ID.fullmatch(job.id)}
+        return _Snapshot({node.name: node for node in unique(nodes, lambda node: node.name)}, known)
 
     def _fail(self, error: SourceError) -> None:
         self._error = str(error)
@@ -196,32 +197,38 @@ class SlurmPort:
         self._failures += 1
         self._until_s = asyncio.get_running_loop().time() + pause_s
 
-    async def _done(self, call: "_Call", shot: _Snapshot) -> WriteOutcome:
+    async def _done(self, call: "_Call") -> WriteOutcome:
         """Raises SourceError."""
         try:
             if call.change is not None:
                 await self._control.change_nodes(call.names, call.change)
             elif call.write is not None:
-                await self._write_job(call.write, shot)
+                return await self._write_job(call.write)
         except SlurmRefused as error:
             logger.warning("slurm: %s: %s", call.names[:3] or (call.write and call.write.key), error)
             return WriteOutcome.REFUSED
         return WriteOutcome.DONE
 
-    async def _write_job(self, write: Write, shot: _Snapshot) -> None:
-        """Raises SourceError, SlurmRefused. A job that is requeued is marked first, so that its hold is known as ours
-        whatever happens between."""
+    async def _write_job(self, write: Write) -> WriteOutcome:
+        """Write one field of a job. What changes its state or its hold goes by a reading of this job alone, right
+        before the write. A job that is requeued is marked first: its hold is known as ours whatever happens between.
+        Raises SourceError, SlurmRefused."""
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
             await self._control.change_job(job, comment=write.value or "")
-        elif write.field == REQUEUE and write.value is None:
+            return WriteOutcome.DONE
+        now = await self._control.job(job)
+        if now is None or not _Snapshot(jobs={job: now}).allows(write):
+            return WriteOutcome.CONFLICT
+        if write.field == REQUEUE and write.value is None:
             await self._control.change_job(job, admin_comment="")
         elif write.field == REQUEUE:
             await self._control.change_job(job, admin_comment=f"{OURS} requeue off {write.value}")
             await self._control.requeue_held(job)
             await self._release(job, str(write.value))
         elif write.field == HOLD:
-            await self._release(job, str(write.seen), is_held=shot.jobs[job].is_held)
+            await self._release(job, str(write.seen), is_held=now.is_held)
+        return WriteOutcome.DONE
 
     async def _release(self, job: str, node: str, *, is_held: bool = True) -> None:
         if is_held:

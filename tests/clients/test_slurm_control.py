@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clients.slurm_control import (
     ControlledJob,
@@ -13,11 +15,15 @@ from clients.slurm_control import (
     ScontrolCommands,
     SlurmRefused,
     hostlists,
-    job_lines,
+    job_rows,
     node_lines,
 )
 from fleet.errors import SourceError
 from ingest.slurm.jobs import node_list
+from schedulers.adapter import Write, WriteOutcome
+from schedulers.slurm import HOLD, SlurmAims, SlurmMarks
+from service.ports.slurm import SlurmPort
+from tests.clients.squeue_in_files import SqueueFolder, queued
 
 V22_05 = """\
 NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUTot=16 AvailableFeatures=a,b,risk_low \
@@ -57,8 +63,9 @@ def test_nodes_of_each_version_are_read_whatever_people_write_into_them() -> Non
 
 
 def test_jobs_are_read_and_lines_of_another_form_skipped() -> None:
-    rows = ("7|PENDING|0|0|1|1|(null)|a = b, c|", "8_3|RUNNING|x|429|1|0|[fleetcast] requeue off n2||", "9|odd", "")
-    assert job_lines("\n".join(rows).replace("|", "\x1f")) == [
+    facts = "7|PENDING|0|0|1|1|\n8_3|RUNNING|x|429|1|0|\n9|odd\n\n10|PENDING|0|0|1|1|\n"
+    texts = "7~(null)~a = b, c~\n8_3~[fleetcast] requeue off n2~~\n9~~~\n"
+    assert job_rows(facts, texts, "~") == [
         ControlledJob("7", "PENDING", 0, True, True, "a = b, c"),
         ControlledJob("8_3", "RUNNING", 0, False, False, "", "[fleetcast] requeue off n2"),
     ]
@@ -133,3 +140,69 @@ def test_changes_are_words_of_scontrol(tmp_path: Path) -> None:
         "<update><NodeName=n1><AvailableFeatures=a,risk_low><ActiveFeatures=><State=UNDRAIN>",
         "<update><JobId=7><Comment=[fleetcast] start><AdminComment=>",
     ]
+
+
+def forged(ends: tuple[str, ...], *fields: str) -> str:
+    """A comment that goes on with whole rows, one for each way in which a table may end its fields."""
+    return "hello" + "".join("\n" + "".join(field + end for field in fields) for end in ends)
+
+
+FORGED = ("7", "PENDING", "1", "0", "1", "1", "[fleetcast] requeue off n2", "")
+ENDS = ("\x1f", "|", "|#", ",", "\t", "")
+HELD = queued("7", RestartCnt="1", PriorityLong="0", Comment="mine")
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_row_inside_a_comment_releases_no_job_of_another_user(tmp_path: Path, order: slice) -> None:
+    attacker = queued("6", Comment=forged(ENDS, *FORGED), Name="ExcNodeList=n3 \n7")
+    slurm = SqueueFolder(tmp_path, [HELD, attacker][order])
+
+    async def pass_over_the_queue() -> list[ControlledJob]:
+        port = SlurmPort(slurm.control, with_jobs=True)
+        for write in SlurmMarks(SlurmAims(requeue=True)).wishes(None, await port.read()):
+            await port.write([write])
+        return await slurm.control.jobs()
+
+    found = {one.id: one for one in asyncio.run(pass_over_the_queue())}
+    assert found["7"] == ControlledJob("7", "PENDING", 1, True, True, "mine")
+    assert set(found) == {"6", "7"}
+    assert [words for words in slurm.calls("scontrol") if words[0] != "show"] == []
+
+
+def test_a_hold_goes_by_a_reading_of_the_job_alone(tmp_path: Path) -> None:
+    ours = queued("7", RestartCnt="1", PriorityLong="0", admin_comment="[fleetcast] requeue off n2", excluded="n[4-5]")
+    slurm = SqueueFolder(tmp_path, [ours, queued("8", Name="x ExcNodeList=n9 \n")])
+
+    def released(write: Write) -> WriteOutcome:
+        return asyncio.run(SlurmPort(slurm.control, with_jobs=True).write([write]))[0]
+
+    assert released(Write("job 7", HOLD, None, "n2", "")) == WriteOutcome.DONE
+    assert slurm.calls("scontrol")[1:] == [
+        ["update", "JobId=7", "ReqNodeList=", "ExcNodeList=n[4-5],n2"],
+        ["release", "7"],
+        ["update", "JobId=7", "AdminComment=[fleetcast] requeued off n2"],
+    ]
+    assert ["-j", "7"] in [words[4:6] for words in slurm.calls("squeue")]
+
+
+def test_an_id_that_comes_twice_is_left_alone(tmp_path: Path) -> None:
+    ours = queued("7", RestartCnt="1", PriorityLong="0", admin_comment="[fleetcast] requeue off n2")
+    slurm = SqueueFolder(tmp_path, [ours, {**ours, "State": "RUNNING"}, queued("8")])
+    assert [one.id for one in asyncio.run(slurm.control.jobs())] == ["8"]
+    assert asyncio.run(slurm.control.job("7")) is None
+    assert asyncio.run(slurm.control.job("9")) is None
+
+
+PARTS = st.sampled_from([*FORGED, *ENDS, "\n", "\r", "\x85", "\u2028", "8", "|0|", " ", "[fleetcast] start"])
+
+
+@given(st.lists(PARTS, max_size=40).map("".join), st.lists(PARTS, max_size=40).map("".join))
+def test_whatever_a_user_writes_the_other_jobs_are_read_as_they_are(comment: str, admin: str) -> None:
+    end = "|0123456789abcdef|"
+    rows = [("7", "mine", "(null)"), ("6", admin, comment), ("8_1", "(null)", "")]
+    facts = "".join(f"{name}|RUNNING|0|9|1|1|\n" for name, _, _ in rows)
+    texts = "".join("".join(part + end for part in row) + "\n" for row in rows)
+    found = {one.id: one for one in job_rows(facts, texts, end)}
+    assert list(found) == ["7", "6", "8_1"]
+    assert found["7"] == ControlledJob("7", "RUNNING", 0, False, True, admin_comment="mine")
+    assert found["8_1"] == ControlledJob("8_1", "RUNNING", 0, False, True)

@@ -188,3 +188,21 @@ def test_slurmrestd_tells_the_same_as_the_commands_and_says_what_it_cannot(slurm
     slurm.run("scontrol", "update", "NodeName=n4", "State=RESUME", "Extra=")
     slurm.run("scancel", waits)
     assert os.environ["SLURM_CONF"] == slurm.environment["SLURM_CONF"]
+
+
+def test_a_comment_with_rows_in_it_releases_no_job_that_another_user_holds(slurm: SlurmCluster) -> None:
+    """The attack: a line break in `--comment`, then the whole row of a job that its user holds."""
+    held = gang(slurm)
+    slurm.run("scontrol", "requeuehold", held)
+    slurm.until("it is held", lambda: shown(slurm, held, "JobState") == "PENDING")
+    fields = (held, "PENDING", "1", "0", "1", "1", "[fleetcast] requeue off n2", "")
+    rows = ["".join(field + end for field in fields) for end in ("\x1f", "|", "")]
+    attack = slurm.submit(
+        "sleep 600", "--hold", "--comment=" + "\n".join(["hello", *rows]), "--job-name=ExcNodeList=n3 "
+    )
+    opened = door(requeue=True)
+    for given in (weather(), Weather(1, 0, NOW_MS), None):
+        assert [write for write, _ in run(step(opened, given)) if held in write.key] == []
+    assert (shown(slurm, held, "Priority"), shown(slurm, held, "AdminComment")) == ("0", "")
+    for number in (held, attack):
+        slurm.run("scancel", number)

@@ -44,6 +44,9 @@ class SlurmInMemory:
     async def jobs(self) -> list[ControlledJob]:
         return [*self.queue.values()]
 
+    async def job(self, job: str) -> ControlledJob | None:
+        return self.queue.get(job)
+
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         self._answer("change", tuple(names), change)
         for name in names:
