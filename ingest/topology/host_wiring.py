@@ -10,6 +10,7 @@ cabled; where two share it, the first has it.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
@@ -19,6 +20,7 @@ from fleet.topology import Device
 MAX_DEVICES = 256
 MAX_DEPTH = 64
 _NEAR = {"PIX": 0, "PXB": 1, "PHB": 2}  # the same PCIe switch, several of them, the same host bridge
+_CODES = ("X", "SYS", "NODE", "PHB", "PXB", "PIX", "NV1")  # an unknown code counts as far, the head of one as cut
 _HEADER = re.compile(r"^\s*GPU0\s", re.MULTILINE)
 _LEGEND = re.compile(r"^\s*NIC(\d{1,3}): (\S{1,64})\s*$", re.MULTILINE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header
@@ -32,22 +34,36 @@ def is_matrix(text: str) -> bool:
 
 
 def parse_matrix(text: str) -> tuple[Device, ...]:
-    """The adapters of a `nvidia-smi topo -m`. Raises ConfigError on a row that does not fit its header."""
+    """Return the adapters of a `nvidia-smi topo -m`. Raises ConfigError on a matrix that is cut or mixed up."""
     lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
-    header = lines[0].split("\t")
-    names = [cell.strip() for cell in header[1:]]
+    names = [cell.strip() for cell in lines[0].split("\t")[1:]]
     columns = {name: at for at, name in enumerate(names) if re.fullmatch(r"(GPU|NIC)\d{1,3}", name)}
-    legend = {f"NIC{number}": name for number, name in _LEGEND.findall(_ESCAPES.sub("", text))}
-    gpus: list[list[str]] = []
-    for line in lines[1:]:
-        cells = [cell.strip() for cell in line.split("\t")]
-        if cells[0] == f"GPU{len(gpus)}" and len(gpus) < MAX_DEVICES:
-            if len(cells) - 2 < max(columns.values()):
-                raise ConfigError(f"nvidia-smi topo: row {cells[0]} has {len(cells) - 1} cells, expected {len(names)}")
-            gpus.append(cells[1:])
+    gpus = [name for name in columns if name.startswith("GPU")]
     nics = [name for name in columns if name.startswith("NIC")]
-    near = {nic: _nearest([row[columns[nic]] for row in gpus]) for nic in nics}
+    if not gpus or gpus != [f"GPU{at}" for at in range(len(gpus))] or len(columns) > MAX_DEVICES:
+        expected = f"GPU0, GPU1 and so on, at most {MAX_DEVICES} devices"
+        raise ConfigError(f"nvidia-smi topo: its header names {gpus[:9]}, expected {expected}")
+    rows = {cells[0]: cells[1:] for line in lines[1:] if (cells := [cell.strip() for cell in line.split("\t")])}
+    for name in gpus:
+        if name not in rows:
+            raise ConfigError(f"nvidia-smi topo: {len(gpus)} GPUs in the header and no row {name}: is the file cut?")
+        _check_row(name, rows[name], columns)
+    legend = {f"NIC{number}": name for number, name in _LEGEND.findall(_ESCAPES.sub("", text))}
+    if missing := legend and [name for name in nics if name not in legend]:
+        raise ConfigError(f"nvidia-smi topo: the legend does not name {missing[0]}: is the file cut?")
+    near = {nic: _nearest([rows[gpu][columns[nic]] for gpu in gpus]) for nic in nics}
     return _railed([(legend.get(nic, f"mlx5_{nic[3:]}"), near[nic]) for nic in nics])
+
+
+def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> None:
+    """Raises ConfigError where the row ends too early, or a cell of it does."""
+    needed = max(columns.values()) + 1
+    if len(cells) < needed:
+        raise ConfigError(f"nvidia-smi topo: row {name} has {len(cells)} cells, expected {needed}: is the file cut?")
+    for other, at in columns.items():
+        if not cells[at] or any(code.startswith(cells[at]) and code != cells[at] for code in _CODES):
+            known = ", ".join(_CODES)
+            raise ConfigError(f"nvidia-smi topo: row {name} says {cells[at]!r} of {other}, expected one of {known}")
 
 
 def _nearest(codes: list[str]) -> tuple[int, ...]:
