@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from fleet.events import JobClass, Submitted
-from fleet.requests import Gang
+from fleet.mig import SLICES, read_profile
+from fleet.requests import WHOLE_GPU, Gang
 from ingest.gpus import short_model
 from ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
 from ingest.kubernetes.objects import (
@@ -123,16 +124,27 @@ class _Part:
     template: Template
 
 
-def gpus_of(spec: PodSpec, resources: tuple[str, ...]) -> tuple[int, str]:
-    """GPUs (or MIG slices) that a pod asks for, and the MIG profile where it names one."""
-    count, profile = 0.0, ""
+class AskedGpus(NamedTuple):
+    """GPUs (or MIG instances) of a pod. share: thousandths of a GPU that each is on average; None: whole ones."""
+
+    count: int
+    profile: str = ""
+    share: int | None = None
+
+
+def gpus_of(spec: PodSpec, resources: tuple[str, ...]) -> AskedGpus:
+    """Return the GPUs that a pod asks for. A MIG instance counts by its slices, one of an unknown profile as a GPU."""
+    count, profile, sevenths = 0.0, "", 0.0
     for container in _containers(spec):
         for name in sorted(container.resources.names):
             if _is_gpu(name, resources):
-                count += container.resources.amount(name)
-                found = _MIG.search(name)
+                amount, found = container.resources.amount(name), _MIG.search(name)
                 profile = found.group(1) if found else profile
-    return round(count), profile
+                known = read_profile(found.group(1)) if found else None
+                count += amount
+                sevenths += amount * (known.slices if known else SLICES)
+    share = max(1, round(WHOLE_GPU * sevenths / SLICES / count)) if count >= 1 else WHOLE_GPU
+    return AskedGpus(round(count), profile, share if share < WHOLE_GPU else None)
 
 
 @lru_cache(4096)
@@ -225,7 +237,7 @@ class WorkloadReader:
         """None of a pod without GPUs, and of those that a DaemonSet puts on every node."""
         meta = pod.metadata
         kind, name = self.owner(pod)
-        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources)[0] < 1:
+        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources).count < 1:
             return None
         stage = _stage(pod)
         statuses = pod.status.container_statuses or ()
@@ -255,12 +267,12 @@ class WorkloadReader:
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
         """As its templates say; None where none of them wants a GPU."""
-        asked = [(part, *gpus_of(part.template.spec, self.terms.gpu_resources)) for part in parts]
-        asked = [row for row in asked if row[1] > 0 and row[0].pods > 0]
+        asked = [(part, gpus_of(part.template.spec, self.terms.gpu_resources)) for part in parts]
+        asked = [row for row in asked if row[1].count > 0 and row[0].pods > 0]
         if not asked:
             return None
-        members = sum(part.pods for part, _, _ in asked)
-        largest, gpus, profile = max(asked, key=lambda row: row[1])
+        members = sum(part.pods for part, _ in asked)
+        largest, gpus = max(asked, key=lambda row: row[1].count)
         spec = largest.template.spec
         kept = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
         stated = self._label(meta, self.terms.class_label)
@@ -275,14 +287,15 @@ class WorkloadReader:
             name=name or meta.name,
             class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]
             gang=members,
-            gpus_per_node=gpus,
+            gpus_per_node=gpus.count,
             gpu_model=_model(spec),
+            gpu_share=gpus.share,
             priority=self._priority(spec),
             preemptible=self._label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
             limit_s=limit_s,
             cpus=round(_sum(spec, "cpu")) or None,
             host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
-            labels=kept | ({"mig": profile} if profile else {}) | {"kind": kind},
+            labels=kept | ({"mig": gpus.profile} if gpus.profile else {}) | {"kind": kind},
         )
         return Workload(kind, meta.uid, submitted, members, members, deleted_ms=time_ms(meta.deletion_timestamp))
 

@@ -84,8 +84,11 @@ class QueuedJob(msgspec.Struct):
 
 
 class RunningJobRow(msgspec.Struct):
-    """What the placer is told of a job that runs. placed_ms: since when on these GPUs; kept_ms: when its last
-    checkpoint was whole."""
+    """What the placer reads of a job that runs.
+
+    gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there; a board of an earlier version
+    has none. placed_ms: since when it is on these GPUs. kept_ms: when its last checkpoint was whole.
+    """
 
     job: str
     attempt: int
@@ -97,6 +100,7 @@ class RunningJobRow(msgspec.Struct):
     class_: str = msgspec.field(default="training", name="class")
     placed_ms: int | None = None
     kept_ms: int | None = None
+    held: dict[str, int] = {}
 
 
 class EndedJobRow(RunningJobRow):

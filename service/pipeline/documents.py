@@ -236,7 +236,7 @@ def asked_of(attempt: JobAttempt) -> Asks:
         priority=told.priority,
         gpu_model=told.gpu_model,
         gpu_models=told.gpu_models,
-        gpu_share=told.gpu_share,
+        gpu_share=told.gpu_share if told.gpus_per_node == 1 else None,  # a request is for a part of one GPU alone
         pool=told.pool,
         cpus=told.cpus or None,
         limit_s=told.limit_s or None,

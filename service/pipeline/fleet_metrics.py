@@ -13,8 +13,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.held_gpus import wanted_milli
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
+from fleet.requests import WHOLE_GPU
 from fleet.topology import Level
 from models.demand.rows import DemandRow
 from models.risk.rules import ACTIONS
@@ -196,8 +198,8 @@ def _add_queues(page: Page, tick: Tick) -> int:
     for state, attempts in (("running", tick.events.running), ("queued", tick.events.queued)):
         for attempt in attempts:
             by_queue[attempt.queue][state].append(attempt)
-    gpus = {id(attempt): attempt.gpus for attempt in (*tick.events.running, *tick.events.queued)}
-    size = {name: sum(gpus[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
+    milli = {id(row): wanted_milli(row, tick.node_gpus) for row in (*tick.events.running, *tick.events.queued)}
+    size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
     for name in by_queue.keys() - set(shown):
         for state, attempts in by_queue.pop(name).items():
@@ -209,7 +211,7 @@ def _add_queues(page: Page, tick: Tick) -> int:
     page.gauge(
         "queue_gpus",
         "GPUs that jobs of a queue hold or wait for.",
-        [(labels, sum(gpus[id(attempt)] for attempt in kept)) for labels, kept in rows],
+        [(labels, sum(milli[id(attempt)] for attempt in kept) / WHOLE_GPU) for labels, kept in rows],
     )
     waits = {name: [_waited_s(row, tick.now_ms) for row in states["queued"]] for name, states in by_queue.items()}
     page.add(

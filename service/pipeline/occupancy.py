@@ -3,7 +3,7 @@
 If the events and the snapshots that had folded them are lost, the last board tells. Without it, nothing may be placed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Submitted
+from fleet.held_gpus import stated_share, unnamed_gpus
 from fleet.jobs import JobAttempt
 from fleet.requests import WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
@@ -47,8 +48,8 @@ def observe(
 ) -> Occupancy:
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
-    An attempt that names nodes but no GPUs takes `gpus_per_node` (or all, if unknown) of those there that nobody names,
-    first those that telemetry shows `at_work`, (n, g).
+    An attempt that names nodes but no GPUs takes as many as `unnamed_gpus` states of those there that no attempt names,
+    first those that telemetry shows `at_work`, (n, g). A part of a GPU shares the fullest GPU that has room for it.
     """
     width = max(1, int(topology.gpus.max(initial=1)))
     holder = np.full((len(topology), width), -1, np.int32)
@@ -66,7 +67,7 @@ def observe(
                 continue
             if gpus:
                 known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
-                milli = share or _share_of(attempt)
+                milli = share or stated_share(attempt)
                 if milli < WHOLE_GPU:
                     parts += [(number, row, gpu, milli) for gpu in known]
                 else:
@@ -82,18 +83,44 @@ def observe(
     if named:
         rows, columns, numbers = zip(*named, strict=True)
         holder[list(rows), list(columns)] = numbers
-    shared = np.array([part for part in parts if holder[part[1], part[2]] < 0], np.int32).reshape(-1, 4)
-    last_first = shared[::-1].copy()  # of several that write a GPU's holder the one written last stays, the first
-    holder[last_first[:, 1], last_first[:, 2]] = last_first[:, 0]
+    parts = [part for part in parts if holder[part[1], part[2]] < 0]
+    used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
+    for number, row, gpu, milli in parts:
+        _share(holder, used, number, row, gpu, milli)
     for number, row in unnamed:
+        attempt = running[number]
         works = np.zeros(width, bool) if at_work is None else at_work[row]
-        holder[row, _likeliest_free(holder[row], running[number], topology.gpus[row], works)] = number
+        if (milli := stated_share(attempt)) < WHOLE_GPU:
+            for _ in range(unnamed_gpus(attempt, topology.names[row])):
+                gpu = _gpu_with_room(holder[row], used.get(row, {}), milli, counts[row], works)
+                if gpu >= 0:
+                    parts.append((number, row, gpu, milli))
+                    _share(holder, used, number, row, gpu, milli)
+        else:
+            holder[row, _likeliest_free(holder[row], attempt, counts[row], works)] = number
+    shared = np.array(parts, np.int32).reshape(-1, 4)
     return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory, shared)
 
 
-def _share_of(attempt: JobAttempt) -> int:
-    """Thousandths that it holds of each of its GPUs, as far as its submission tells."""
-    return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
+def _share(
+    holder: NDArray[np.int32], used: dict[int, dict[int, int]], number: int, row: int, gpu: int, milli: int
+) -> None:
+    """Count a part of a GPU. The first attempt that shares a GPU is its holder."""
+    of_node = used.setdefault(row, {})
+    of_node[gpu] = of_node.get(gpu, 0) + milli
+    if holder[row, gpu] < 0:
+        holder[row, gpu] = number
+
+
+def _gpu_with_room(
+    holder: NDArray[np.int32], used: Mapping[int, int], milli: int, gpus: int, works: NDArray[np.bool_]
+) -> int:
+    """Return the fullest shared GPU of a node that has room for a part, else a free one, else -1."""
+    with_room = [gpu for gpu, total in used.items() if total + milli <= WHOLE_GPU]
+    if with_room:
+        return max(with_room, key=lambda gpu: (used[gpu], -gpu))
+    free = np.flatnonzero(holder[:gpus] < 0)
+    return int(free[np.argmin(~works[free])]) if len(free) else -1
 
 
 def _likeliest_free(

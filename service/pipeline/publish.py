@@ -1,6 +1,7 @@
 """One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any, cast
 
 import msgspec
@@ -9,8 +10,10 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from features.run_past import LEVELS
+from fleet.held_gpus import NO_COUNTS, held_milli, wanted_milli
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
+from fleet.requests import WHOLE_GPU
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
@@ -91,9 +94,9 @@ def score_sections(tick: Tick) -> list[Section]:
         "node.free_host_memory_gib": free_memory,
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(events.durations),
-        "jobs.running": encode([_running_row(attempt) for attempt in events.running]),
+        "jobs.running": encode([_running_row(attempt, tick.node_gpus) for attempt in events.running]),
         "jobs.running.left_s": _left_s(tick),
-        "jobs.ended": encode([_ended_row(attempt) for attempt in events.ended]),
+        "jobs.ended": encode([_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
         **pieces("answers.node", node_answers(tick)),
         **pieces("answers.risk", documents.ranking_rows(risk, topology, tick.states)),
@@ -176,7 +179,7 @@ def _known_attempts(tick: Tick) -> Iterator[str]:
     return (f"{row.attempt} {row.job}" for row in (*tick.events.running, *tick.events.queued, *tick.events.ended))
 
 
-def _running_row(attempt: JobAttempt) -> RunningJobRow:
+def _running_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
     kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
@@ -191,12 +194,13 @@ def _running_row(attempt: JobAttempt) -> RunningJobRow:
         class_=attempt.class_,
         placed_ms=attempt.placed_ms,
         kept_ms=kept[-1] if kept else None,
+        held=held_milli(attempt, node_gpus),
     )
 
 
-def _ended_row(attempt: JobAttempt) -> EndedJobRow:
-    running = structs.asdict(_running_row(attempt))
-    return EndedJobRow(**running, ended_ms=attempt.ended_ms or 0, outcome=attempt.outcome)
+def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
+    running = structs.asdict(_running_row(attempt, node_gpus))
+    return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:
@@ -295,7 +299,7 @@ def fleet_document(tick: Tick) -> FleetAnswer:
             total=int(tick.exists.sum()),
             unknown_use=int(tick.unknown_use.sum()),
         ),
-        queued_gpus=sum(attempt.gpus for attempt in tick.events.queued),
+        queued_gpus=ceil(sum(map(wanted_milli, tick.events.queued)) / WHOLE_GPU),
         queued_jobs=len(tick.events.queued),
         at_risk=int(tick.flagged.sum()),
         nodes=nodes,

@@ -63,6 +63,11 @@ class Tick(TickInputs):
         return {name: row for row, name in enumerate(self.topology.names)}
 
     @cached_property
+    def node_gpus(self) -> dict[str, int]:
+        """Node name -> its GPUs."""
+        return dict(zip(self.topology.names, self.topology.gpus.tolist(), strict=True))
+
+    @cached_property
     def node_state(self) -> NDArray[np.int8]:
         """(n,) NodeState, as node events say."""
         state = np.full(len(self.topology), NodeState.IN_SERVICE, np.int8)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fleet.requests import PlacementRequest
+from fleet.requests import WHOLE_GPU, PlacementRequest
 from placement.charged import summed
 from placement.charges import Charge, HeldGpus
 from placement.ledger import Ledger
@@ -47,7 +47,9 @@ class Charging:
             changes += self._runs(row, known, observed.view, tree, board.as_of_ms)
         for row in ended:
             known = book.opened().get((row.job, row.attempt))
-            if known is not None:
+            if known is not None and (parts := self._resized(known, row, observed.view)):
+                changes += [(book.change, parts[0]), (self._open_and_close(row), parts[1])]
+            elif known is not None:
                 changes.append((book.change, self._ended(known, row)))
             elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
                 changes.append((self._open_and_close(row), self._new(row, observed.view, tree, row.started_ms)))
@@ -64,16 +66,27 @@ class Charging:
         book = self.ledger.charges
         if known is None:
             return [(book.open, self._new(row, view, tree, row.started_ms or now_ms))]
-        started_ms = known.started_ms or row.started_ms
-        begun_ms = max(known.held_ms, started_ms or 0)
-        if row.placed_ms is not None and row.placed_ms > begun_ms and known.started_ms is not None:
-            since_ms = row.placed_ms
-            new = replace(known, held=_held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
-            closed = replace(known, ended_ms=since_ms, outcome="resized")
-            return [(book.change, closed), (book.open, replace(new, queued_ms=None))]
-        if started_ms != known.started_ms:
-            return [(book.change, replace(known, started_ms=started_ms))]
+        if parts := self._resized(known, row, view):
+            return [(book.change, parts[0]), (book.open, parts[1])]
+        if known.started_ms is None and row.started_ms is not None:
+            held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
+            return [(book.change, replace(known, started_ms=row.started_ms, held=held))]
         return []
+
+    def _resized(self, known: Charge, row: RunningJobRow, view: ClusterView) -> tuple[Charge, Charge] | None:
+        """Return the charge closed at the job's last resize, and one for what it holds since; None without a resize."""
+        if known.started_ms is None or row.placed_ms is None:
+            return None
+        since_ms = row.placed_ms
+        if since_ms <= max(known.held_ms, known.started_ms):
+            return None
+        new = replace(known, held=self._held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
+        return replace(known, ended_ms=since_ms, outcome="resized"), replace(new, queued_ms=None)
+
+    def _held(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
+        """Return what a job holds, by its events and, if these state no share, by the request that placed it."""
+        request = self.ledger.request_of(row.job, row.attempt)
+        return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
         """Of an attempt that no placement of ours opened one for."""
@@ -89,7 +102,7 @@ class Charging:
             leaf=leaf,
             user=request.user or row.user,
             class_=row.class_,
-            held=_held(row, view),
+            held=held_gpus(row, view, request.milli),
             expected_s=None,
             queued_ms=None,
             held_ms=held_ms,
@@ -142,8 +155,24 @@ def _ended(charge: Charge, row: EndedJobRow) -> Charge:
     return replace(charge, started_ms=started_ms, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
 
 
-def _held(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-    """Where a job holds its GPUs; of no pool where the view does not know it."""
+def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
+    """Return what a job holds: thousandths of GPUs, as its events state them; no pool of nodes that the view lacks.
+
+    ``share``: thousandths that its request asked for. Events that state no share mean GPUs of that share.
+    """
+    whole = sum(row.held.values()) == WHOLE_GPU * row.gpus
+    scale = share / WHOLE_GPU if whole else 1.0
+    nodes, known = view.topology.nodes, view.inventory.row
+    found = [(nodes[known[node]] if node in known else None, milli) for node, milli in row.held.items()]
+    if not row.held:  # a board of an earlier version
+        return _held_by_holders(row, view)
+    return summed(
+        (node.pool if node else "", node.gpu_model if node else "", scale * milli / WHOLE_GPU) for node, milli in found
+    )
+
+
+def _held_by_holders(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
+    """Return what a job holds on a board that tells only who holds each GPU, which counts parts as whole GPUs."""
     if row.job in view.jobs:
         counts = np.count_nonzero(view.holders == view.jobs.index(row.job), axis=1)
         nodes = view.topology.nodes

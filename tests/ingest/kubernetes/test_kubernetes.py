@@ -12,7 +12,9 @@ from fleet.entities import Entities
 from fleet.errors import ConfigError, SourceError
 from fleet.events import NodeEvent
 from fleetcast_checks import check_source
+from ingest.kubernetes.objects import Container, PodSpec, Resources
 from ingest.kubernetes.source import KubernetesSource
+from ingest.kubernetes.workloads import gpus_of
 from ingest.source import Batch
 from tests.ingest.small_kubernetes import (
     CREATED,
@@ -618,6 +620,19 @@ def test_mig_slices_are_counted_and_labels_mean_what_the_options_say() -> None:
         3600,
     )
     assert submitted.labels == {"team": "vision", "mig": "1g.10gb", "kind": "Job"}
+    assert submitted.gpu_share == 143  # a seventh each
+
+
+def test_mig_instances_are_parts_of_gpus_by_their_slices() -> None:
+    def asked(**limits: int) -> tuple[int, str, int | None]:
+        names = {f"nvidia.com/{name.replace('__', '.').replace('_', '-')}": count for name, count in limits.items()}
+        spec = PodSpec(containers=(Container(resources=Resources(limits=names)),))
+        return gpus_of(spec, ("nvidia.com/gpu", "nvidia.com/mig-*"))
+
+    assert asked(mig_3g__40gb=1) == (1, "3g.40gb", 429)
+    assert asked(mig_3g__40gb=1, mig_1g__10gb=1) == (2, "3g.40gb", 286)  # four sevenths together
+    assert asked(mig_half=1) == (1, "half", None)
+    assert asked(gpu=2) == (2, "", None)
 
 
 def test_options_are_checked_at_the_start() -> None:

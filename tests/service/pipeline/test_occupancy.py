@@ -1,7 +1,10 @@
 import msgspec
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.events import Started, Submitted
+from fleet.held_gpus import held_milli
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
@@ -64,3 +67,48 @@ def test_gpus_that_somebody_names_are_not_guessed_for_another() -> None:
     guessed = attempt("x", Started(job="x", sequence=1, time_ms=1, nodes=("a",)), gpus_per_node=2)
     named = attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0, 1)),)))
     assert observe([guessed, named], TOPOLOGY, INDEX).holder[0].tolist() == [1, 1, 0, 0]
+
+
+def test_parts_of_jobs_without_gpu_indices_share_the_fullest_gpu_with_room() -> None:
+    def part(job: str, milli: int) -> JobAttempt:
+        row = JobAttempt(job, 1)
+        row.fold(Submitted(job=job, sequence=0, time_ms=0, gpu_share=milli))
+        row.fold(Started(job=job, sequence=1, time_ms=1, nodes=("a",)))
+        return row
+
+    seen = observe([part("x", 600), part("y", 500), part("z", 400)], TOPOLOGY, INDEX)
+    assert seen.parts.tolist() == [[0, 0, 0, 600], [1, 0, 1, 500], [2, 0, 0, 400]]
+    assert seen.holder[0].tolist() == [0, 1, -1, -1]
+
+
+members = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from([0, 1, 2]), st.sampled_from([None, 1, 250, 999])),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(members, st.sampled_from([None, 333]), st.integers(0, 2), st.booleans(), st.booleans())
+def test_what_an_attempt_holds_is_what_its_gpus_are_occupied_by(
+    drawn: list[tuple[str, int, int | None]], share: int | None, per_node: int, by_nodes: bool, has_submission: bool
+) -> None:
+    """Charges (`held_milli`) and free GPUs (`observe`) are one book, however an attempt says what it holds."""
+    row, ranks = JobAttempt("j", 1), []
+    free = {"a": [0, 1, 2, 3, 4, 5, 6, 7], "b": [0, 1, 2, 3, 4, 5, 6, 7]}
+    for rank, (node, gpus, part) in enumerate(drawn):
+        named = tuple(free[node].pop() for _ in range(gpus))
+        ranks.append(RankPlacement(rank, node, named, part if part and gpus == 1 else msgspec.UNSET))
+    if has_submission:
+        row.fold(Submitted(job="j", sequence=0, time_ms=0, gpus_per_node=per_node, gpu_share=share))
+    where = {"nodes": tuple({node for node, _, _ in drawn})} if by_nodes else {"ranks": tuple(ranks)}
+    row.fold(Started(job="j", sequence=1, time_ms=1, **where))
+    if not has_submission and any(not rank.gpus for rank in ranks) and not by_nodes:
+        return  # a member that states nothing takes what is left of its node, which the others share
+    topology = Topology.build([NodeSpec("a", gpus=8), NodeSpec("b", gpus=8)])
+    seen, found = observe([row], topology, INDEX), {"a": 0, "b": 0}
+    shared = {(node, gpu) for _, node, gpu, _ in seen.parts.tolist()}
+    for node, gpu in np.argwhere(seen.holder == 0).tolist():
+        found["ab"[node]] += 0 if (node, gpu) in shared else 1000
+    for _, node, _, milli in seen.parts.tolist():
+        found["ab"[node]] += milli
+    assert {"a": 0, "b": 0} | held_milli(row, {"a": 8, "b": 8}) == found

@@ -1,0 +1,52 @@
+"""How much of which node's GPUs an attempt holds: the one answer for occupancy, charges and gauges.
+
+A rank states its GPUs, and its share of them if it has no whole ones. What the events of a start leave out, the
+submission states: the share, or the GPUs of a member on a node.
+"""
+
+from collections.abc import Mapping
+
+from fleet.jobs import JobAttempt
+from fleet.requests import WHOLE_GPU, RankPlacement
+
+NO_COUNTS: Mapping[str, int] = {}
+
+
+def stated_share(attempt: JobAttempt) -> int:
+    """Return the thousandths of each of its GPUs that the submission states; a whole GPU if it states none."""
+    return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
+
+
+def share_of(attempt: JobAttempt, rank: RankPlacement) -> int:
+    """Return the thousandths of each of its GPUs that a rank holds."""
+    return rank.gpu_share or stated_share(attempt)
+
+
+def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
+    """Return how many GPUs a member holds on a node if no event names their indices.
+
+    Without a submission it holds the whole node, which has ``node_gpus[node]`` GPUs. A training loop that reports
+    alone says nothing about its GPUs: it holds one.
+    """
+    if attempt.submission is not None:
+        return attempt.submission.gpus_per_node
+    return 1 if attempt.source == "sdk" else node_gpus.get(node, 1)
+
+
+def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
+    """Return node → thousandths of GPUs that the attempt holds there. ``node_gpus``: as for `unnamed_gpus`."""
+    whole, found = stated_share(attempt), dict[str, int]()
+    for rank in attempt.ranks:
+        gpus = len(rank.gpus) or unnamed_gpus(attempt, rank.node, node_gpus)
+        found[rank.node] = found.get(rank.node, 0) + gpus * (rank.gpu_share or whole)
+    if not attempt.ranks:
+        for node in attempt.nodes:
+            found[node] = found.get(node, 0) + unnamed_gpus(attempt, node, node_gpus) * whole
+    return found
+
+
+def wanted_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
+    """Return the thousandths of GPUs that an attempt holds, or wants while it waits."""
+    if attempt.ranks or attempt.nodes:
+        return sum(held_milli(attempt, node_gpus).values())
+    return attempt.gpus * stated_share(attempt)
