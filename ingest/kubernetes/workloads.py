@@ -127,7 +127,7 @@ class _Part:
 class AskedGpus(NamedTuple):
     """GPUs (or MIG instances) of a pod. share: thousandths of a GPU that each is on average; None: whole ones."""
 
-    count: int
+    gpus: int
     profile: str = ""
     share: int | None = None
 
@@ -237,7 +237,7 @@ class WorkloadReader:
         """None of a pod without GPUs, and of those that a DaemonSet puts on every node."""
         meta = pod.metadata
         kind, name = self.owner(pod)
-        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources).count < 1:
+        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources).gpus < 1:
             return None
         stage = _stage(pod)
         statuses = pod.status.container_statuses or ()
@@ -268,11 +268,11 @@ class WorkloadReader:
     ) -> Workload | None:
         """As its templates say; None where none of them wants a GPU."""
         asked = [(part, gpus_of(part.template.spec, self.terms.gpu_resources)) for part in parts]
-        asked = [row for row in asked if row[1].count > 0 and row[0].pods > 0]
+        asked = [row for row in asked if row[1].gpus > 0 and row[0].pods > 0]
         if not asked:
             return None
         members = sum(part.pods for part, _ in asked)
-        largest, gpus = max(asked, key=lambda row: row[1].count)
+        largest, wants = max(asked, key=lambda row: row[1].gpus)
         spec = largest.template.spec
         kept = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
         stated = self._label(meta, self.terms.class_label)
@@ -287,15 +287,15 @@ class WorkloadReader:
             name=name or meta.name,
             class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]
             gang=members,
-            gpus_per_node=gpus.count,
+            gpus_per_node=wants.gpus,
             gpu_model=_model(spec),
-            gpu_share=gpus.share,
+            gpu_share=wants.share,
             priority=self._priority(spec),
             preemptible=self._label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
             limit_s=limit_s,
             cpus=round(_sum(spec, "cpu")) or None,
             host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
-            labels=kept | ({"mig": gpus.profile} if gpus.profile else {}) | {"kind": kind},
+            labels=kept | ({"mig": wants.profile} if wants.profile else {}) | {"kind": kind},
         )
         return Workload(kind, meta.uid, submitted, members, members, deleted_ms=time_ms(meta.deletion_timestamp))
 
