@@ -8,11 +8,14 @@ import msgspec
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
+from fleet.requests import MAX_COUNT
 from placement.toml_lines import Path
 from placement.tree import ROOT, Amounts, Credits, LeafOrder, QueueClass, QueueNode, TreePolicy
 
 DEEPEST = 8
+LEAST_WEIGHT = 1e-6
 MOST_WEIGHT = 1e9
+LEAST_GPUS = 1e-6  # a request takes no smaller part than a thousandth
 MOST_GPUS = 1e9
 
 Refuse = Callable[[Path, str], RequestError]
@@ -45,6 +48,29 @@ class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
 
 
+class NumberCheck:
+    """The bounds of the numbers of one table. Every number within them computes finite results."""
+
+    def __init__(self, table: Path, refuse: Refuse) -> None:
+        self._table = table
+        self._refuse = refuse
+
+    def __call__(
+        self, key: str, value: float | None, least: float, most: float, unit: str = "", part: str = ""
+    ) -> None:
+        """Raise RequestError unless the value is absent or lies in least..most. part: a key of an inline table."""
+        if value is not None and not least <= value <= most:
+            sign = "above 0: " if least > 0 else ""
+            why = f"{part} is {value}, must be {sign}{least:,g}..{most:,g} {unit}".strip()
+            raise self._refuse((*self._table, key), why)
+
+
+def check_text(text: str, path: Path, refuse: Refuse) -> None:
+    """Raise RequestError for a name that is empty, too long or cannot be printed."""
+    if not text or len(text) > MAX_NAME_LENGTH or not text.isprintable():
+        raise refuse(path, f"{text[:60]!r} is no name: 1 to {MAX_NAME_LENGTH} characters, all printable")
+
+
 def make_nodes(
     tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
@@ -53,6 +79,7 @@ def make_nodes(
         _check(name, table, classes, refuse)
     paths = _paths(tables, refuse)
     rows = {ROOT: 0}
+    children: dict[int, list[int]] = {}
     nodes = [QueueNode(ROOT, max_wait_s=policy.max_wait_s, order=policy.order)]
     for key, path in sorted(paths.items(), key=lambda item: (item[1].count("/"), item[1])):
         parent = rows[path.rpartition("/")[0]]
@@ -60,8 +87,10 @@ def make_nodes(
         if nodes[parent].per_user:
             raise refuse(("queue", key), f"{nodes[parent].name!r} is per_user, so no queue can be below it")
         rows[path] = len(nodes)
-        nodes[parent] = replace(nodes[parent], children=(*nodes[parent].children, len(nodes)))
+        children.setdefault(parent, []).append(len(nodes))
         nodes.append(node)
+    for row, below in children.items():
+        nodes[row] = replace(nodes[row], children=tuple(below))
     return _with_guarantees(nodes, {path: key for key, path in paths.items()}, refuse)
 
 
@@ -72,30 +101,30 @@ def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refu
         raise refuse(here, f"{name[:60]!r} is no name: parts joined by /, none empty, all printable")
     if name.count("/") >= DEEPEST:
         raise refuse(here, f"is {name.count('/') + 1} levels deep, at most {DEEPEST}")
-    if not 0 < table.weight <= MOST_WEIGHT:
-        raise refuse((*here, "weight"), f"is {table.weight}, must be above 0; limit = {{gpu = 0}} closes a queue")
+    check = NumberCheck(here, refuse)
+    check("weight", table.weight, LEAST_WEIGHT, MOST_WEIGHT, "(limit = {gpu = 0} closes a queue)")
     for kind in AMOUNTS:
         for resource, amount in getattr(table, kind).items():
-            if not 0 <= amount <= MOST_GPUS:
-                raise refuse((*here, kind), f"{resource} is {amount}, must be GPUs, 0 or more")
+            check_text(resource, (*here, kind), refuse)
+            if amount and not LEAST_GPUS <= amount <= MOST_GPUS:
+                bounds = f"must be 0 GPUs, or {LEAST_GPUS:g}..{MOST_GPUS:,g}"
+                raise refuse((*here, kind), f"{resource} is {amount}, {bounds}")
     for resource, amount in table.guaranteed.items():
         if amount > table.limit.get(resource, math.inf):
             raise refuse((*here, "guaranteed"), f"{amount:g} of {resource}, above its limit, {table.limit[resource]:g}")
     if table.class_ and table.class_ not in classes:
         raise refuse((*here, "class"), f"there is no [class.{table.class_}]; there are {', '.join(classes) or 'none'}")
-    if table.max_wait_h is not None and not 0 < table.max_wait_h <= 1e6:
-        raise refuse((*here, "max_wait_h"), f"is {table.max_wait_h}, must be hours above 0 and at most a million")
-    if table.max_waiting is not None and table.max_waiting < 0:
-        raise refuse((*here, "max_waiting"), f"is {table.max_waiting}, must be 0 or more")
-    if table.credits and not 0 < table.credits.rate <= 1:
-        raise refuse((*here, "credits"), f"rate is {table.credits.rate}, must be a share above 0 and at most 1")
-    if table.credits and not 0 <= table.credits.cap_gpu_h <= 1e12:
-        raise refuse((*here, "credits"), f"cap_gpu_h is {table.credits.cap_gpu_h}, must be GPU-hours, 0 or more")
+    check("max_wait_h", table.max_wait_h, 0.001, 1e6, "hours")
+    check("max_waiting", table.max_waiting, 0, MAX_COUNT)
+    if table.credits:
+        check("credits", table.credits.rate, 1e-6, 1, part="rate")
+        check("credits", table.credits.cap_gpu_h, 0, 1e12, "GPU-hours", "cap_gpu_h")
 
 
 def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
     """Table → the queue's path. RequestError for cycles, for missing parents, for a second one."""
     found: dict[str, str] = {}
+    known: set[str] = set()
     for name in tables:
         chain, at = [name], name
         while tables[at].parent:
@@ -106,15 +135,17 @@ def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
                 raise refuse(("queue", at, "parent"), f"{above!r} is no queue: write [queue.{above}]")
             if above in chain:
                 raise refuse(("queue", at, "parent"), f"is a cycle: {' → '.join([*chain, above])}")
+            if len(chain) > DEEPEST:
+                raise refuse(("queue", name), f"is more than {len(chain)} levels deep, at most {DEEPEST}")
             chain.append(above)
             at = above
         path = "/".join(reversed(chain))
-        if path in found.values():
+        if path in known:
             raise refuse(("queue", name), f"{path!r} is there twice")
+        known.add(path)
         if path.count("/") >= DEEPEST:
             raise refuse(("queue", name), f"is {path.count('/') + 1} levels deep, at most {DEEPEST}")
         found[name] = path
-    known = set(found.values())
     for name, path in found.items():
         above = path.rpartition("/")[0]
         if above and above not in known:

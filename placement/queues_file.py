@@ -3,23 +3,27 @@
 import hashlib
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from fleet.errors import RequestError
+from fleet.requests import MAX_COUNT
+from fleet.toml_text import read_toml
 from fleet.topology import Level, NodeSpec
-from placement.queue_table import QueueTable, make_nodes
+from placement.queue_table import NumberCheck, QueueTable, check_text, make_nodes
 from placement.toml_lines import Path, line_at, lines_of
-from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
+from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window, nearest
 
 MOST_BYTES = 4_194_304
 MOST_QUEUES = 10_000
 MOST_WINDOWS = 1_000
+MOST_CLASSES = 1_000
+MOST_AMOUNTS = 100_000  # queues times GPU models: each pass compares that many
+LATEST_MS = 253_402_214_400_000  # 9999-12-31: later times cannot be written as dates in every zone
+MOST_MONEY = 1e9  # of a GPU-hour
 LATER = {
     "spares": "spare nodes",
     "power": "power caps",
@@ -67,14 +71,15 @@ class ReservationTable(_Table, frozen=True, kw_only=True):
 
 
 class Refuse:
-    """Makes the error about a place in the file."""
+    """The errors about places in a file."""
 
     def __init__(self, text: str) -> None:
-        self._lines = lines_of(text)
+        self._text = text
 
     def __call__(self, path: Path, why: str) -> RequestError:
+        """Return the error about a place. Its message names the line and the field."""
         field = field_of(path)
-        return RequestError(f"line {line_at(self._lines, path)}: {field}: {why}", field)
+        return RequestError(f"line {line_at(lines_of(self._text), path)}: {field}: {why}", field)
 
 
 def field_of(path: Path) -> str:
@@ -98,8 +103,8 @@ def read_queues(text: str) -> QueueTree:
         size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
         raise RequestError(f"the file has {size} are read: a tree of {MOST_QUEUES:,} queues fits into that", "queue")
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        document = read_toml(text)
+    except ValueError as error:
         raise RequestError(f"no valid TOML: {error}", None) from None
     refuse = Refuse(text)
     for name in document:
@@ -112,9 +117,12 @@ def read_queues(text: str) -> QueueTree:
 
 def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree:
     policy = _policy(_convert(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
+    class_tables = _dict(document, "class", refuse)
+    if len(class_tables) > MOST_CLASSES:
+        raise refuse(("class",), f"there are {len(class_tables):,} classes, at most {MOST_CLASSES:,}")
     classes = {
-        name: _class(_convert(table, ClassTable, ("class", name), refuse))
-        for name, table in _dict(document, "class", refuse).items()
+        name: _class(name, _convert(table, ClassTable, ("class", name), refuse), refuse)
+        for name, table in class_tables.items()
     }
     tables = _dict(document, "queue", refuse)
     if not tables:
@@ -124,6 +132,9 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
     queues = {name: _convert(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
     nodes = make_nodes(queues, policy, classes, refuse)
     tree = QueueTree(nodes, policy, classes, (), _prices(document.get("prices", {}), refuse), digest)
+    if len(nodes) * len(tree.resources) > MOST_AMOUNTS:
+        counts = f"{len(nodes) - 1:,} queues times {len(tree.resources) - 1:,} GPU models"
+        raise refuse(("queue",), f"{counts}, at most {MOST_AMOUNTS:,} amounts: name fewer models, or fewer queues")
     _check_names(tree, refuse)
     windows = _windows(document, "reservation", tree, refuse) + _windows(document, "maintenance", tree, refuse)
     return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
@@ -184,18 +195,16 @@ def _near(name: str, known: Sequence[str]) -> str:
     >>> _near("weigth", ["weight", "limit"]), _near("colour", ["weight", "limit"])
     ('; did you mean weight?', '; there are weight, limit')
     """
-    found = get_close_matches(name, known, n=1)
+    found = nearest(name, known, 1)
     return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known)}"
 
 
 def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
-    for name, value in (("half_life_h", table.half_life_h), ("max_wait_h", table.max_wait_h)):
-        if not 0 < value <= 1e6:
-            raise refuse(("policy", name), f"is {value}, must be hours above 0 and at most a million")
-    if not 0 <= table.claims <= 1000:
-        raise refuse(("policy", "claims"), f"is {table.claims}, must lie in 0..1000")
-    if table.preempt_gpu_h_per_h is not None and not 0 <= table.preempt_gpu_h_per_h < math.inf:
-        raise refuse(("policy", "preempt_gpu_h_per_h"), f"is {table.preempt_gpu_h_per_h}, must be 0 or more")
+    check = NumberCheck(("policy",), refuse)
+    check("half_life_h", table.half_life_h, 0.001, 1e6, "hours")
+    check("max_wait_h", table.max_wait_h, 0.001, 1e6, "hours")
+    check("claims", table.claims, 0, 1000)
+    check("preempt_gpu_h_per_h", table.preempt_gpu_h_per_h, 0, 1e9, "GPU-hours an hour")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
     return TreePolicy(
@@ -204,21 +213,23 @@ def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
     )
 
 
-def _class(table: ClassTable) -> QueueClass:
+def _class(name: str, table: ClassTable, refuse: Refuse) -> QueueClass:
+    check_text(name, ("class", name), refuse)
+    NumberCheck(("class", name), refuse)("priority", table.priority, -MAX_COUNT, MAX_COUNT)
     return QueueClass(table.priority, table.preempts)
 
 
 def _check_names(tree: QueueTree, refuse: Refuse) -> None:
     """Names that one table gives of another."""
-    unknown, leaves = tree.policy.unknown_queue, [node.name for node in tree.leaves()]
+    unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
     if unknown and unknown not in leaves:
-        why = f"{unknown!r} is no queue without queues below it{_near(unknown, leaves)}"
+        why = f"{unknown!r} is no queue without queues below it{_near(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
-    known = [*tree.classes, *leaves]
     for name, found in tree.classes.items():
         for other in found.preempts:
-            if other not in known and other not in tree.row:
-                raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{_near(other, known)}")
+            if other not in tree.classes and other not in tree.row:
+                near = _near(other, [*tree.classes, *leaves])
+                raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
 
 
 def _prices(value: Any, refuse: Refuse) -> Prices:
@@ -226,11 +237,13 @@ def _prices(value: Any, refuse: Refuse) -> Prices:
         raise refuse(("prices",), f"is {value!r}, must be a table of prices of a GPU-hour by model")
     rest = dict(value)
     currency = rest.pop("currency", "")
-    if not isinstance(currency, str) or len(currency) > 16:
+    if not isinstance(currency, str) or len(currency) > 16 or not currency.isprintable():
         raise refuse(("prices", "currency"), f"is {currency!r}, must be a short text, such as 'EUR'")
     for model, price in rest.items():
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
+        check_text(model, ("prices", model), refuse)
+        if isinstance(price, bool) or not isinstance(price, int | float):
             raise refuse(("prices", model), f"is {price!r}, must be money for a GPU-hour, 0 or more")
+        NumberCheck(("prices",), refuse)(model, price, 0, MOST_MONEY, "money for a GPU-hour")
     return Prices({model: float(price) for model, price in rest.items()}, currency)
 
 
@@ -254,7 +267,13 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
         raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
     if not table.nodes:
         raise refuse((*path, "nodes"), 'is empty: name nodes, or a domain such as {rack = "r12"}')
+    names = table.nodes.values() if isinstance(table.nodes, dict) else table.nodes
+    for text in (table.name, *names):
+        check_text(text or "unnamed", path, refuse)
     from_ms, to_ms = _ms(table.from_), _ms(table.to)
+    for key, ms in (("from", from_ms), ("to", to_ms)):
+        if not 0 <= ms <= LATEST_MS:
+            raise refuse((*path, key), "must lie between 1970 and 9999-12-31")
     if from_ms >= to_ms:
         raise refuse((*path, "to"), f"{table.to.isoformat()} is not after its begin, {table.from_.isoformat()}")
     name = table.name or f"{kind} {path[1] + 1}"  # type: ignore[operator]

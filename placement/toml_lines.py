@@ -3,6 +3,8 @@
 import re
 import tomllib
 
+LONGEST_LINE = 1_000  # longer lines hold no header or key that a message is about
+PLAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 HEADER = re.compile(r"^\s*(\[{1,2})(.+?)\]{1,2}\s*(#.*)?$")
 KEY = re.compile(r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
@@ -19,6 +21,8 @@ def lines_of(text: str) -> dict[Path, int]:
     table: Path = ()
     counts: dict[Path, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > LONGEST_LINE:
+            continue
         if header := HEADER.match(line):
             table = _names(header[2])
             if header[1] == "[[":
@@ -41,6 +45,8 @@ def line_at(lines: dict[Path, int], path: Path) -> int:
 
 
 def _names(dotted: str) -> Path:
+    if PLAIN.fullmatch(dotted):
+        return tuple(dotted.split("."))
     try:
         value: object = tomllib.loads(f"{dotted} = 0")
     except tomllib.TOMLDecodeError:

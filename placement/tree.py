@@ -5,7 +5,7 @@ is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs b
 GPUs of any model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -22,6 +22,8 @@ Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
+MOST_COMPARED = 1_000  # names that are compared with a wrong one
+LONGEST_COMPARED = 64  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +160,32 @@ class QueueTree:
         return request.priority + (named.priority if named else 0)
 
     def queue_of(self, request: PlacementRequest) -> QueueNode:
-        """The queue that a request waits in. Raises RequestError with the field that names none."""
-        name = request.queue
-        if request.tenant and not _inside(name, request.tenant):
-            name = f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
-        row = self.row.get(name) if name != ROOT else None
-        if row is None and self.policy.unknown_queue:
-            row = self.row[self.policy.unknown_queue]
-        if row is None:
+        """Return the queue that a request waits in. Raises RequestError with the field that names none."""
+        name = self._named(request)
+        node = self._find(name)
+        if node is None:
             raise RequestError(self._unknown(name), "tenant" if name != request.queue else "queue")
-        node = self.nodes[row]
         if node.children:
             below = some_of([self.nodes[child].name for child in node.children])
             raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
         if request.tenant and not _inside(node.name, request.tenant):
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
         return node
+
+    @staticmethod
+    def _named(request: PlacementRequest) -> str:
+        """Return the path of the queue that a request names, below its tenant."""
+        name = request.queue
+        if request.tenant and not _inside(name, request.tenant):
+            return f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
+        return name
+
+    def _find(self, name: str) -> QueueNode | None:
+        """Return the queue of a path, or the one for unknown queues."""
+        row = self.row.get(name) if name != ROOT else None
+        if row is None and self.policy.unknown_queue:
+            row = self.row[self.policy.unknown_queue]
+        return None if row is None else self.nodes[row]
 
     @cached_property
     def _leaves(self) -> dict[tuple[str, str, str], str]:
@@ -199,7 +211,11 @@ class QueueTree:
         return user_leaf(node.name, request.user)
 
     def known_leaf(self, request: PlacementRequest) -> str:
-        """As `leaf_of`; "" for a request of no queue, as another scheduler's job may be."""
+        """Return `leaf_of`, or "" for a request of no queue, as another scheduler's job may be."""
+        if self._leaves.get((request.queue, request.tenant, request.user)) is None:
+            node = self._find(self._named(request))
+            if node is None or node.children:
+                return ""
         try:
             return self.leaf_of(request)
         except RequestError:
@@ -207,12 +223,22 @@ class QueueTree:
 
     def _unknown(self, name: str) -> str:
         names = [node.name for node in self.leaves()]
-        near = get_close_matches(name, names, n=NAMED, cutoff=0.5) or [
-            one for one in names if one.rpartition("/")[2] == name
-        ]
+        near = nearest(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]
         if near:
             return f"no queue {name!r}; the nearest are {some_of(near)}"
         return f"no queue {name!r}; there are {some_of(names)}"
+
+
+def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
+    """Return names that are written alike, the nearest first. Compares a bounded number of short names.
+
+    >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
+    (['weight'], [])
+    """
+    if len(name) > LONGEST_COMPARED:
+        return []
+    short = [one for one in known if len(one) <= LONGEST_COMPARED and abs(len(one) - len(name)) <= len(name)]
+    return get_close_matches(name, short[:MOST_COMPARED], n=most, cutoff=cutoff)
 
 
 def user_leaf(queue: str, user: str) -> str:

@@ -320,7 +320,8 @@ def is_for(window: Window, leaf: str) -> bool:
 
 def nodes_of(window: Window, view: ClusterView) -> NDArray[np.bool_]:
     """(n,) the nodes of a window."""
-    mask = np.array([name in set(window.nodes) for name in view.topology.names], bool)
+    named = set(window.nodes)
+    mask = np.array([name in named for name in view.topology.names], bool)
     for level, name in window.domains:
         names = view.topology.domain_names[level]
         if name in names:

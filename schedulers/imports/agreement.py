@@ -5,7 +5,7 @@ Other schedulers take trees in which children are promised more than their paren
 
 import math
 
-from schedulers.imports.draft import LEAST_WEIGHT, MOST_WEIGHT, Draft, DraftQueue
+from schedulers.imports.draft import LEAST_GPUS, LEAST_WEIGHT, MOST_WEIGHT, Draft, DraftQueue
 
 SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 
@@ -25,9 +25,11 @@ def agree(draft: Draft) -> None:
 def _check_alone(draft: Draft, path: str, queue: DraftQueue) -> None:
     if not 0 <= queue.weight <= MOST_WEIGHT:
         raise queue.line.refuse(f"the weight of {path!r} is {queue.weight:g}, must lie in 0..{MOST_WEIGHT:g}")
-    if queue.weight == 0:
+    if queue.weight < LEAST_WEIGHT:
         draft.note(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
         queue.weight = LEAST_WEIGHT
+    for amounts in (queue.guaranteed, queue.limit, queue.lend, queue.borrow):
+        amounts.update({name: 0.0 for name, gpus in amounts.items() if gpus < LEAST_GPUS})
     for name, gpus in queue.guaranteed.items():
         if gpus > queue.limit.get(name, math.inf):
             draft.note("a guarantee above the limit was lowered to it", path)

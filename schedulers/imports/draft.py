@@ -11,6 +11,7 @@ from fleet.errors import ConfigError
 ANY = "gpu"  # GPUs of any model, as `queues.toml` calls them
 LEAST_WEIGHT = 1e-6  # of a queue that gets nothing beyond its quota elsewhere: a weight must be above 0 here
 MOST_WEIGHT = 1e9
+LEAST_GPUS = 1e-6  # smaller parts of a GPU are written as 0
 MOST_GPUS = 1e9
 MOST_PRIORITY = 2**31
 MOST_QUEUES = 10_000

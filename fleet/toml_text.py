@@ -1,0 +1,63 @@
+"""Read TOML that people and other programs write. A scan bounds what the parser may cost before it starts.
+
+The parser of the standard library takes quadratic time for a long dotted key, and gives integers of any length. Every
+text that `read_toml` accepts was read in time proportional to its length, and holds 64-bit integers alone, as TOML
+says.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+MOST_CHARACTERS = 4_194_304
+MOST_PARTS = 300_000
+DEEPEST = 10
+MOST_INTEGER = 2**63
+
+_STRING_OR_COMMENT = re.compile(
+    r'"""(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\Z)'
+    r"|'''(?:[^']|'(?!''))*+(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]|\\.)*+(?:"|$)'
+    r"|'[^'\n]*+(?:'|$)"
+    r"|\#[^\n]*+",
+    re.DOTALL | re.MULTILINE,
+)
+_PART = r"[^\s.,=\[\]{}]++"
+_DEEP_KEY = re.compile(rf"(?<![^\s.,=\[\]{{}}]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{DEEPEST}}}")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the document. Raises ValueError with the reason for a text that is no TOML or above a bound."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
+    bare = _STRING_OR_COMMENT.sub("s", text)
+    parts = sum(bare.count(sign) for sign in "=,.{[[\n")  # a table costs what two values cost
+    if parts > MOST_PARTS:
+        raise ValueError(f"{parts:,} lines, keys, values and tables, at most {MOST_PARTS:,} are read: split the file")
+    if deep := _DEEP_KEY.search(bare):
+        raise ValueError(f"the key {deep[0][:40]!r} has more than {DEEPEST} parts: nest less deep")
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"more than {DEEPEST} tables and arrays in each other: nest less deep") from None
+    _check_values(document)
+    return document
+
+
+def _check_values(document: dict[str, Any]) -> None:
+    """Raise ValueError for an integer beyond 64 bits, and for a document that is nested too deep."""
+    level: list[Any] = [document]
+    for _ in range(DEEPEST + 1):
+        inner: list[Any] = []
+        for table in level:
+            values: Iterable[Any] = table.values() if isinstance(table, dict) else table
+            for value in values:
+                if isinstance(value, dict | list):
+                    inner.append(value)
+                elif type(value) is int and not -MOST_INTEGER <= value < MOST_INTEGER:
+                    raise ValueError(f"an integer has {value.bit_length()} bits: TOML's have at most 64")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"more than {DEEPEST} tables and arrays in each other: nest less deep")
