@@ -15,10 +15,10 @@ from placement.turns import QueueTurns
 from placement.view import ClusterView
 from placement.words import fitting, needs
 
-WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown"]
+WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown", "gone"]
 """queue: its queue may have no more; never: it fits into no empty fleet; next: it is the head; room: too little is
 free; kept: what is free is kept for the head; untried: the pass had tried enough others; unknown: nobody knows when
-CPUs and host memory come free."""
+CPUs and host memory come free; gone: the file of queues does not name its queue any more."""
 
 
 @dataclass(slots=True)

@@ -240,13 +240,8 @@ class QueueStanding:
         return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
 
     def never(self, request: PlacementRequest) -> str:
-        """Why its queue can never have as much as it needs, by limits of the file; "" where it can."""
-        for stand in self.leaf(self.tree.leaf_of(request)).path():
-            for name, gpus in self.wanted(request, request.members.min).items():
-                if gpus > stand.most(name):
-                    what = gpus_of(name, gpus)
-                    return f"needs {what}, and queue {stand.name!r} may hold {stand.most(name):g} at most"
-        return ""
+        """Return why its queue can never hold as much as it needs, by the limits of the file. Returns "" if it can."""
+        return never_fits(self.tree, self.tree.leaf_of(request), request)
 
     def refused_by(self, name: str, amounts: Amounts) -> str | None:
         """Whose limit keeps so much more from a leaf now, or LENDERS; None: it may have it."""
@@ -360,6 +355,18 @@ class QueueStanding:
             mine.held, mine.wanted = dict(stand.held), dict(stand.wanted)
             other._add(mine)
         return other
+
+
+def never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
+    """Return why a queue can never hold as much as a request needs, by the limits of the file. Returns "" if it can."""
+    spelt = {name.casefold(): name for name in tree.resources}
+    wanted = {spelt.get(name.casefold(), name): gpus for name, gpus in amounts_of(request, request.members.min).items()}
+    for node in tree.path(leaf):
+        for name, gpus in wanted.items():
+            if gpus > node.most(name):
+                needs = gpus_of(name, gpus)
+                return f"needs {needs}, and queue {node.name!r} may hold {node.most(name):g} at most"
+    return ""
 
 
 def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:

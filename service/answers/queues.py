@@ -49,7 +49,10 @@ class QueuesAnswer(msgspec.Struct):
 
 
 class QueueChange(msgspec.Struct):
-    """What another file changes; `applied` is false for a dry run."""
+    """What another file changes; `applied` is false for a dry run.
+
+    stranded: queue → requests that wait in it and do not start until a file names it again.
+    """
 
     applied: bool
     generation: str
@@ -57,9 +60,10 @@ class QueueChange(msgspec.Struct):
     removed: Sequence[str]
     changed: Sequence[str]
     notes: Sequence[str] = ()
+    stranded: dict[str, int] = {}
 
 
-WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kept", "untried", "ends", "start"]
+WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kept", "untried", "gone", "ends", "start"]
 
 
 class WhyStep(msgspec.Struct):
@@ -67,7 +71,8 @@ class WhyStep(msgspec.Struct):
 
     stale: nothing is placed now; before: who comes first; limit, lent_out: its queue may hold, or borrow, no more;
     window: nodes that a reservation or maintenance keeps; room: what is short; kept: what is kept for the head;
-    untried: the last pass had tried enough others; ends: the jobs that it waits for; start: when it starts.
+    untried: the last pass had tried enough others; gone: the file does not name its queue any more; ends: the jobs that
+    it waits for; start: when it starts.
     """
 
     code: WhyCode

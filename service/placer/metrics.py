@@ -86,6 +86,17 @@ class PlacerMetrics:
             ["queue"],
             registry=self.registry,
         )
+        self.failures = Counter(
+            "fleetcast_placer_failures",
+            "Failures of the placer's own code and of plugins, by part. The placer goes on.",
+            ["part"],
+            registry=self.registry,
+        )
+        self.queues_refused = Gauge(
+            "fleetcast_placer_queues_refused",
+            "1 while the file of queues does not serve: the tree before it does, or one line.",
+            registry=self.registry,
+        )
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )

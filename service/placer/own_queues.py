@@ -19,7 +19,7 @@ from service.http.access import viewer_of
 from service.placer.charging import leaf_name
 from service.placer.service import PlacementService
 
-OWN_STEPS = frozenset({"limit", "stale", "start"})  # their sentences name nobody else
+OWN_STEPS = frozenset({"gone", "limit", "stale", "start"})  # their sentences name nobody else
 OF_OTHERS = frozenset({"window", "ends"})  # theirs name nothing else
 
 
@@ -38,7 +38,10 @@ class OwnQueues:
         """Whether a request is his to read; one that nobody knows is not."""
         if not self.is_bound:
             return True
-        return request is not None and self.caller.sees(leaf_name(request, self._service.queues.tree))
+        if request is None:
+            return False
+        leaf = leaf_name(request, self._service.queues.tree) or request.queue  # a queue that the file does not name
+        return self.caller.sees(leaf)
 
     def has_request(self, request_id: str) -> bool:
         return not self.is_bound or self.has(self._service.ledger.request(request_id))

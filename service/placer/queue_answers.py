@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from fleet.requests import PlacementRequest
 from placement.charges import Charge, parts_of
 from placement.queue import Waiting
 from placement.showback import By, ChargeSum, sums
@@ -96,13 +97,20 @@ def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Coun
     return counts, gpus
 
 
-def change_of(before: QueueTree | None, after: QueueTree, applied: bool) -> QueueChange:
-    """What another tree adds, removes and changes."""
+def change_of(
+    before: QueueTree | None, after: QueueTree, waiting: Iterable[PlacementRequest], applied: bool
+) -> QueueChange:
+    """Return what another tree adds, removes and changes, and how many requests could not start with it."""
     old = {node.name: node for node in before.nodes[1:]} if before is not None else {}
     new = {node.name: node for node in after.nodes[1:]}
     changed = [name for name in sorted(old.keys() & new.keys()) if _said(old[name]) != _said(new[name])]
     added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
-    return QueueChange(applied, after.digest[:16], added, removed, changed, notes_of(after))
+    stranded = Counter(request.queue for request in waiting if not after.known_leaf(request))
+    notes = notes_of(after)
+    if stranded:
+        counts = f"{stranded.total():,} waiting requests name queues that the file does not have"
+        notes.append(f"{counts}: none of them starts until a file names their queue again")
+    return QueueChange(applied, after.digest[:16], added, removed, changed, notes, dict(sorted(stranded.items())))
 
 
 def _said(node: Any) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """What the placer answers about queues."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -16,9 +17,12 @@ from placement.tree import Prices
 from placement.turns import TreeTurns
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
 from service.placer.queue_answers import change_of, charges_answer, queues_answer
+from service.placer.queue_file import ServedText, digest_of
 from service.placer.queue_week import DAY_MS, KEPT_MS, WEEK_MS, QueueWeek, week_of
 from service.placer.service import PlacementService
 from service.placer.why_waiting import why_waiting
+
+READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
 
 class QueueDesk:
@@ -27,6 +31,7 @@ class QueueDesk:
     def __init__(self, service: PlacementService) -> None:
         self._service = service
         self._week: tuple[int, QueueWeek] | None = None  # as of ms
+        self._putting = asyncio.Lock()
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
     def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
@@ -61,19 +66,51 @@ class QueueDesk:
             self._day = now_ms, sums(told, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
         return self._day[1]
 
-    def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
-        """Serve another file, or say what it would change. RequestError; ConflictError for another generation."""
+    async def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
+        """Serve another file, or say what it would change. The file is read in a thread, one at a time.
+
+        Raises RequestError for a bad file, and ConflictError for another generation.
+        """
+        async with self._putting:
+            return await self._put(text, generation, caller, dry_run)
+
+    async def _put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         service, file = self._service, self._service.queues.file
-        before, capacity = file.tree, {}
+        capacity: dict[str, float] = {}
         with suppress(StaleError):
             capacity = installed_gpus(service.observed().view.topology.nodes)
+        if not dry_run:
+            service.watch.refuse()
+        waiting = [entry.request for entry in service.ledger.queued()]
+        try:
+            found, change = await self._checked(text, generation, capacity, waiting)
+        except RequestError as error:
+            if not dry_run:
+                file.note_refused(service.clock.now_ms(), caller, digest_of(text), str(error))
+            raise
         if dry_run:
-            return change_of(before, file.check(text, generation, capacity), False)
+            return change
         service.watch.refuse()
         service.queues.settle_banks()
-        tree = file.put(text, generation, service.clock.now_ms(), caller, capacity)
+        file.put(found, generation, service.clock.now_ms(), caller)
         service.queues.settle_banks()
-        return change_of(before, tree, True)
+        return structs.replace(change, applied=True)
+
+    async def _checked(
+        self, text: str, generation: str, capacity: dict[str, float], waiting: Sequence[PlacementRequest]
+    ) -> tuple[ServedText, QueueChange]:
+        """Return a checked text and what it changes. Raises StaleError if that takes longer than READ_S."""
+        file = self._service.queues.file
+        before = file.tree
+
+        def check() -> tuple[ServedText, QueueChange]:
+            found = file.check(text, generation, capacity)
+            return found, change_of(before, found.tree, waiting, False)
+
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(check), READ_S)
+        except TimeoutError:
+            raise StaleError(f"the file was not read within {READ_S:g} s: send it again later") from None
 
     def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
         """The ladder of a request that waits. UnknownEntity for one that does not."""

@@ -1,108 +1,170 @@
-"""The file of queues that the placer serves, read when it changes. A bad one is refused; the old one serves."""
+"""The file of queues that the placer serves, read when it changes. A bad file never serves.
+
+The tree before serves instead: from memory, or after a restart from the ledger, which stores the text of the last good
+file. Where there is none, all requests wait in one line.
+"""
 
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import files
 from fleet.errors import ConfigError, ConflictError, RequestError
 from placement.ledger import Ledger
+from placement.queue_trial import try_tree
 from placement.queues_file import check_capacity, read_queues
 from placement.tree import QueueTree
 
 logger = logging.getLogger(__name__)
 
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedText:
+    """A text and its tree, which was tried."""
+
+    text: str
+    tree: QueueTree
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueues:
+    """What the file held as of a stamp. found: None if it is refused, or unchanged."""
+
+    stamp: Stamp | None
+    found: ServedText | None
+    digest: str = "none"
+    why: str = ""
+
 
 class QueueFile:
-    """`tree` is None where no file is configured. ConfigError at the start for a file that is refused."""
+    """`tree` is None where no file is configured, or none can serve. ConfigError if the first file is refused."""
 
     def __init__(self, path: str, ledger: Ledger, now_ms: int) -> None:
         self.path = Path(path) if path else None
-        self.tree: QueueTree | None = None
         self.refused = ""  # why the file that is there now does not serve
-        self.text = ""
         self._ledger = ledger
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Stamp | None = None
+        self._serving: ServedText | None = None
+        self._before: ServedText | None = None  # serves again if the first pass with `_serving` fails
+        self._is_confirmed = True
+        self._failed = ""  # the digest of a text with which a pass failed
         if self.path is not None:
-            self._seen = _stamp(self.path)
-            self.text = _read(self.path)
-            try:
-                self.tree = read_queues(self.text)
-            except RequestError as error:
-                raise ConfigError(f"placer.queues = {path!r}: {error}") from None
-            self._note_start(now_ms)
+            self._start(self.path, now_ms)
+
+    @property
+    def tree(self) -> QueueTree | None:
+        return self._serving.tree if self._serving else None
+
+    @property
+    def text(self) -> str:
+        return self._serving.text if self._serving else ""
 
     @property
     def generation(self) -> str:
         """Of what serves: changes with every other text."""
         return self.tree.digest[:16] if self.tree is not None else ""
 
-    def _note_start(self, now_ms: int) -> None:
-        known = self._ledger.marks().get("queues", "")
-        if self.tree is not None and known != self.tree.digest:
-            self._note(now_ms, "placer", f"queues: {self.tree.digest} serves, before it {known or 'none'}")
+    @property
+    def _digest(self) -> str:
+        return self.tree.digest if self.tree is not None else "none"
+
+    def _start(self, path: Path, now_ms: int) -> None:
+        marks = self._ledger.marks()
+        known, stored = marks.get("queues", ""), self._stored(marks.get("queues_text", ""))
+        self._failed = marks.get("queues_failed", "")
+        self._seen = _stamp(path)
+        try:
+            self._serving = self._checked(_read(path))
+        except (ConfigError, RequestError) as error:
+            if not known:
+                raise ConfigError(f"placer.queues = {str(path)!r}: {error}") from None
+            self._serving, self.refused = stored, str(error)
+            serves = f"{self._digest} of before serves" if stored else "all requests wait in one line"
+            self._note(now_ms, "placer", f"queues: {path} was refused, {serves}: {error}")
+            return
+        if known != self._digest:
+            self._before, self._is_confirmed = stored, False
+            self._note(now_ms, "placer", f"queues: {self._digest} serves, before it {known or 'none'}")
+
+    def _stored(self, text: str) -> ServedText | None:
+        try:
+            return ServedText(text, read_queues(text)) if text else None
+        except RequestError as error:
+            logger.error("the file of queues that served before is refused: %s", error)
+            return None
 
     def _note(self, now_ms: int, caller: str, sentence: str) -> None:
         with self._ledger.transaction():
-            if self.tree is not None:
-                self._ledger.remember(queues=self.tree.digest)
+            if self._serving is not None:
+                self._ledger.remember(queues=self._digest, queues_text=self._serving.text)
             self._ledger.note("", now_ms, caller, "queues", sentence)
         logger.info("%s", sentence)
 
     def has_changed(self) -> bool:
-        """Whether the file is another one than was read last."""
+        """Return whether the file is another one than was read last."""
         return self.path is not None and _stamp(self.path) != self._seen
 
-    def look(self, now_ms: int, capacity: Mapping[str, float] | None = None) -> bool:
-        """Read the file if it has changed; True when another tree serves now. The audit has the hashes of both."""
-        if self.path is None or not self.has_changed():
-            return False
-        self._seen = _stamp(self.path)
+    def read(self, capacity: Mapping[str, float] | None = None) -> ReadQueues:
+        """Read and check the file. Changes nothing, so that a thread may do it."""
+        assert self.path is not None
+        stamp = _stamp(self.path)
         try:
             text = _read(self.path)
         except ConfigError as error:
-            return self._refuse(now_ms, "none", str(error))
+            return ReadQueues(stamp, None, why=str(error))
         if text == self.text:
-            self.refused = ""
-            return False
+            return ReadQueues(stamp, None)
         try:
-            return self._serve(text, now_ms, "placer", capacity)
+            return ReadQueues(stamp, self._checked(text, capacity))
         except RequestError as error:
-            return self._refuse(now_ms, hashlib.sha256(text.encode()).hexdigest(), str(error))
+            return ReadQueues(stamp, None, digest_of(text), str(error))
 
-    def _refuse(self, now_ms: int, digest: str, why: str) -> bool:
-        self.refused = why
-        self._note_refused(now_ms, "placer", digest, why)
-        return False
+    def apply(self, read: ReadQueues, now_ms: int) -> None:
+        """Serve what was read, or write down why it is refused."""
+        self._seen = read.stamp
+        if read.found is not None:
+            self._serve(read.found, now_ms, "placer")
+            return
+        self.refused = read.why
+        if read.why:
+            self.note_refused(now_ms, "placer", read.digest, read.why)
 
-    def _note_refused(self, now_ms: int, caller: str, digest: str, why: str) -> None:
-        serving = self.tree.digest if self.tree is not None else "none"
-        self._note(now_ms, caller, f"queues: {digest} was refused, {serving} serves: {why}")
+    def note_refused(self, now_ms: int, caller: str, digest: str, why: str) -> None:
+        """Write into the audit that a file was refused."""
+        self._note(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
 
-    def _serve(self, text: str, now_ms: int, caller: str, capacity: Mapping[str, float] | None) -> bool:
-        tree = read_queues(text)
-        if capacity:
-            check_capacity(tree, capacity, text)
-        before = self.tree.digest if self.tree is not None else "none"
-        self.tree, self.text, self.refused = tree, text, ""
-        self._note(now_ms, caller, f"queues: {tree.digest} serves, before it {before}")
-        return True
+    def _serve(self, found: ServedText, now_ms: int, caller: str) -> None:
+        before = self._digest
+        if self._is_confirmed:
+            self._before = self._serving
+        self._serving, self.refused, self._is_confirmed = found, "", False
+        self._note(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
 
-    def put(
-        self, text: str, generation: str, now_ms: int, caller: str, capacity: Mapping[str, float] | None
-    ) -> QueueTree:
-        """Check a new text, write it to the file and serve it. RequestError; ConflictError for another generation."""
-        try:
-            tree = self.check(text, generation, capacity)
-        except RequestError as error:
-            self._note_refused(now_ms, caller, hashlib.sha256(text.encode()).hexdigest(), str(error))
-            raise
+    def confirm(self) -> None:
+        """Record that a pass has succeeded with what serves."""
+        self._is_confirmed, self._before = True, None
+
+    def withdraw(self, now_ms: int, why: str) -> None:
+        """Serve the tree before, unless a pass has succeeded with the one that serves."""
+        if self._is_confirmed or self._serving is None:
+            return
+        self._failed, self._serving = self._digest, self._before
+        self._ledger.remember(queues_failed=self._failed, queues_text="")
+        self.confirm()
+        self.refused = f"the first pass with it failed: {why}"
+        self.note_refused(now_ms, "placer", self._failed, self.refused)
+
+    def put(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
+        """Write a checked text to the file and serve it. ConflictError for another generation."""
+        self.check_generation(generation)
         assert self.path is not None
-        files.replace_file(self.path, [text.encode()], "queues")
+        files.replace_file(self.path, [found.text.encode()], "queues")
         self._seen = _stamp(self.path)
-        self._serve(text, now_ms, caller, capacity)
-        return tree
+        self._serve(found, now_ms, caller)
 
     def notes(self, capacity: Mapping[str, float]) -> list[str]:
         """What is wrong with the tree that serves since the fleet is another one than it was read for."""
@@ -113,19 +175,34 @@ class QueueFile:
             return [str(error)]
         return []
 
-    def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> QueueTree:
-        """What `put` would serve."""
+    def check_generation(self, generation: str) -> None:
+        """Raise ConflictError unless a file is configured and has this generation, or the caller gives `*`."""
         if self.path is None:
             raise ConflictError("no file of queues is configured: set queues in [placer] and start again")
         if generation not in ("*", self.generation):
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
+
+    def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
+        """Return what `put` would serve. Changes nothing, so that a thread may do it."""
+        self.check_generation(generation)
+        return self._checked(text, capacity)
+
+    def _checked(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
+        """Return a text and its tree. Raises RequestError if the tree cannot serve."""
+        if digest_of(text) == self._failed:
+            raise RequestError("a pass over the queue failed with this very file: change it", None)
         tree = read_queues(text)
         if capacity:
             check_capacity(tree, capacity, text)
-        return tree
+        try_tree(tree)
+        return ServedText(text, tree)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _stamp(path: Path) -> Stamp | None:
     try:
         found = path.stat()
     except OSError:

@@ -1,24 +1,26 @@
 """The thinking part of a pass over the queue. It reads only what never changes, so it may run in a thread."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from placement.ledger import QueueEntry
 from placement.options import Options
-from placement.queue import ONE_LINE, Plan, Waiting, plan
+from placement.queue import ONE_LINE, Plan, Wait, Waiting, plan
+from placement.reasons import AfterPass, WaitReason
 from placement.turns import QueueTurns
 from service.placer.view import Observed
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePass:
-    """What a pass works on."""
+    """The input of a pass. stranded: entries whose queue the file does not name any more, each with the reason."""
 
     queue: Sequence[QueueEntry]
     observed: Observed
     options: Options
     turns: QueueTurns = ONE_LINE
     dropped: str = ""  # whose claim keeps nothing this time
+    stranded: Sequence[tuple[QueueEntry, str]] = ()
 
     def think(self) -> Plan:
         """Who is to be placed where."""
@@ -26,3 +28,10 @@ class QueuePass:
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times
         return plan(queue, *state, self.options, self.turns, self.dropped)
+
+    def stranded_waits(self, planned: Plan) -> Iterator[Wait]:
+        """Yield the waits of stranded entries, behind those that the plan considered."""
+        after = AfterPass(self.options, planned.view, self.turns)
+        for position, (entry, why) in enumerate(self.stranded, len(planned.waiting) + 1):
+            reason = WaitReason("gone", entry.request, after, said=why)
+            yield Wait(Waiting(entry.request, entry.queued_ms), position, reason)

@@ -1,5 +1,7 @@
 """The queues as they stand: the file, the charges and the banks made into the turns of a pass."""
 
+import asyncio
+
 from fleet.clock import Clock
 from fleet.errors import RequestError
 from fleet.requests import PlacementRequest
@@ -9,13 +11,13 @@ from placement.ledger import Ledger
 from placement.queue import ONE_LINE
 from placement.queues_ahead import QueueHold
 from placement.queues_file import installed_gpus
-from placement.standing import QueueStanding
+from placement.standing import never_fits
 from placement.tree import QueueTree
 from placement.turns import QueueTurns, TreeTurns, is_below
 from placement.words import count_of
 from service.board.board import Board
 from service.placer.charging import Charging, leaf_name
-from service.placer.queue_file import QueueFile
+from service.placer.queue_file import QueueFile, ReadQueues
 from service.placer.view import Observed
 
 
@@ -26,6 +28,7 @@ class ServedQueues:
         self.clock = clock
         self.ledger = ledger
         self.file = QueueFile(path, ledger, clock.now_ms())
+        self.reads_in_thread = False  # set by the worker, which then reads the file when it changes
         self.charging = Charging(ledger)
         ledger.charges.before_change = self.settle_banks
         self.settle_banks()
@@ -37,10 +40,25 @@ class ServedQueues:
     def follow(self, board: Board, observed: Observed) -> None:
         """Take in a new board and a file that has changed."""
         self.charging.follow(board, observed, self.tree)
-        if self.file.has_changed():
-            self.settle_banks()
-            self.file.look(self.clock.now_ms(), installed_gpus(observed.view.topology.nodes))
-            self.settle_banks()
+        if self.file.has_changed() and not self.reads_in_thread:
+            self._serve(self.file.read(installed_gpus(observed.view.topology.nodes)))
+
+    async def read_in_thread(self, observed: Observed | None) -> None:
+        """Read a file that has changed in a thread, since a large one takes a second."""
+        if observed is not None and self.file.has_changed():
+            capacity = installed_gpus(observed.view.topology.nodes)
+            self._serve(await asyncio.to_thread(self.file.read, capacity))
+
+    def _serve(self, found: ReadQueues) -> None:
+        self.settle_banks()
+        self.file.apply(found, self.clock.now_ms())
+        self.settle_banks()
+
+    def withdraw_tree(self, why: str) -> None:
+        """Serve the tree before, if no pass has succeeded with the one that serves."""
+        self.settle_banks()
+        self.file.withdraw(self.clock.now_ms(), why)
+        self.settle_banks()
 
     def settle_banks(self) -> None:
         """Bring the banks of queues with credits up to now, before anything that they depend on changes."""
@@ -81,7 +99,7 @@ class ServedQueues:
         if self.tree is None:
             return leaf_name(request, None)
         leaf = self.tree.leaf_of(request)
-        if why := QueueStanding(self.tree, {}, {}).never(request):
+        if why := never_fits(self.tree, leaf, request):
             raise RequestError(f"{why}: it could wait for ever", "gang")
         return leaf
 
@@ -100,7 +118,7 @@ class ServedQueues:
         return ""
 
     def gone(self, request: PlacementRequest) -> str:
-        """Why a request cannot wait on: its queue has gone from the file; "" where it has not."""
+        """Return why a request does not start: the file does not name its queue any more. Returns "" if it does."""
         if self.tree is None or self.tree.known_leaf(request):
             return ""
-        return f"queue {request.queue!r} takes no requests any more"
+        return f"queue {request.queue!r} takes no requests any more: it waits until the file names it again"

@@ -53,6 +53,7 @@ class QueueWorker:
         self._wake.set()
 
     async def run(self) -> None:
+        self.service.queues.reads_in_thread = True
         while not self._stopped:
             self._wake.clear()
             await self.step()
@@ -60,6 +61,15 @@ class QueueWorker:
                 await asyncio.wait_for(self._wake.wait(), POLL_S)
 
     async def step(self) -> None:
+        """Work the queue once. The placer outlives a failure. Raises LedgerError if the ledger was replaced."""
+        try:
+            await self._step()
+        except LedgerError:
+            raise
+        except Exception as error:  # a plugin's or our own: the process still answers, and the next pass may succeed
+            self.service.record_failed_pass(error)
+
+    async def _step(self) -> None:
         """A pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
         fresh = await self.service.look()
         now_ms = self.service.clock.now_ms()

@@ -29,6 +29,7 @@ from service.board.board import Board, BoardReader
 from service.board.expiry import Expiry
 from service.config import Config
 from service.placer.charging import leaf_name
+from service.placer.failures import Failures
 from service.placer.metrics import PlacerMetrics
 from service.placer.queue_pass import QueuePass
 from service.placer.queue_rows import NOT_LOOKED_AT, queue_row
@@ -54,8 +55,15 @@ class PlacementService:
         self.ledger = ledger
         self.metrics = metrics
         self.reader = BoardReader(config.board)
-        self.filters = load_functions("placer.filters", config.placer.filters)
-        self.scorers = load_functions("placer.scorers", config.placer.scorers)
+        self.failures = failures = Failures(metrics.failures)
+        self.filters = tuple(
+            (name, failures.guard_filter(name, function))
+            for name, function in load_functions("placer.filters", config.placer.filters)
+        )
+        self.scorers = tuple(
+            (name, failures.guard_scorer(name, function))
+            for name, function in load_functions("placer.scorers", config.placer.scorers)
+        )
         self.demand = RecentDemand(ledger)
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
@@ -70,6 +78,7 @@ class PlacementService:
         self.waits: dict[str, Wait] = {}
         self.stalled = ""
         self.queues = ServedQueues(config.placer.queues, ledger, clock)
+        metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
@@ -91,7 +100,8 @@ class PlacementService:
         return board is not None and self._take(board, self._observer.attempt(board))
 
     async def look(self) -> bool:
-        """As `refresh`, with the board decoded in a thread."""
+        """As `refresh`, with the board decoded and a changed file of queues read in a thread."""
+        await self.queues.read_in_thread(self._observed[1] if self._observed else None)
         board = self._new_board()
         self.watch.look(self.board if board is None else board)
         if board is None:
@@ -304,7 +314,7 @@ class PlacementService:
         queue = self.ledger.queued()
         self.metrics.queue_length.set(len(queue))
         if not queue:
-            self.waits, self.planned = {}, None
+            self.waits, self.planned, self.stalled = {}, None, ""
             with suppress(StaleError):
                 self.observed()  # charges and the file of queues go on
             return None
@@ -314,9 +324,15 @@ class PlacementService:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
-        wanted = self._still_wanted(queue, observed)
+        wanted, stranded = self._still_wanted(queue, observed)
         dropped = self.claims.dropped(entry.request.request_id for entry in wanted)
-        return QueuePass(wanted, observed, options, self.queues.turns(observed), dropped)
+        return QueuePass(wanted, observed, options, self.queues.turns(observed), dropped, stranded)
+
+    def record_failed_pass(self, error: Exception) -> None:
+        """Record that a pass failed. The tree of queues before serves if none has passed with the one that does."""
+        why = self.failures.record("pass over the queue", error)
+        self.stalled = f"nothing is placed from the queue now: the {why}"
+        self.queues.withdraw_tree(why)
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
@@ -346,27 +362,38 @@ class PlacementService:
                 self.metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
-        self.waits = {wait.entry.request.request_id: wait for wait in planned.waiting}
+        self.waits = {
+            wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.stranded_waits(planned))
+        }
+        self.queues.file.confirm()
         self.planned = planned
         self.metrics.queue_length.set(len(self.ledger.queued()))
         return placed, lost
 
-    def _still_wanted(self, queue: Sequence[QueueEntry], observed: Observed) -> list[QueueEntry]:
-        """The queue without attempts that started elsewhere meanwhile: those get a refusal with the reason."""
+    def _still_wanted(
+        self, queue: Sequence[QueueEntry], observed: Observed
+    ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
+        """Return the entries to plan, and with its reason each entry whose queue the file does not name any more.
+
+        Attempts that started elsewhere meanwhile get a refusal with the reason.
+        """
         wanted: list[QueueEntry] = []
+        stranded: list[tuple[QueueEntry, str]] = []
         promised = self._promised()
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken
-            why = self._taken(entry.request, observed, promised) if is_taken else self.queues.gone(entry.request)
+            why = self._taken(entry.request, observed, promised) if is_taken else ""
             if why:
                 now_ms = self.clock.now_ms()
                 decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
                 self.ledger.commit(entry.request, decision, now_ms, "queue", "refuse")
                 self.metrics.decisions.labels("refused", "queue").inc()
+            elif gone := self.queues.gone(entry.request):
+                stranded.append((entry, gone))
             else:
                 wanted.append(entry)
-        return wanted
+        return wanted, stranded
 
     async def queue_rows(self) -> list[QueueRow]:
         """The rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""

@@ -76,9 +76,14 @@ class StartTimeSampler:
 
     async def run(self) -> None:
         while not self._stopped.is_set():
-            with contextlib.suppress(StaleError, LedgerError):
+            try:
                 self.follow()
                 await self._refresh_if(self._is_due)
+            except (StaleError, LedgerError):
+                pass
+            except Exception as error:  # start times grow old, and requests are placed all the same
+                self.service.failures.record("sampling of start times", error)
+                self._at_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), LOOK_S)
 

@@ -22,7 +22,7 @@ FIRST: dict[LeafOrder, str] = {
     "fifo": "longer there",
     "attained": "longer there",
 }
-LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried"}
+LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone"}
 
 
 def why_waiting(

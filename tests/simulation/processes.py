@@ -168,6 +168,8 @@ class Placer(Process):
         self.working = False
         if isinstance(result, BaseException):
             self._failed(result)
+        elif error := self.service.failures.last:
+            self._failed(error)
 
 
 class PipelineProcess(Process):

@@ -182,8 +182,8 @@ def test_a_queue_that_is_gone_drains_and_takes_no_more(world: QueueWorld) -> Non
     world.rewrite("[queue.a]\n")
     world.beat()
     world.pass_()
-    reply = world.ask("GET", "/placements/b4")
-    assert reply["sentence"] == "refused: queue 'b' takes no requests any more"
+    (row,) = world.ask("GET", "/queue")["rows"]
+    assert row["why"] == "queue 'b' takes no requests any more: it waits until the file names it again"
     world.wait("b9", "b", 422)
     held = {charge.leaf: charge.gpus for charge in world.service.ledger.charges.opened().values()}
     assert held == {"b": 8.0}

@@ -1,0 +1,57 @@
+"""Failures of the placer's own code and of plugins: counted, logged and shown. None of them ends the process."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from prometheus_client import Counter
+
+logger = logging.getLogger(__name__)
+
+
+class Failures:
+    """Counts failures by part, and logs each new one with its traceback."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._logged: dict[str, str] = {}
+        self.last: Exception | None = None
+
+    def record(self, part: str, error: Exception) -> str:
+        """Count a failure and return it as a sentence. The traceback is logged once until the part fails otherwise."""
+        self.last = error
+        why = f"{part} failed ({type(error).__name__}: {error})"
+        self._counter.labels(part).inc()
+        if self._logged.get(part) != why:
+            self._logged[part] = why
+            logger.error("%s; the placer goes on", why, exc_info=error)
+        return why
+
+    def guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the filter with failures contained. A filter that fails rejects every node."""
+        return self._guarded(f"filter {name}", function, bool, True)
+
+    def guard_scorer(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the scorer with failures contained. A scorer that fails prefers no node."""
+        return self._guarded(f"scorer {name}", function, np.float64, 0.0)
+
+    def _guarded(self, part: str, function: Callable[..., Any], kind: type, otherwise: Any) -> Callable[..., Any]:
+        def guarded(request: Any, view: Any, options: Any) -> Any:
+            try:
+                found = function(request, view, options)
+                if found is None and kind is bool:
+                    return None
+                values = np.asarray(found)
+                if values.shape != (len(view),):
+                    raise ValueError(f"it returned the shape {values.shape}, must be ({len(view)},)")
+                if kind is bool and values.dtype != np.bool_:
+                    raise ValueError(f"it returned {values.dtype}, must be bool")
+                if not np.isfinite(values).all():
+                    raise ValueError("it returned numbers that are not finite")
+            except Exception as error:
+                self.record(part, error)
+                return np.full(len(view), otherwise, kind)
+            return values
+
+        return guarded

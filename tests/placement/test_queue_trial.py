@@ -1,0 +1,132 @@
+"""Every file of queues that the reader accepts computes finite numbers, whatever numbers it holds."""
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import RequestError
+from placement.queue_trial import try_tree
+from placement.queues_file import read_queues
+from placement.tree import QueueNode, QueueTree, TreePolicy
+
+INTEGERS = ("0", "1", "-1", "8", "1000", "2147483648", "9007199254740992", "-9007199254740992", "9223372036854775807")
+HUGE = ("99999999999999999999", "-99999999999999999999", "0x" + "f" * 40, "0x" + "f" * 5000)
+FLOATS = ("5e-324", "1e-320", "1e-300", "1e-7", "1e-6", "0.001", "0.5", "2.5", "1e6", "1e9", "1e12", "1e300", "-0.0")
+ODD = ("nan", "inf", "-inf", "1e400", "true", '"x"', "2026-01-01", "[1]")
+TIMES = ("0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "2030-01-01T00:00:00", "9999-12-31T23:59:59-14:00")
+good_numbers = st.sampled_from(INTEGERS[:5] + FLOATS[4:10])
+numbers = st.one_of(good_numbers, good_numbers, good_numbers, st.sampled_from(INTEGERS + HUGE + FLOATS + ODD))
+amounts = st.dictionaries(st.sampled_from(("gpu", "H100", "A100")), numbers, max_size=2).map(
+    lambda found: "{" + ", ".join(f"{name} = {value}" for name, value in found.items()) + "}"
+)
+queue_keys = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("weight", "max_wait_h", "max_waiting"), numbers),
+        **dict.fromkeys(("guaranteed", "limit", "lend", "borrow"), amounts),
+        "credits": st.builds("{{rate = {}, cap_gpu_h = {}}}".format, numbers, numbers),
+        "order": st.sampled_from(('"fifo"', '"shortest"', '"attained"')),
+        "class": st.just('"c"'),
+        "per_user": st.booleans().map(lambda yes: str(yes).lower()),
+    },
+)
+policy_keys = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("half_life_h", "max_wait_h", "claims", "preempt_gpu_h_per_h"), numbers),
+        "overcommit": st.just("true"),
+    },
+)
+prices = st.dictionaries(st.sampled_from(("gpu", "H100")), numbers, max_size=2)
+windows = st.lists(st.tuples(st.sampled_from(TIMES), st.sampled_from(TIMES)), max_size=1)
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str:
+    """Files of queues with numbers of every size, about half of which are accepted."""
+    tables = {"policy": draw(policy_keys), "class.c": {"priority": draw(numbers)}}
+    for name in draw(st.lists(st.sampled_from(("a", "b", "c")), min_size=1, max_size=3, unique=True)):
+        tables[f"queue.{name}"] = draw(queue_keys)
+        if draw(st.booleans()):
+            tables[f'queue."{name}/x"'] = draw(queue_keys)
+    tables["prices"] = draw(prices)
+    text = "".join(
+        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()) for name, keys in tables.items()
+    )
+    for begin, end in draw(windows):
+        text += f'[[maintenance]]\nnodes = ["n1"]\nfrom = {begin}\nto = {end}\n'
+    return text
+
+
+@given(files())
+def test_every_accepted_file_computes_finite_numbers(text: str) -> None:
+    with suppress(RequestError):
+        tree = read_queues(text)
+        msgspec.json.encode((tree.nodes, tree.classes, tree.prices, tree.windows))
+        try:
+            try_tree(tree)
+        except RequestError as error:
+            raise AssertionError(str(error)) from error
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[class.c]\npriority = 99999999999999999999\n[queue.a]\nclass = 'c'", "has 67 bits"),
+        (
+            "[class.c]\npriority = 9223372036854775807\n[queue.a]\nclass = 'c'",
+            "class.c.priority: is 92233720368",
+        ),
+        ("[queue.a]\nweight = 5e-324", "queue.a.weight: is 5e-324, must be above 0"),
+        ("[policy]\nhalf_life_h = 5e-324\n[queue.a]", "policy.half_life_h: is 5e-324, must be above 0"),
+        ("[queue.a]\nmax_wait_h = 5e-324", "queue.a.max_wait_h: is 5e-324"),
+        ("[queue.a]\nmax_waiting = 9223372036854775807", "queue.a.max_waiting: is 9223372036854775807"),
+        ("[queue.a]\nguaranteed = {gpu = 5e-324}", "queue.a.guaranteed: gpu is 5e-324"),
+        ("[queue.a]\nguaranteed = {gpu = 1}\ncredits = {rate = 5e-324, cap_gpu_h = 1}", "credits: rate is 5e-324"),
+        (f"[prices]\ngpu = 0x{'f' * 5000}\n[queue.a]", "an integer has 20000 bits"),
+        ("[prices]\ngpu = 1e308\n[queue.a]", "prices.gpu: is 1e+308"),
+        (f"policy = 0x{'f' * 5000}\n[queue.a]", "an integer has 20000 bits"),
+        ("[queue.a]\nguaranteed = {'' = 1}", "queue.a.guaranteed: '' is no name"),
+        ('["class"."\\u0007"]\n[queue.a]', "is no name"),
+        (
+            "[queue.a]\n[[maintenance]]\nnodes=['n']\nfrom=2026-01-01T00:00:00Z\nto=9999-12-31T23:59:59-14:00",
+            "maintenance[0].to: must lie between 1970 and 9999-12-31",
+        ),
+        (
+            "[queue.a]\n[[maintenance]]\nnodes=['n']\nfrom=0001-01-01T00:00:00+14:00\nto=2026-01-01T00:00:00Z",
+            "maintenance[0].from: must lie between 1970 and 9999-12-31",
+        ),
+        ("".join(f"[queue.q{at}]\nlimit = {{m{at} = 1}}\n" for at in range(400)), "400 queues times 400 GPU models"),
+    ],
+)
+def test_numbers_that_nothing_can_compute_with_are_refused(text: str, why: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read_queues(text)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("node", "half_life_s"),
+    [
+        (QueueNode("a", 0, weight=5e-324), 3600.0),
+        (QueueNode("a", 0, priority=99999999999999999999), 3600.0),
+        (QueueNode("a", 0, guaranteed={"gpu": float("nan")}), 3600.0),
+        (QueueNode("a", 0), 5e-324),
+    ],
+)
+def test_the_trial_finds_what_bounds_would_let_through(node: QueueNode, half_life_s: float) -> None:
+    tree = QueueTree((QueueNode("", children=(1,)), node), TreePolicy(half_life_s))
+    with pytest.raises(RequestError, match="choose numbers of usual size"):
+        try_tree(tree)
+
+
+def test_a_chain_of_parents_and_names_without_end_are_refused_in_linear_time() -> None:
+    chain = "[queue.q0]\n" + "".join(f"[queue.q{at}]\nparent = 'q{at - 1}'\n" for at in range(1, 10_000))
+    with pytest.raises(RequestError, match="levels deep, at most 8"):
+        read_queues(chain)
+    names = ", ".join(f"'gone{at}'" for at in range(100_000))
+    with pytest.raises(RequestError, match="is no class and no queue"):
+        read_queues(f"[class.c]\npreempts = [{names}]\n" + "".join(f"[queue.q{at}]\n" for at in range(10_000)))
