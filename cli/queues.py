@@ -82,6 +82,7 @@ def _read(path: Path, topology: Path | None) -> "QueueTree":
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
     """The tree of a file. ConfigError for one that is refused, or guarantees more than the capacity."""
     from fleet.errors import ConfigError, RequestError
+    from placement.queue_trial import try_tree
     from placement.queues_file import check_capacity, read_queues
 
     try:
@@ -92,6 +93,7 @@ def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     try:
         tree = read_queues(text)
+        try_tree(tree)
         if capacity is not None:
             check_capacity(tree, capacity, text)
     except RequestError as error:

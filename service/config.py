@@ -2,7 +2,6 @@
 
 import os
 import re
-import tomllib
 from pathlib import Path
 
 import msgspec
@@ -10,6 +9,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
+from fleet.toml_text import read_toml
 from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
 
@@ -249,10 +249,10 @@ def load_config(path: Path | None) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     try:
-        config = msgspec.convert(tomllib.loads(text), Config)
+        config = msgspec.convert(read_toml(text), Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     check_config(config)
     return config

@@ -4,13 +4,13 @@ import difflib
 import inspect
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fleet.errors import ConfigError
+from fleet.toml_text import read_toml
 from simulator.faults import FaultSettings
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, FaultKind, Magnitudes, Span
 
@@ -142,8 +142,8 @@ def read_fault_file(path: Path) -> FaultFile:
 def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
     """Keys that are not there keep their defaults. Raises ConfigError."""
     try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        given = read_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{name}: no TOML: {error}") from None
     whole = _merged(msgspec.to_builtins(FaultFile()), given)
     try:

@@ -11,7 +11,6 @@ SIGTERM and SIGINT end it; after SIGUSR1 no further page is broken, so that both
 import asyncio
 import logging
 import signal
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from fleet.errors import ConfigError
 from fleet.events import Started, Submitted
 from fleet.process import bearer
 from fleet.requests import RankPlacement
+from fleet.toml_text import read_toml
 from ingest.topology.load import load_topology
 from simulator.cluster import FleetSpec, SimulatedFleet
 from simulator.driver import Driver
@@ -144,10 +144,10 @@ def load_fault_settings(path: Path | None) -> FaultSettings:
     if path is None:
         return DEMO
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), FaultSettings)
+        return msgspec.convert(read_toml(path.read_text(encoding="utf-8")), FaultSettings)
     except OSError as error:
         raise ConfigError(f"cannot read faults {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 

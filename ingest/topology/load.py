@@ -5,7 +5,6 @@ What a format omits stays unknown, but for the NVLink domain: by default a node 
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
+from fleet.toml_text import read_toml
 from fleet.topology import Device, Level, NodeSpec, Topology
 from ingest.gpus import short_model
 from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
@@ -142,10 +142,10 @@ def parse_topology(text: str) -> list[NodeSpec]:
 
 def parse_toml(text: str) -> list[NodeSpec]:
     try:
-        racks = msgspec.convert(tomllib.loads(text), _Racks).rack
+        racks = msgspec.convert(read_toml(text), _Racks).rack
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"not valid TOML: {error}") from None
     if not racks:
         raise ConfigError("it names no [[rack]]")

@@ -13,6 +13,7 @@ const STEPS = {
   room: "What is short",
   kept: "What is kept for others",
   untried: "Not looked at in the last pass",
+  gone: "Its queue is gone",
   ends: "What would let it start",
   stale: "Nothing is placed now",
   start: "When it starts",

@@ -6,7 +6,6 @@ and `samples/KIND.parquet`: `time_ms`, `node`, `index`, then a column a metric o
 raw; null: not reported. Rows are in order of time; a row group holds whole rounds, the same ones in every file.
 """
 
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from fleet.errors import ConfigError, FleetcastError
 from fleet.events import JobEvent, NodeEvent
 from fleet.metrics import METRICS, Metric, metric_row
 from fleet.samples import EntityKind, SampleBatch
+from fleet.toml_text import read_toml
 from fleet.topology import Topology
 from ingest.topology.load import load_topology
 
@@ -101,7 +101,7 @@ class FaultRun:
         """Seconds from scrape to scrape. Raises ConfigError."""
         path = self.folder / "config.toml"
         try:
-            interval_s = float(tomllib.loads(path.read_text(encoding="utf-8"))["interval_s"])
+            interval_s = float(read_toml(path.read_text(encoding="utf-8"))["interval_s"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: no interval_s in seconds: {error}") from None
         if not interval_s > 0:

@@ -236,3 +236,9 @@ def test_ten_thousand_queues_are_read_beside_other_requests(world: QueueWorld) -
     answer, answered = world.run(go)
     assert (answer.status_code, len(answer.json()["added"])) == (200, 9_999)
     assert answered > 3
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", str(2**64)])
+def test_a_number_of_hundreds_of_digits_in_a_query_is_refused(world: QueueWorld, value: str) -> None:
+    for path in ("/audit?after=", "/placements?limit=", "/charges?from=", "/charges?to="):
+        assert "whole number" in world.ask("GET", f"{path}{value}", 422)["detail"]
