@@ -73,7 +73,7 @@ class Param:
             raise unprocessable(self.name, text, self.expected()) from None
         if self.choices and value not in self.choices:
             raise unprocessable(self.name, text, self.expected())
-        if self.kind is not str and not self._within(value):
+        if isinstance(value, int | float) and not self._within(value):
             raise unprocessable(self.name, text, self.expected())
         return value
 
