@@ -34,6 +34,9 @@ from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences, keep_newest
 from fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
 
+EndEvent = Finished | Failed | Preempted
+OUTCOMES = {Finished: "finished", Failed: "failed", Preempted: "preempted"}
+
 EVENTS_KEPT = 20
 EVALUATIONS_KEPT = 17
 
@@ -63,9 +66,11 @@ class JobAttempt:
     superseded_ms: int | None = None  # when the next attempt started: this one holds nothing any more
     outcome: str = ""  # finished | failed | preempted
     failure: Failed | None = None
+    silent_end: EndEvent | None = None  # the last end that silence implied, also while a later step withdraws it
     events: list[JobEvent] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
     heard_ms: int = 0  # the newest step, phase or checkpoint
+    placed_by: dict[int, int] = field(default_factory=dict)  # rank -> sequence of the event that implied its place
 
     @property
     def submitted_ms(self) -> int | None:
@@ -154,52 +159,77 @@ class JobAttempt:
             case Started():
                 if self._wins("started", event):
                     self.started_ms = event.time_ms
+                    self._decide_end()
                 if self._wins("placement", event):
-                    self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
+                    self._place(event)
             case Resized():
                 if self._wins("placement", event):
-                    self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
+                    self._place(event)
             case Phase():
                 if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
-                if event.name == "evaluation" and not event.rank and self.ended_ms is None:
+                if event.name == "evaluation" and not event.rank and not self._has_final_end:
                     keep_newest(self.evaluations, event, EVALUATIONS_KEPT)
             case Step():
-                if self.ended_ms is None:
+                if not self._has_final_end:
                     self.steps_told += 1
                     keep_step(self.steps, self.rank_steps, event)
             case Checkpoint():
-                if self.ended_ms is None:
+                if not self._has_final_end:
                     keep_edge(self.checkpoints, event)
             case NodeLost():
                 if self._wins(f"lost {event.node}", event):
                     self.lost_nodes[event.node] = event.reason
             case Finished() | Failed() | Preempted():
-                self._end(event)
+                if self._wins("end", event):
+                    self.silent_end = event if event.sequence < 0 else None
+                    self._set_end(event)
+                    self._decide_end()
         return True
 
     def _imply(self, event: Phase | Step | Checkpoint) -> None:
-        """What steps (or a phase, …) runs, where its ranks say they are, until events say where; and is not silent."""
+        """Record that the attempt lives. Until events say when it started and where it runs, infer both.
+
+        Every inferred value depends on the set of events alone, not on their order: the earliest time, for each rank
+        the place with the highest sequence, and whether anything was heard after a silent end.
+        """
         self.heard_ms = max(self.heard_ms, event.time_ms)
         if "started" not in self.written:
-            self.started_ms = min(event.time_ms, self.started_ms or event.time_ms)
-            if self.ended_ms is not None and self.written.get("end", 0) < 0 and event.time_ms > self.ended_ms:
-                del self.written["end"]  # it was silent only
-                self.ended_ms, self.outcome, self.failure = None, "", None
-        if not isinstance(event, Checkpoint) and "placement" not in self.written:
-            self.ranks = with_place(self.ranks, event)
+            self.started_ms = event.time_ms if self.started_ms is None else min(event.time_ms, self.started_ms)
+            self._decide_end()
+        if not isinstance(event, Checkpoint) and event.node and "placement" not in self.written:
+            rank = event.rank or 0
+            if event.sequence >= self.placed_by.get(rank, event.sequence):
+                self.placed_by[rank] = event.sequence
+                self.ranks = with_place(self.ranks, event)
 
-    def _end(self, event: Finished | Failed | Preempted) -> None:
-        self.steps.clear()  # only what runs is judged by its steps
-        self.rank_steps.clear()
-        self.steps_told = 0
-        self.checkpoints.clear()
-        self.evaluations.clear()
-        if not self._wins("end", event):
-            return
-        self.ended_ms = event.time_ms
-        self.failure = event if isinstance(event, Failed) else None
-        self.outcome = {Finished: "finished", Failed: "failed", Preempted: "preempted"}[type(event)]
+    def _place(self, event: Started | Resized) -> None:
+        self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
+        self.placed_by.clear()
+
+    @property
+    def _has_final_end(self) -> bool:
+        """An end that no later step withdraws: an event reported it, or the end of an attempt whose start is known."""
+        return "end" in self.written and (self.written["end"] >= 0 or "started" in self.written)
+
+    def _decide_end(self) -> None:
+        """Apply or withdraw an end that silence implied. Drop steps after a final end: only running jobs need them."""
+        if self._has_final_end:
+            self.steps.clear()
+            self.rank_steps.clear()
+            self.steps_told = 0
+            self.checkpoints.clear()
+            self.evaluations.clear()
+        elif self.silent_end is None and isinstance(self.failure, Failed):
+            self.silent_end = self.failure  # a snapshot of a version that stored no silent end
+        if self.silent_end is not None:
+            stands = self._has_final_end or self.heard_ms <= self.silent_end.time_ms
+            self._set_end(self.silent_end if stands else None)
+
+    def _set_end(self, end: EndEvent | None) -> None:
+        self.ended_ms = None if end is None else end.time_ms
+        self.failure = end if isinstance(end, Failed) else None
+        self.outcome = "" if end is None else OUTCOMES[type(end)]
 
     def copy(self) -> "JobAttempt":
         """A copy that does not change with this attempt."""
@@ -213,6 +243,7 @@ class JobAttempt:
             lost_nodes=dict(self.lost_nodes),
             events=list(self.events),
             written=dict(self.written),
+            placed_by=dict(self.placed_by),
         )
 
 

@@ -1,8 +1,9 @@
 from itertools import permutations
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.events import (
@@ -270,7 +271,8 @@ places = st.lists(nodes, max_size=3).map(lambda names: tuple(rank(i, name) for i
 
 
 def event_of(kind: str, job: str, attempt: int, sequence: int, draw) -> JobEvent:
-    common = {"job": job, "attempt": attempt, "sequence": sequence, "time_ms": draw(st.integers(0, 100))}
+    common = {"job": job, "attempt": attempt, "sequence": sequence, "time_ms": draw(st.integers(0, 4) | times)}
+    of_rank = {"rank": draw(ranks_), "node": draw(st.just("") | nodes), "gpus": draw(gpus)} if kind in OF_RANKS else {}
     match kind:
         case "submitted":
             return Submitted(**common, queue=draw(st.sampled_from(("", "q"))), gang=draw(st.integers(1, 3)))
@@ -281,11 +283,12 @@ def event_of(kind: str, job: str, attempt: int, sequence: int, draw) -> JobEvent
         case "resized":
             return Resized(**common, ranks=draw(places))
         case "phase":
-            return Phase(**common, name=draw(st.sampled_from(("warmup", "steady"))))
+            return Phase(**common, **of_rank, name=draw(st.sampled_from(("warmup", "steady", "evaluation"))))
         case "step":
-            return Step(**common, step=sequence, duration_s=1.0)
+            return Step(**common, **of_rank, step=draw(st.integers(0, 3)), duration_s=draw(st.sampled_from((1.0, 2.0))))
         case "checkpoint":
-            return Checkpoint(**common, edge="begin")
+            size = draw(st.none() | st.integers(0, 9))
+            return Checkpoint(**common, edge=draw(st.sampled_from(("begin", "end"))), bytes=size)
         case "node_lost":
             return NodeLost(**common, node=draw(nodes), reason=draw(st.sampled_from(("power", "network"))))
         case "failed":
@@ -295,6 +298,11 @@ def event_of(kind: str, job: str, attempt: int, sequence: int, draw) -> JobEvent
     return Finished(**common)
 
 
+times = st.integers(0, 3000)
+ranks_ = st.none() | st.integers(0, 2)
+gpus = st.sampled_from(((), (0,), (0, 1)))
+OF_RANKS = ("phase", "step")
+FROM_TRAINING_LOOPS = ("phase", "step", "checkpoint", "failed")
 KINDS = (
     "submitted",
     "queued",
@@ -312,9 +320,15 @@ KINDS = (
 
 @st.composite
 def histories(draw) -> list[JobEvent]:
-    """Events of a few attempts, each (job, attempt, sequence) once; any type may stand anywhere, also twice."""
-    keys = draw(st.sets(st.tuples(st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 12)), max_size=25))
-    return [event_of(draw(st.sampled_from(KINDS)), *key, draw) for key in sorted(keys)]
+    """Events of a few attempts, each (job, attempt, sequence) once.
+
+    Any type may occur anywhere, also twice. Many attempts have no start: only their training loops report them.
+    Sequences below zero are those of labels and of ends that silence implied.
+    """
+    jobs = draw(st.sampled_from(("a", "ab")))
+    keys = draw(st.sets(st.tuples(st.sampled_from(jobs), st.integers(1, 2), st.integers(-4, 12)), max_size=25))
+    kinds = draw(st.sampled_from((KINDS, FROM_TRAINING_LOOPS, (*FROM_TRAINING_LOOPS, "started"))))
+    return [event_of(draw(st.sampled_from(kinds)), *key, draw) for key in sorted(keys)]
 
 
 def fold(events: list[JobEvent]) -> JobTable:
@@ -333,12 +347,31 @@ def assert_same(one: JobTable, other: JobTable) -> None:
         assert mine == theirs
 
 
-@settings(deadline=None, max_examples=50)
+def phase(sequence: int, time_ms: int, **fields) -> Phase:
+    return Phase(job="a", sequence=sequence, time_ms=time_ms, name="warmup", **fields)
+
+
+def step_of(sequence: int, time_ms: int, **fields) -> Step:
+    return Step(job="a", sequence=sequence, time_ms=time_ms, step=sequence, duration_s=1.0, **fields)
+
+
+def silent_end(sequence: int, time_ms: int) -> Failed:
+    return Failed(job="a", sequence=sequence, time_ms=time_ms, category="unknown")
+
+
+@settings(deadline=None, max_examples=500)
 @given(histories(), st.randoms(use_true_random=False))
+@example([phase(0, 0), phase(1, 1)], Random(0))
+@example([phase(0, 1, rank=0, node="n1"), phase(1, 0, rank=0, node="n2")], Random(0))
+@example([silent_end(-1, 10), step_of(0, 9), step_of(1, 11)], Random(0))
+@example([silent_end(-2, 20), silent_end(-1, 10), step_of(0, 15)], Random(0))
+@example([silent_end(-1, 10), step_of(0, 11), started(sequence=1)], Random(0))
 def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
     shuffled = list(events)
     random.shuffle(shuffled)
-    assert_same(fold(shuffled), fold(events))
+    straight = fold(events)
+    assert_same(fold(shuffled), straight)
+    assert_same(fold(events[::-1]), straight)
 
 
 @settings(deadline=None, max_examples=50)
