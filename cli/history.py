@@ -289,11 +289,13 @@ def plot(series: "ArchivedSeries") -> list[str]:
     """Means of equal pieces of its span, as lines of block characters between the least and the largest of them."""
     import numpy as np
 
+    from features.sums import divide
+
     first, last = series.time_ms[0], series.time_ms[-1]
     columns = min(PLOT_COLUMNS, len(series.time_ms))
     at = ((series.time_ms - first) * columns // (last - first + 1)).astype(int)
     count = np.bincount(at, minlength=columns)
-    means = np.bincount(at, series.value, columns) / np.where(count, count, np.nan)
+    means = divide(np.bincount(at, series.value, columns), count)
     low, high = float(np.nanmin(means)), float(np.nanmax(means))
     filled = (means - low) / (high - low or 1.0) * (PLOT_LINES * 8 - 1) + 1
     lines = []

@@ -20,6 +20,7 @@ from features.frame import FeatureFrame
 from features.past_runs import JobShape
 from features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
 from features.similarity import shape_of
+from features.sums import divide
 from fleet.events import Step, Submitted
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
@@ -53,7 +54,7 @@ def mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.int
         found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), attempts)
     used, free = (gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
     total = used + free
-    share = np.divide(used, total, out=np.full(len(used), np.nan), where=total > 0)
+    share = divide(used, total)
     found[:, 2] = _mean(number, share, attempts)
     return found
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
+
 Array = NDArray[np.float64]
 
 SAMPLES_A_PERIOD = 4.0
@@ -88,7 +90,7 @@ def _swinging(rows: Array, known: NDArray[np.bool_]) -> tuple[Array, Array]:
     slope = (whole - mean[:, None]) @ time / (time @ time)
     level = whole - mean[:, None] - slope[:, None] * time
     spread, scale = level.std(axis=1), np.abs(mean)
-    return level, np.divide(spread, scale, out=np.zeros(len(level)), where=scale > 0)
+    return level, divide(spread, scale, 0.0)
 
 
 def _correlated(rows: Array, lags: int) -> Array:
@@ -162,7 +164,7 @@ def _rises(row: Array, low: float, high: float) -> Array:
     tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
     middle = (low + high) / 2
     step = row[tops] - row[tops - 1]
-    beyond: Array = np.divide(row[tops] - middle, step, out=np.zeros(len(tops)), where=step > 0).clip(0, 1)
+    beyond = divide(row[tops] - middle, step, 0.0).clip(0, 1)
     return tops - beyond
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.frame import FeatureFrame
+from features.sums import divide
 
 Array = NDArray[np.float64]
 
@@ -66,7 +67,7 @@ def host_forecast(frame: FeatureFrame, n: int) -> Array:
     idle, free, total = (
         _padded(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
     )
-    used = 1.0 - np.divide(free, total, out=np.full(n, np.nan), where=total > 0)
+    used = 1.0 - divide(free, total)
     shares: Array = np.clip(np.stack([1.0 - idle, used]), 0.0, 1.0)
     return shares
 

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
+
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64] | NDArray[np.int32]
 
@@ -43,8 +45,7 @@ def robust_z(values: NDArray[np.floating], group: Rows, groups: int) -> tuple[Ar
     deviation = values - median
     mad = spread(group_median(np.abs(deviation), group, groups)[0], group)
     scale = MAD_TO_SIGMA * mad + FLOOR * np.abs(median)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(scale > 0, deviation / scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
+    return divide(deviation, scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
 
 
 def most_have(counts: NDArray[np.floating]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from models.demand.job_survival import JobSurvival
 from models.forecast import Panel
 
@@ -113,9 +114,8 @@ class PanelPast:
         """Mean and standard deviation, (origin, series) each, of the last `bins` bins (a week), or of what there is."""
         last = origins - self.first
         total, square, count = (window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = total / count
-            spread = np.sqrt(np.maximum(square / count - mean**2, 0.0))
+        mean = divide(total, count)
+        spread = np.sqrt(np.maximum(divide(square, count) - mean**2, 0.0))
         return mean + self.centre, spread
 
     def scale(self, origins: NDArray[np.intp]) -> Array:
@@ -146,9 +146,7 @@ class PanelPast:
         known = np.isfinite(moved)
         sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
         last = origins - step - first
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = window(sums, last, bins) / window(counts, last, bins)
-        return np.asarray(mean)
+        return divide(window(sums, last, bins), window(counts, last, bins))
 
 
 def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
@@ -318,8 +316,7 @@ def mean_known(parts: Sequence[Array]) -> Array:
     """
     stack = np.stack(parts)
     known = np.isfinite(stack)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.where(known, stack, 0.0).sum(axis=0) / known.sum(axis=0))
+    return divide(np.where(known, stack, 0.0).sum(axis=0), known.sum(axis=0))
 
 
 def _sums(values: Array) -> Array:

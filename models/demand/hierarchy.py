@@ -8,6 +8,7 @@ Counts are whole numbers afterwards, too.
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
@@ -25,9 +26,8 @@ def reconciled(parts: Array, whole: Array) -> Array:
     total = parts[MEDIAN].sum(axis=1)
     missing = np.maximum(whole - total, 0.0)
     width = parts[HIGH_80] - parts[LOW_80]
-    width = np.where(width.sum(axis=1, keepdims=True) > 0, width, 1.0)
-    lift = missing[:, None] * width / width.sum(axis=1, keepdims=True)
-    scale = np.where(total > whole, np.maximum(whole, 0.0) / np.where(total > 0, total, 1.0), 1.0)
+    lift = missing[:, None] * divide(width, width.sum(axis=1, keepdims=True), 1 / width.shape[1])
+    scale = np.minimum(divide(np.maximum(whole, 0.0), total, 1.0), 1.0)
     return np.asarray(parts * scale[:, None] + lift)
 
 

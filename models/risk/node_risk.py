@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from features.sums import divide
 from fleet.errors import ConfigError
 from fleet.samples import EntityKind
 from fleet.topology import Topology
@@ -118,7 +119,7 @@ def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
         pull = np.maximum(levels * weights, 0.0)
         pulled = pull.sum(axis=1)
         total[k] = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
-        parts[k] = pull * (total[k] / np.where(pulled > 0, pulled, 1.0))[:, None]
+        parts[k] = total[k][:, None] * divide(pull, pulled[:, None], 0.0)
     return Excess(total, parts)
 
 
@@ -210,7 +211,7 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
     weight = np.zeros_like(levels)
     np.add.at(weight, (signals.node, signals.rule), signals.strength)
     own = weight[signals.node, signals.rule]
-    own_share = signals.strength / np.where(own > 0, own, 1.0)
+    own_share = divide(signals.strength, own, 0.0)
     return parts[worst, rows][signals.node, signals.rule] * own_share, total[worst, rows]
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from features.sums import divide
 from models.peers import MAD_TO_SIGMA, middle, most_have
 from models.risk.detectors import Detection, FeatureColumns, sees
 from models.risk.learned import Learned
@@ -163,7 +164,7 @@ def scrapes_late(view: NodeView) -> Detection:
     """For minutes its pages take longer than usual, compared with the fleet's middle: when all are late, it is us or
     the network. It looks at the mean, so that one late page is none."""
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
-    ratio = took / np.where(usual > 0, usual, np.nan)
+    ratio = divide(took, usual)
     known = ratio[np.isfinite(ratio)]
     fleet = middle(known) if len(known) else 1.0
     sigma = MAD_TO_SIGMA * middle(np.abs(known - fleet)) if len(known) else 0.0

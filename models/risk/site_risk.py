@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from fleet.errors import ModelError
 from fleet.nodes import NodeRecord
 from fleet.xids import gravity
@@ -145,5 +146,5 @@ def site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
         pull = np.maximum(columns[:, len(PAST_FEATURES) :] * weights, 0.0)
         total = pull.sum(axis=1)
         more = np.maximum(hazard[k, RISK_HORIZONS_S.index(86_400)] - past[k], 0.0)
-        parts[k] = pull * (more / np.where(total > 0, total, 1.0))[:, None]
+        parts[k] = more[:, None] * divide(pull, total[:, None], 0.0)
     return SiteHazard(hazard, past, parts, fit.seen)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from features.past_runs import COLUMN, EMPIRICAL
 from features.run_past import LEVELS
+from features.sums import divide
 from models.run_times.boosted_quantiles import BoostedQuantiles
 from models.run_times.rows import RunRows, Survival, outcomes_of
 
@@ -182,7 +183,7 @@ def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     left, right = np.clip(row - 1, 0, len(LEVELS) - 1), np.clip(row, 0, len(LEVELS) - 1)
     every = np.arange(len(elapsed_s))
     low, high = log_quantiles[every, left], log_quantiles[every, right]
-    share = np.where(high > low, (log_elapsed - low) / np.where(high > low, high - low, 1.0), 0.0)
+    share = divide(log_elapsed - low, high - low, 0.0)
     passed = np.where(row == 0, 0.0, levels[left] + share * (levels[right] - levels[left]))
     wanted = passed + level * (1 - passed)
     run_s = np.exp([np.interp(one, levels, known) for one, known in zip(wanted, log_quantiles, strict=True)])

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from fleet.events import Step
 from fleet.job_steps import GangStep, RankSteps
 from models.peers import middle
@@ -99,7 +100,7 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
     stages, table = _by_stage(peers)
     if not stages:
         return Blame(pauses=_in_turns(slow), begun_ms=_start_ms(told[0]))
-    shares = table / table.mean(axis=1, keepdims=True)
+    shares = divide(table, table.mean(axis=1, keepdims=True), 1.0)
     usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
     stage = _slow_stage(stages, table, usual, least or {})
     grown = np.zeros(len(told), bool)

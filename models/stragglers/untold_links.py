@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from models.peers import Array, group_median, spread
 from models.risk.detectors import reports
 from models.risk.signals import Mask, Signal
@@ -74,7 +75,7 @@ def _slow_links(sending: SendingGpus) -> list[Signal]:
     columns = sending.columns
     slow, usual = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs)
     value = columns.last["bytes_per_s"]
-    slow &= ~_low_by_design(sending, value / np.where(usual > 0, usual, np.nan))
+    slow &= ~_low_by_design(sending, divide(value, usual))
     found = []
     for row in np.flatnonzero(slow & (value < SLOWISH_PORT_RATIO * usual)).tolist():
         sends, others = float(value[row]), float(usual[row])

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from models.versions.card import Card
 
 Array = NDArray[np.float64]
@@ -157,7 +158,7 @@ def independent_rows(values: Array) -> float:
     off = np.where(known, rows - off.sum(axis=0) / np.maximum(count, 1), 0.0)
     spread = (off**2).sum(axis=0)
     after = (off[1:] * off[:-1]).sum(axis=0)
-    r = np.clip(after / np.where(spread > 0, spread, 1.0), 0.0, HIGHEST_R)
+    r = np.clip(divide(after, spread, 0.0), 0.0, HIGHEST_R)
     return float(np.maximum(count * (1 - r) / (1 + r), np.minimum(count, 1)).sum())
 
 

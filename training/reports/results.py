@@ -1,5 +1,6 @@
 """Results of an evaluation: rows in long form, predictions, and intervals by block bootstrap."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,8 @@ def interval(
     """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by circular moving-block bootstrap.
 
     block: neighbours drawn together, as they are alike; at most a quarter of all. The end is followed by the beginning
-    (Politis and Romano, 1992). None: the value of nothing finite, the interval of fewer than FEWEST outcomes.
+    (Politis and Romano, 1992). The value is None without a finite quotient. The interval is None for fewer than FEWEST
+    outcomes.
 
     >>> interval([1.0] * 8, [2.0] * 8)
     (0.5, 0.5, 0.5)
@@ -76,20 +78,27 @@ def interval(
     below = np.ones(len(top)) if denominator is None else np.asarray(list(denominator), np.float64)
     known = np.isfinite(top) & np.isfinite(below)
     top, below = top[known], below[known]
-    if not len(top) or below.sum() == 0:
+    value = _quotient(float(top.sum()), float(below.sum()))
+    if value is None:
         return None, None, None
-    value = float(top.sum() / below.sum())
     if len(top) < FEWEST:
         return value, None, None
     block = max(1, min(block, len(top) // 4))
     sums = np.stack([_circular_sums(row, block) for row in (top, below)])
     rng = np.random.default_rng(seed)
     drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
-    ratios = drawn[0][drawn[1] != 0] / drawn[1][drawn[1] != 0]
-    if not len(ratios):
+    drawn_values = (_quotient(*pair) for pair in drawn.T.tolist())
+    ratios = [drawn_value for drawn_value in drawn_values if drawn_value is not None]
+    if not ratios:
         return value, None, None
     low, high = np.quantile(ratios, (0.025, 0.975))
     return value, min(float(low), value), max(float(high), value)
+
+
+def _quotient(top: float, below: float) -> float | None:
+    """Divide. Return None if the divisor is zero or the quotient is beyond the largest float."""
+    quotient = top / below if below else math.inf
+    return quotient if math.isfinite(quotient) else None
 
 
 def _circular_sums(values: Array, block: int) -> Array:

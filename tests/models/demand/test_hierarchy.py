@@ -1,15 +1,19 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
 from models.forecast import QUANTILES
 
-sizes = st.floats(0, 1e4, allow_nan=False, allow_subnormal=False)
+sizes = st.floats(0, 1e4)
+TINY = 1e-308
 
 
 @given(arrays(np.float64, (len(QUANTILES), 3, 4), elements=sizes), arrays(np.float64, 3, elements=sizes))
+@example(np.full((len(QUANTILES), 3, 4), TINY), np.full(3, 5.0))
+@example(np.full((len(QUANTILES), 3, 4), TINY) * (np.arange(len(QUANTILES)) > MEDIAN)[:, None, None], np.full(3, 5.0))
+@example(np.full((len(QUANTILES), 3, 4), 5e-324) * (np.arange(len(QUANTILES)) > MEDIAN)[:, None, None], np.full(3, 0.3))
 def test_medians_sum_to_the_whole_and_quantiles_stay_in_order(values, whole) -> None:
     parts = np.sort(values, axis=0)
     given_way = reconciled(parts, whole)

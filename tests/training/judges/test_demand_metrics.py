@@ -1,7 +1,7 @@
 """What a band covers where outcomes lie at its ends."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.forecast import QUANTILES, Panel
@@ -38,6 +38,8 @@ def test_outcomes_at_an_end_are_covered_and_not_inside() -> None:
     np.testing.assert_allclose(shares([1.0, 2.0, 3.0, 4.0], 1.0, 3.0), (0.75, 0.25))
 
 
+@example([5e-324, 9.0], 0.0, 4.0)
+@example([5e-324], 1.0, 5.0)
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=20), st.floats(0.0, 4.0), st.floats(4.0, 9.0))
 def test_what_is_inside_is_covered_and_without_ties_both_shares_are_one(
     outcomes: list[float], low: float, high: float
