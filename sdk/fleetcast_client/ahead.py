@@ -110,14 +110,15 @@ class DemandAhead:
             self._issued_ms = issued_ms
 
     def _ask_forever(self) -> None:
-        while True:
+        while not self._stopped.is_set():
+            why = ""
             try:
                 self.look()
-                self._say("")
             except Exception as error:  # the loop of a thread: whatever was answered, it asks again
-                self._say(f"{type(error).__name__}: {error}")
-            if self._stopped.wait(self._asked.every_s):
-                return
+                why = f"{type(error).__name__}: {error}"
+            if not self._stopped.is_set():  # an answer that comes after `stop` is no news
+                self._say(why)
+            self._stopped.wait(self._asked.every_s)
 
     def _say(self, why: str) -> None:
         """Log what is new."""
