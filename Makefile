@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
-.PHONY: demo test setup integration integration-outside simulation fuzz soak bench docs lint lock sbom clean
+.PHONY: demo test setup integration integration-outside simulation explore fuzz soak bench docs lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -28,7 +28,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/mypy --strict sdk/fleetcast_client
 
-fuzz: $(VENV)/.installed-dev ## ten million requests, right and wrong, to the service in one process; goes on where it was stopped
+explore: $(VENV)/.installed-dev ## property tests with a fresh seed, for four minutes; prints how to replay a failure
+	$(BIN)/python -m tests.explore $(ARGS)
+
+fuzz: $(VENV)/.installed-dev ## ten million requests, right and wrong, with a fresh seed; ARGS="--seed N" goes on with one
 	$(BIN)/python -m tests.fuzz.campaign --keep var/fuzz.json $(ARGS)
 
 soak: $(VENV)/.installed-dev ## the long runs of the integration suite, longer: hours of processor time

@@ -164,7 +164,7 @@ def _rises(row: Array, low: float, high: float) -> Array:
     tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
     middle = (low + high) / 2
     step = row[tops] - row[tops - 1]
-    beyond = divide(row[tops] - middle, step, 0.0).clip(0, 1)
+    beyond: Array = divide(row[tops] - middle, step, 0.0).clip(0, 1)
     return tops - beyond
 
 

@@ -1,12 +1,14 @@
-"""For every test: how hard properties are tried, which files begin first, and that contract suites say what failed."""
+"""Set up every test: the Hypothesis profile, which files begin first, and that contract suites say what failed."""
 
+import os
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")  # what a property holds has nothing to do with how busy the machine is
+from tests.fuzz.bounds import load_profile
+
 pytest.register_assert_rewrite("fleetcast_checks")
 
 ROOT = Path(__file__).parent
@@ -27,15 +29,31 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixed profile. A seed (`--hypothesis-seed`) asks for other examples, so it loads the exploring one."""
+    load_profile(explores=bool(config.getoption("--hypothesis-seed", default="")))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what is left when the time for exploring is over (`tests/explore.py`)."""
+    if time.time() > float(os.environ.get("FLEETCAST_EXPLORE_UNTIL", "inf")):
+        pytest.skip("the time for exploring is over")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that no worker is left with one at the end. Within a file nothing moves.
 
     A limit of time ends a test that hangs. It says nothing of a machine that has others to serve, so it is generous.
+    When exploring, a seed decides which files go first, so that none is always left out.
     """
     for item in items:
         if item.get_closest_marker("integration") or item.get_closest_marker("outside"):
             limit = item.get_closest_marker("timeout")
             item.add_marker(pytest.mark.timeout(max([HANGS_S, *(limit.args if limit else ())])), append=False)
+    if seed := os.environ.get("FLEETCAST_EXPLORE_ORDER"):
+        files = {item.path: Random(f"{seed} {item.path.relative_to(ROOT)}").random() for item in items}
+        items.sort(key=lambda item: files[item.path])
+        return
     items.sort(key=lambda item: _rank(item.path.relative_to(ROOT).as_posix() if ROOT in item.path.parents else ""))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features.demand_series import TARGETS, DemandSeries
@@ -13,6 +13,7 @@ from features.job_fold import JobFold
 from features.run_past import LEVELS
 from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
 from fleet.jobs import JobTable
+from tests.fuzz.bounds import examples
 
 T0 = 1_700_002_800_000
 MINUTE = 60_000
@@ -186,7 +187,7 @@ def everything(demand: DemandSeries) -> dict[str, list[float]]:
     return rows | {"durations": str(demand.durations())}
 
 
-@settings(deadline=None, max_examples=40)
+@examples(100)
 @given(histories(), st.randoms(use_true_random=False), st.booleans())
 def test_any_order_and_any_repetition_give_the_same_series(events, random, read_early: bool) -> None:
     straight = everything(demand_of(*events))
@@ -203,7 +204,7 @@ def test_any_order_and_any_repetition_give_the_same_series(events, random, read_
     np.testing.assert_equal(everything(demand), straight)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(100)
 @given(histories(), st.data())
 def test_a_snapshot_with_rest_and_an_overlapping_replay_equal_a_straight_run(events, data) -> None:
     cut = data.draw(st.integers(0, len(events)))

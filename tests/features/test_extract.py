@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract
@@ -11,6 +11,7 @@ from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.metrics import METRICS
 from tests.features.oracle import GPU, INTERVAL_MS, NODE, PORT, T0, Row, batch, fleet
+from tests.fuzz.bounds import examples
 
 
 def gpu_rows(name: str, values: list[float], gpu: int = 0, every_s: int = 15) -> list[Row]:
@@ -192,7 +193,7 @@ def test_the_frames_do_not_change_with_the_store() -> None:
 samples = st.lists(st.tuples(st.integers(0, 2400), st.floats(2, 700, width=32)), min_size=1, max_size=80)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(75)
 @given(samples, st.integers(2400, 2500))
 def test_window_statistics_equal_those_of_pandas(rows: list[tuple[int, float]], now_s: int) -> None:
     store = WindowStore(fleet(1))
@@ -210,7 +211,7 @@ def test_window_statistics_equal_those_of_pandas(rows: list[tuple[int, float]], 
     np.testing.assert_allclose(frame.column("power_w_std_30m")[0], window.std(ddof=0), **tolerance)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 2400), st.integers(0, 9)), min_size=1, max_size=60), st.booleans())
 def test_counts_equal_sums_of_increments(moves: list[tuple[int, int]], late_clock: bool) -> None:
     store, total = WindowStore(fleet(1)), 0.0

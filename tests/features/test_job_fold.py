@@ -1,12 +1,13 @@
 """One fold of job events, whatever their order, their repetition and the rest between them."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features.job_fold import JobFold
 from features.past_runs import JobShape
 from fleet.events import Finished, JobEvent, Preempted, Started, Step, Submitted
+from tests.fuzz.bounds import examples
 
 MINUTE_MS = 60_000
 T0 = 1_700_002_800_000
@@ -42,7 +43,7 @@ def straight(events: list[JobEvent], *, learns_runs: bool = True) -> JobFold:
     return fold
 
 
-@settings(deadline=None, max_examples=40)
+@examples(100)
 @given(st.permutations(EVENTS * 2), st.integers(1, 9))
 def test_order_repetition_and_rest_change_nothing(events: list[JobEvent], every: int) -> None:
     fold = JobFold()

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features.store import WindowStore, Written
 from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet
+from tests.fuzz.bounds import examples
 
 METRICS = ("power_w", "xid", "energy_j", "ecc_sbe_volatile")
 NOW = T0 + 40 * 60_000
@@ -182,7 +183,7 @@ def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
     assert np.isnan(ring.fine[..., 0]).all()
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(rows_of)
 def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
     store, naive = WindowStore(fleet()), NaiveStore(GPU)
@@ -206,7 +207,7 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
             assert counts.tolist() == [series.events.get(slot, 0) for slot in slots]
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(rows_of)
 def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
     store, naive = store_of(rows), NaiveStore(GPU)
@@ -220,13 +221,13 @@ def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
         np.testing.assert_allclose(store.ring(GPU).day(name)[:, entity], means, rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(rows_of)
 def test_twice_is_once(rows: list[Row]) -> None:
     assert_same(store_of(rows, rows), store_of(rows))
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(rows_of, st.randoms(use_true_random=False))
 def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows: list[Row], random) -> None:
     queues: dict[tuple[str, int], list[Row]] = {}
@@ -243,7 +244,7 @@ def test_any_rebatching_that_keeps_each_series_order_ends_in_the_same_state(rows
     assert_same(store_of(*shuffled), store_of(rows))
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(rows_of)
 def test_moving_the_clock_between_batches_changes_nothing(rows: list[Row]) -> None:
     rows = sorted(rows, key=lambda row: row[2])

@@ -2,12 +2,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from features.extract import extract
 from features.store import StoreError, WindowStore
 from tests.features.oracle import GPU, T0, Row, batch, fleet
+from tests.fuzz.bounds import examples
 
 METRICS = ("power_w", "xid", "energy_j", "ecc_sbe_volatile")
 minutes = st.lists(
@@ -39,7 +40,7 @@ def assert_same(left: WindowStore, right: WindowStore) -> None:
         np.testing.assert_array_equal(one.day(name), other.day(name))
 
 
-@settings(deadline=None, max_examples=30)
+@examples(75)
 @given(minutes, st.lists(st.integers(0, 40), max_size=5).map(sorted), st.integers(0, 10))
 def test_snapshots_and_an_overlapping_replay_equal_a_straight_run(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], overlap: int
@@ -147,7 +148,7 @@ def test_a_save_that_was_given_up_leaves_nothing_out_of_the_next(tmp_path: Path)
     assert_same(WindowStore.load(tmp_path / "last"), store)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(75)
 @given(minutes, st.integers(0, 40), st.lists(st.integers(0, 40), min_size=3, max_size=3).map(sorted), st.booleans())
 def test_a_store_that_is_written_while_it_is_saved_comes_back_whole(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], first: int, cuts: list[int], again: bool
@@ -215,7 +216,7 @@ def test_a_torn_file_is_an_error_that_says_so(tmp_path: Path, name: str, keep: f
         WindowStore.load(tmp_path / "0")
 
 
-@settings(deadline=None, max_examples=25)
+@examples(62)
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 255))
 def test_a_flipped_byte_is_found(tmp_path_factory: pytest.TempPathFactory, where: float, flip: int) -> None:
     folder = tmp_path_factory.mktemp("flip")

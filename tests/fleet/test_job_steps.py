@@ -1,11 +1,12 @@
 """Steps folded by step: a reference for every gang, in bounded room."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.events import Step, StepParts
 from fleet.job_steps import RANK_STEPS_KEPT, RANKS_KEPT, STEPS_KEPT
 from fleet.jobs import JobAttempt
+from tests.fuzz.bounds import examples
 
 
 def of_rank(rank: int | None, number: int, own_s: float = 1.0, at_ms: int | None = None) -> Step:
@@ -32,7 +33,7 @@ def test_a_large_gang_keeps_as_many_steps_as_a_small_one_and_ranks_of_the_newest
 
 
 @given(st.permutations([(rank, number) for rank in (None, 0, 1, 2) for number in range(5)]), st.booleans())
-@settings(max_examples=50, deadline=None)
+@examples(125)
 def test_the_order_of_arrival_changes_nothing(order, with_whole):
     told = [row for row in order if with_whole or row[0] is not None]
     events = [of_rank(rank, number, 1.0 + (rank or 0) * number) for rank, number in told]

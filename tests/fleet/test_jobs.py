@@ -3,7 +3,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleet.events import (
@@ -26,6 +26,7 @@ from fleet.jobs import EVENTS_KEPT, JobAttempt, JobTable
 from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
+from tests.fuzz.bounds import examples
 
 EIGHT = tuple(range(8))
 
@@ -359,7 +360,7 @@ def silent_end(sequence: int, time_ms: int) -> Failed:
     return Failed(job="a", sequence=sequence, time_ms=time_ms, category="unknown")
 
 
-@settings(deadline=None, max_examples=500)
+@examples(1250)
 @given(histories(), st.randoms(use_true_random=False))
 @example([phase(0, 0), phase(1, 1)], Random(0))
 @example([phase(0, 1, rank=0, node="n1"), phase(1, 0, rank=0, node="n2")], Random(0))
@@ -374,7 +375,7 @@ def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
     assert_same(fold(events[::-1]), straight)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(histories(), st.integers(0, 25), st.integers(0, 100))
 def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int, before_ms: int) -> None:
     table = fold(events[:cut])
@@ -389,13 +390,13 @@ def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int
     assert sorted(map(key, table.running())) == sorted(map(key, straight.running()))
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(histories())
 def test_twice_is_once(events: list[JobEvent]) -> None:
     assert_same(fold(events + events), fold(events))
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(histories(), st.data())
 def test_a_snapshot_and_an_overlapping_replay_equal_a_straight_run(events: list[JobEvent], data) -> None:
     cut = data.draw(st.integers(0, len(events)))
@@ -457,7 +458,7 @@ node_histories = st.sets(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(node_histories, st.randoms(use_true_random=False))
 def test_any_order_and_repetition_give_the_same_nodes(rows, random) -> None:
     events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]
@@ -473,7 +474,7 @@ def test_any_order_and_repetition_give_the_same_nodes(rows, random) -> None:
     assert tables[0].position == tables[1].position
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(node_histories)
 def test_a_kept_node_table_goes_on_as_before(rows) -> None:
     events = [node_event(type_, seq, time, source, node) for (node, source, seq), type_, time in rows]

@@ -1,4 +1,10 @@
-"""How long and how large a decoder may get, and how hard the suites look: FLEETCAST_FUZZ=1, not 0.4, in a long run."""
+"""How hard property tests try, and how long and how large a decoder may get.
+
+    make test       the same examples each time: nothing depends on a seed, on earlier runs or on what is imported
+    make explore    a fresh seed, more examples
+
+FLEETCAST_FUZZ is the strength: 0.4 by default, 4 for ten times as many examples.
+"""
 
 import os
 import signal
@@ -9,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 EFFORT = float(os.environ.get("FLEETCAST_FUZZ", "0.4"))
 CPU_S = (
@@ -17,13 +24,32 @@ CPU_S = (
 MIB = 2**20
 
 
-def examples(count: int) -> settings:
-    """Settings of a property test: no time of the wall counts, and a pytest fixture may serve all examples."""
-    return settings(
+EXAMPLES = 250  # of a property test that states no number, at strength 1
+UNTIMED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+def load_profile(*, explores: bool) -> None:
+    """Load the profile of all property tests, over the one that Hypothesis loads where CI is set.
+
+    Hypothesis also draws constants of the modules that happen to be imported. Without them a test has the same examples
+    alone, beside others and in any order, so that its name and the seed replay it.
+    """
+    providers._get_local_constants = lambda: providers._local_constants
+    settings.register_profile(
+        "explore" if explores else "fixed",
+        derandomize=not explores,
+        database=None,
         deadline=None,
-        max_examples=max(1, round(count * EFFORT)),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        max_examples=max(1, round(EXAMPLES * EFFORT)),
+        print_blob=True,
+        suppress_health_check=UNTIMED,
     )
+    settings.load_profile("explore" if explores else "fixed")
+
+
+def examples(count: int) -> settings:
+    """Return the settings of a property test that tries `count` examples at strength 1."""
+    return settings(max_examples=max(1, round(count * EFFORT)))
 
 
 class Hangs(BaseException):

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import resource
+import secrets
 import shutil
 import signal
 import sys
@@ -257,7 +258,7 @@ def replay(place: str) -> None:
 def main(
     requests: Annotated[int, typer.Option(help="How many to ask in all, earlier runs included.")] = 10_000_000,
     seconds: Annotated[float, typer.Option(help="Stop after this time.")] = float("inf"),
-    seed: Annotated[int, typer.Option(help="Another one asks other requests.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Goes on with this one.  [default: a fresh one]")] = None,
     keep: Annotated[Path | None, typer.Option(help="File of the progress, to go on from.")] = None,
     again: Annotated[str, typer.Option(metavar="SEED:EPOCH:INDEX", help="Ask one request again.")] = "",
 ) -> None:
@@ -266,7 +267,9 @@ def main(
     if again:
         replay(again)
         return
-    progress = Progress.load(keep, seed) if keep else Progress(seed)
+    number = secrets.randbelow(2**31) if seed is None else seed
+    typer.echo(f"seed {number}: --seed {number} goes on with it, --again {number}:EPOCH:INDEX asks one request again")
+    progress = Progress.load(keep, number) if keep else Progress(number)
     campaign(progress, requests, seconds, keep)
     for found in progress.findings:
         typer.echo(f"\n{found.kind}\n  again: --again {found.place}\n  {found.asked}\n{found.what}", err=True)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import duckdb
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleet.entities import Entities
@@ -25,6 +25,7 @@ from fleet.topology import Level, NodeSpec, Topology
 from ingest.archive.archive import Archive
 from ingest.archive.compact import compact, runs
 from ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
+from tests.fuzz.bounds import examples
 
 T0 = 1_795_276_800_000
 POWER = metric_row(EntityKind.GPU, "power_w")
@@ -102,7 +103,7 @@ class Life:
         return rows
 
 
-@settings(max_examples=20, deadline=None)
+@examples(50)
 @given(STEPS)
 def test_each_series_and_time_is_there_once_and_the_first_value_stays(steps: list[list[Reading] | str]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -195,7 +196,7 @@ class Stream:
         return sorted(number for (number,) in duckdb.sql(f"SELECT sequence FROM '{path}'").fetchall())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @example([3, "save", 9, "flush", "die", 2, "save", "compact", "die", 4, "flush"])
 @given(EVENT_STEPS)
 def test_each_event_is_there_once_whatever_lives_and_snapshots_came_between(steps: list[int | str]) -> None:

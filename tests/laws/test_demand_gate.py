@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.demand.evidence import mean_of_others
@@ -10,6 +10,7 @@ from models.demand.gate import Gate, pinball
 from models.demand.naive import FORECASTERS, short_spread
 from models.demand.theta import Theta
 from models.forecast import QUANTILES, Panel
+from tests.fuzz.bounds import examples
 
 STEPS = (1, 6, 18, 36, 144)
 DAY = 144
@@ -72,7 +73,7 @@ ALONE = {name: Run(values, every=12).served for name, values in SHAPES.items()}
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@settings(max_examples=3)
+@examples(8)
 @given(power=st.integers(-200, 200))
 @example(power=40)
 @example(power=-30)
@@ -84,7 +85,7 @@ def test_a_series_in_another_unit_has_the_same_forecast_in_that_unit(name, power
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@settings(max_examples=3)
+@examples(8)
 @given(shift=st.integers(0, 2**40))
 @example(shift=10**12)
 def test_a_series_on_another_level_has_the_same_forecast_from_there(name, shift):
@@ -132,7 +133,7 @@ def test_what_one_neighbour_says_is_bounded(values, absurd):
     assert (moved <= 2 / len(values) + 1e-9).all()
 
 
-@settings(max_examples=20)
+@examples(50)
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 1e-30, 1e38, 1e39, 1e100, np.nan, 0.1, 7.0]), min_size=30, max_size=60),
     st.sampled_from([1e-9, 1.0, 1e12, 1e39, 1e90]),

@@ -94,7 +94,7 @@ REACHED: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_the_histories_reach_what_the_laws_are_about() -> None:
     reached: set[str] = set()
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=40, derandomize=True)  # the same for every seed
     @given(histories())
     def collect(history: list[Told]) -> None:
         parts = essence(told_to(new_state(), [Delivery(tuple(history), END)]))

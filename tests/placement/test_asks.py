@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,6 +18,7 @@ from placement.options import Options
 from placement.queue import Waiting, plan
 from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.view import ClusterView
+from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 
 NOW_MS = 1_800_000_000_000
@@ -88,7 +89,7 @@ def test_a_field_is_in_the_keys_unless_it_is_declared(name: str) -> None:
             assert fit_key(other, has_plugins=False) is fit_key(request, has_plugins=False)
 
 
-@settings(max_examples=200)
+@examples(500)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3),
     st.sampled_from(sorted(NAMES - {"mig_profile", "nvme_gib", "power_w"})),

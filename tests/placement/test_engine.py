@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError
@@ -13,6 +13,7 @@ from fleet.topology import Level
 from placement.engine import decide, fits_now, still_holds
 from placement.options import Options
 from placement.view import ClusterView
+from tests.fuzz.bounds import examples
 
 
 def ask(**fields: Any) -> PlacementRequest:
@@ -253,7 +254,7 @@ def test_a_demand_that_nobody_keeps_is_refused_by_name(make_view, field: str) ->
 LEVELS = st.sampled_from([None, "node", "nvlink_domain", "rack", "rail_group", "block", "cluster"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(375)
 @given(
     free=st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=5), min_size=1, max_size=4),
     unplaced=st.lists(st.integers(0, 8), max_size=2),

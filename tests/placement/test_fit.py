@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest, TopologyConstraint
@@ -11,12 +11,13 @@ from placement.filters import screen
 from placement.fit import GangSearch, allowed_levels, best_fits, room_at
 from placement.options import Options
 from placement.scorers import NodeScores
+from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 
 free = st.lists(st.lists(st.sampled_from([0, 2, 8, 8]), min_size=1, max_size=6), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(375)
 @given(free, st.integers(2, 12), st.sampled_from([1, 2, 8]), st.sampled_from([None, "rail_group"]), st.integers(0, 99))
 def test_no_level_that_could_win_is_skipped(racks: Any, gang: int, each: int, required: Any, seed: int) -> None:
     view = build({f"r{at}": counts for at, counts in enumerate(racks)})

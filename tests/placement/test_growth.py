@@ -3,12 +3,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
 from placement.engine import decide
 from placement.view import Advice, ClusterView
+from tests.fuzz.bounds import examples
 
 NONE, AVOID, DRAIN = Advice.NONE, Advice.AVOID, Advice.DRAIN
 
@@ -70,7 +71,7 @@ def test_the_domain_with_most_progress_sets_the_size(make_view) -> None:
 
 
 @pytest.mark.parametrize("each", [8, 4, 3])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150)
 @given(
     racks=st.lists(
         st.lists(st.tuples(st.integers(0, 8), st.sampled_from([NONE, AVOID, DRAIN]), st.floats(0, 0.49)), max_size=4),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import Gang, PlacementRequest, TopologyConstraint
@@ -15,6 +15,7 @@ from placement.queues_file import read_queues
 from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.turns import QueueTurns, TreeTurns
 from placement.view import ClusterView
+from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 from tests.placement.slow_plan import slow_plan
 
@@ -85,7 +86,7 @@ def keep_out(request: PlacementRequest, view: ClusterView, options: Options) -> 
 plugins = st.sampled_from([(), (("keep_off", keep_off),), (("keep_off", keep_off), ("keep_out", keep_out))])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(375)
 @given(st.sampled_from(["", TREE]), free, queued, plugins)
 def test_the_pass_is_what_a_plain_pass_is(tree: str, nodes: list[list[int]], drawn: list[Any], filters: Any) -> None:
     queue, view, running = scene(nodes, drawn)
@@ -124,7 +125,7 @@ def test_what_is_free_is_told_as_it_is_after_the_pass() -> None:
     assert result.waiting[0].why == ("waits for 16 GPUs (2 x 8 GPUs); 0 free GPUs fit; it is next, when job1 has ended")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(375)
 @given(st.sampled_from(["", TREE]), free, st.one_of(requests, odd), st.sampled_from(["a", "b/x", "c"]), st.booleans())
 def test_another_free_node_makes_nobody_unplaceable(
     tree: str, nodes: list[list[int]], asked: dict[str, Any], queue: str, in_last_rack: bool

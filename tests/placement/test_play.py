@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest, TopologyConstraint
@@ -18,6 +18,7 @@ from placement.queue import Waiting, plan
 from placement.slots import milli_of
 from placement.start_time import start_times
 from placement.timeline import RunningJob, RunTimeQuantiles
+from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 
 NOW_MS = 1_589_310_000_000
@@ -125,7 +126,7 @@ def test_arrivals_lie_between_the_forecast_s_levels() -> None:
     assert set(gpus.values()) <= {0, 8, 16, 24, 32}
 
 
-@settings(max_examples=30, deadline=None)
+@examples(75)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), max_size=12))
 def test_room_is_kept_as_if_it_were_counted_anew(changes: list[tuple[int, int]]) -> None:
     domain = np.array([0, 0, 1, 1, -1, -1])
@@ -143,7 +144,7 @@ def test_room_is_kept_as_if_it_were_counted_anew(changes: list[tuple[int, int]])
     assert not first.fits(GangAsk(0, 25, 60.0))
 
 
-@settings(max_examples=8, deadline=None)
+@examples(20)
 @given(st.data())
 def test_laws_of_start_times(data: Any) -> None:
     """Quantiles are in order, no start lies in the past, and what the queue would place now starts now."""

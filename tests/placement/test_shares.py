@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
@@ -18,6 +18,7 @@ from placement.slots import milli_of
 from placement.start_time import estimate_start
 from placement.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
 from placement.view import ClusterView
+from tests.fuzz.bounds import examples
 
 
 def ask(name: str = "a", **changed: Any) -> PlacementRequest:
@@ -137,7 +138,7 @@ REQUESTS = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(300)
 @given(st.lists(REQUESTS, min_size=1, max_size=25), st.lists(st.integers(0, 8), min_size=1, max_size=4))
 def test_no_thousandth_of_a_gpu_and_no_cpu_is_given_twice(make_view, wanted, free) -> None:
     empty = view = make_view({"r01": free})

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest
@@ -19,6 +19,7 @@ from placement.start_time import StartEstimate, estimate_start
 from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.turns import TreeTurns
 from placement.view import ClusterView
+from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 from tests.placement.test_plan import NOW_MS, OPTIONS, TIMES, TREE, free, queued, scene, turns_of
 
@@ -59,7 +60,7 @@ def hours(estimate: StartEstimate) -> float:
     return round((estimate.start_ms["p50"] - NOW_MS) / 3_600_000, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(st.sampled_from(["", TREE]), free, queued)
 def test_what_starts_now_in_the_plan_starts_now_in_start_times(tree: str, nodes: Any, drawn: Any) -> None:
     queue, view, jobs = scene(nodes, drawn)
@@ -72,7 +73,7 @@ def test_what_starts_now_in_the_plan_starts_now_in_start_times(tree: str, nodes:
         assert name in untried or (start_s == 0).all() == (name in placed)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(st.integers(8, 24), st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12))
 def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus: list[int]) -> None:
     view = build({"r01": [8, 8, 8, 8]})

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest
@@ -11,6 +11,7 @@ from placement.charges import LeafUse
 from placement.queue import Waiting
 from placement.queues_file import read_queues
 from placement.standing import QueueStanding
+from tests.fuzz.bounds import examples
 from tests.placement.slow_walk import walked
 from tests.placement.test_standing import ordered
 
@@ -53,7 +54,7 @@ def waiting(number: int, queued_ms: int, gpus_per_node: int, **fields: Any) -> W
     )
 
 
-@settings(deadline=None, max_examples=300)
+@examples(750)
 @given(st.sampled_from(TREES), entries, uses)
 def test_the_order_is_that_of_a_walk(text: str, drawn: list[dict[str, Any]], use: dict[str, LeafUse]) -> None:
     queue = [waiting(number, **fields) for number, fields in enumerate(drawn)]

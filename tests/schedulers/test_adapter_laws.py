@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast_checks import check_adapter
@@ -19,6 +19,7 @@ from schedulers.slurm import DRAIN, REQUEUE
 from schedulers.slurm_durations import MINUTES
 from schedulers.weather import Weather
 from service.doors import ANSWERERS, WRITERS, make_answerers, make_door
+from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import JOBS, STARTS, domains, weather
 
@@ -159,7 +160,7 @@ def test_a_writer_keeps_the_laws(use: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("use", "options"), WRITER_CASES)
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(st.lists(st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1) | st.just(np.nan)), max_size=4))
 def test_a_writer_keeps_the_laws_whatever_the_fleet(
     use: str, options: dict[str, Any], fleets: list[dict[str, float]]
@@ -182,7 +183,7 @@ def test_a_writer_without_a_forecast_takes_back_what_restricts_or_costs(use: str
 
 
 @pytest.mark.parametrize(("name", "verb"), VERB_CASES)
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(names=st.lists(st.sampled_from([*RISKS, "stranger"]), unique=True))
 def test_an_answer_is_about_what_was_asked_and_the_same_twice(name: str, verb: str, names: list[str]) -> None:
     adapter, blind = make_answerers()[name], make_answerers()[name]

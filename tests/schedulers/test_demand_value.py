@@ -1,13 +1,14 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError, UnknownEntity
 from schedulers.adapter import NotKnown
 from schedulers.demand_value import OLDEST_S, row_of, value_of
 from schedulers.weather import DemandKey, Weather
+from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, small_demand
 from tests.schedulers.small_fleet import NOW_MS
 
@@ -57,7 +58,7 @@ def test_the_age_of_a_forecast_counts_until_it_is_too_old() -> None:
         row_of(later, FLEET)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(250)
 @given(st.sampled_from(QUANTILES), st.floats(0, 600))
 def test_a_value_lies_within_its_row(quantile: float, horizon_s: float) -> None:
     row = small_demand()[FLEET]

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError
 from schedulers.adapter import NotKnown
 from schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, pool_risks
 from schedulers.weather import Weather
+from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, outlook, weather
 
 POOLS = {"calm": 0.01, "shaky": 0.2, "bad": 0.6}
@@ -79,7 +80,7 @@ def test_a_question_of_another_shape_is_refused(body: bytes) -> None:
         ExpanderAdapter().verbs["best_options"].stale(body)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(500)
 @given(
     st.lists(st.tuples(st.sampled_from([*POOLS, "x", "y"]), st.integers(-3, 5_000)), min_size=1, max_size=8),
     st.dictionaries(st.sampled_from([*POOLS, "x"]), st.floats(0, 1)),

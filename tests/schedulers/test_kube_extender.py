@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError
@@ -226,7 +226,6 @@ def test_how_long_a_pod_will_run(annotation: str | None, deadline_s: int | None,
     assert made.limit_s == limit_s
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(NODES)) | st.text(), unique=True), st.integers(0, 20))
 def test_replies_are_about_the_nodes_asked_about_and_no_others(names: list[str], gpus: int) -> None:
     extender = KubeExtender()

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schedulers.kube_extender import Pieces
@@ -16,7 +16,6 @@ def compact(names: list[str]) -> bytes:
 NAMES = st.lists(st.text(min_size=0, max_size=40) | st.from_regex(r"[a-z]{1,3}[0-9]{1,3}", fullmatch=True), unique=True)
 
 
-@settings(deadline=None)
 @given(NAMES, st.lists(st.integers(0, 10**6), max_size=20))
 @example(["a", "a\0"], [0, 1])
 @example(["", "a"], [0])
@@ -61,7 +60,6 @@ def test_what_is_not_known_or_not_plainly_written_is_left_to_others(array: bytes
     assert NameIndex([]).rows(array) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=10), min_size=1), st.lists(st.integers(0, 10**6), max_size=9))
 def test_pieces_are_put_together_as_json(values: list[str], picks: list[int]) -> None:
     rows = np.array([pick % len(values) for pick in picks], np.intp)

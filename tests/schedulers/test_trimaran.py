@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers.adapter import NotKnown
 from schedulers.trimaran import TrimaranAdapter
 from schedulers.weather import Load, Weather
+from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, load
 
 NAMES = b"n1\nn2\nn3\nnew"
@@ -82,7 +83,7 @@ def test_a_body_is_made_once_a_board() -> None:
 SHARES = st.floats(0, 1) | st.just(np.nan)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(125)
 @given(st.dictionaries(st.sampled_from(["a", "b", 'q"\\', "ü"]), st.tuples(SHARES, SHARES), min_size=1), SHARES)
 def test_every_value_is_a_percentage_whatever_the_forecast(gpu: dict[str, tuple[float, float]], memory: float) -> None:
     busy = load(gpu, memory=dict.fromkeys(gpu, memory))

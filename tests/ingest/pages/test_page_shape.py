@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.pages.page_shape import WINDOW, LineRole, PageShape
+from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, reasons
 
 LINES = [
@@ -87,14 +88,14 @@ def test_a_page_that_begins_with_a_short_prefix_is_compared_whole() -> None:
 @given(
     st.lists(st.tuples(st.binary(min_size=1, max_size=3 * WINDOW), st.sampled_from(LineRole)), min_size=1, max_size=12)
 )
-@settings(max_examples=200)
+@examples(500)
 def test_a_shape_knows_its_prefixes(lines: list[tuple[bytes, LineRole]]) -> None:
     lines = [(prefix.replace(b"\n", b"_"), role) for prefix, role in [*lines, (b"last ", LineRole.IGNORED)]]
     assert shape_of(lines).prefixes() == [(prefix, role) for prefix, role in lines if role is not LineRole.NOTHING]
 
 
 @given(st.data())
-@settings(max_examples=300)
+@examples(750)
 def test_a_torn_page_is_read_as_by_a_decoder_that_keeps_no_shape(data: st.DataObject) -> None:
     whole = dcgm_page(gpus=3)
     at = data.draw(st.integers(0, len(whole)))

@@ -1,11 +1,12 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.samples import EntityKind
 from ingest.pages.text import MAX_BAD_LINES
+from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, labels, page, reasons
 
 POWER = "DCGM_FI_DEV_POWER_USAGE"
@@ -221,7 +222,7 @@ def test_labels_that_change_at_every_scrape_do_not_fill_the_memory() -> None:
     assert grown < 1_300_000
 
 
-@settings(max_examples=50)
+@examples(125)
 @given(st.lists(st.sampled_from(range(6)), max_size=8), st.lists(st.sampled_from(range(6)), max_size=8))
 def test_a_warm_decoder_reads_a_page_like_a_fresh_one(first: list[int], second: list[int]) -> None:
     variants = [

@@ -13,7 +13,7 @@ import cramjam
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.clock import ManualClock
@@ -24,6 +24,7 @@ from service.http.access import Access
 from service.http.body_budget import BodyBudget
 from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
 from service.http.problems import Problem
+from tests.fuzz.bounds import examples
 from tests.service.api_world import CLOSED_PORT, NOW_MS, publish
 
 BODY_BYTES = 2**16
@@ -134,7 +135,7 @@ REQUESTS = st.tuples(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=5))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150)
 def test_however_a_request_ends_its_share_comes_back(
     world: tuple[FastAPI, asyncio.Runner], requests: list[tuple[str, str, bytes, int, bool, str]]
 ) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.events import Finished, Resized, Started, Submitted
 from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
+from tests.fuzz.bounds import examples
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer.test_showback import ToldBoard
 from tests.service.placer_world import NOW_MS
@@ -120,7 +121,7 @@ jobs = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(jobs, st.integers(7, 60))
 def test_granted_gpu_seconds_are_thousandths_times_time(drawn: list[dict[str, Any]], tick_s: int) -> None:
     """However a job came to run, with shares or whole GPUs, however often a board is published."""

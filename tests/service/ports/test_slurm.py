@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.slurm_control import ControlledJob, ControlledNode, NodeChange, SlurmRefused
@@ -16,6 +16,7 @@ from schedulers.slurm import COMMENT, DRAIN, EXTRA, FEATURE, FEATURES, HOLD, OUR
 from service.doors import make_door
 from service.ports import slurm
 from service.ports.slurm import SlurmPort
+from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import weather
 
 DONE, CONFLICT = WriteOutcome.DONE, WriteOutcome.CONFLICT
@@ -215,7 +216,7 @@ acts = st.tuples(st.sampled_from([drain, resume, reconfigure, feature, extra]), 
 fleets = st.none() | st.dictionaries(names, st.sampled_from([0.0, 0.1, 0.9, float("nan")]))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(375)
 @given(st.lists(st.tuples(fleets, st.lists(acts, max_size=3), st.lists(acts, max_size=3)), max_size=8))
 def test_whatever_an_operator_does_meanwhile_stays(
     rounds: list[tuple[dict[str, float] | None, list[tuple[Act, str]], list[tuple[Act, str]]]],

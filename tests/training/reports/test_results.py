@@ -1,16 +1,17 @@
 """Intervals by block bootstrap: what they hold, and how often."""
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.fuzz.bounds import examples
 from training.reports.results import FEWEST, interval
 
 numbers = st.floats(0, 1e6) | st.just(0.0)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=120)
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(pairs, st.integers(1, 100), st.integers(0, 5))
 @example([(0.9, 5e-324)], 24, 0)
 @example([(1e6, 1e-308)] * FEWEST, 1, 0)

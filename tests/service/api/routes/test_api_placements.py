@@ -7,11 +7,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.clock import ManualClock
 from service.api.app import create_app
+from tests.fuzz.bounds import examples
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, publish, running
 
 
@@ -71,7 +72,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(body=json_values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=100))
 def test_no_body_makes_an_undocumented_5xx(world: tuple[Client, FakePlacer], body: bytes) -> None:
     client, _ = world
@@ -79,7 +80,7 @@ def test_no_body_makes_an_undocumented_5xx(world: tuple[Client, FakePlacer], bod
         assert client.post(path, content=body).status_code in (200, 202, 400, 422)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(150)
 @given(name=st.text(min_size=1, max_size=40), value=st.text(max_size=20))
 def test_no_path_and_no_query_makes_a_500(world: tuple[Client, FakePlacer], name: str, value: str) -> None:
     client, _ = world
