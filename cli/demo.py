@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.demo_evidence import evidence_of
 from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
-from cli.demo_report import Totals, Watch, false_nodes, judge_faults, verdict
+from cli.demo_report import Totals, Watch, false_nodes, is_flagged, judge_faults, verdict
 from cli.demo_screen import DemoScreen
 from fleet.process import bearer, child_environment
 
@@ -99,7 +100,9 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
         service = None
         try:
             screen.say("starting the simulated fleet")
-            await _wait_for(folder / "targets.txt", simulation, folder / "simulation.log")
+            # The service starts while the simulation still plays its past: targets.txt is read once it is there.
+            first = "queues.toml" if options.input == "trace" else "targets.txt"
+            await _wait_for(folder / first, simulation, folder / "simulation.log")
             config = _write_config(options, folder, clock)
             service = await _spawn(folder, "service.log", ["run", "--config", str(config)])
             run = DemoRun(options, folder, screen, stop)
@@ -121,6 +124,7 @@ class DemoRun:
         self.totals = Totals()
         self.placements = {"placed": 0, "refused": 0, "queued": 0}
         self._cursor = 0
+        self._looks: dict[str, tuple[Any, Any]] = {}  # flagged node → (reason, parts) when its reasons were last read
         self._story_lines = 0
         self._ingestion: dict[str, Any] = {}
         self._fleet: dict[str, Any] = {}
@@ -168,7 +172,7 @@ class DemoRun:
         while True:
             await asyncio.sleep(SETTLE_S)
             await self._poll(session)
-            if self.totals["bad_total"] >= self._simulated()["bad_records_injected"] or time.monotonic() > until:
+            if self.totals["bad_telemetry"] >= self._simulated()["bad_records_injected"] or time.monotonic() > until:
                 return
 
     async def _until_ready(
@@ -180,7 +184,7 @@ class DemoRun:
                 if process.returncode is not None:
                     raise typer.Exit(_died(name, process.returncode, self.folder))
             fleet = await _get(session, "/v1/fleet")
-            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"]:
+            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_told():
                 return
             if time.monotonic() > deadline:
                 typer.echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
@@ -192,12 +196,13 @@ class DemoRun:
             if self.totals.note(ingestion):
                 self.watch.restarted(int(ingestion["as_of_ms"]))
                 self.screen.say("the pipeline began anew")
-            self._ingestion = ingestion | {"bad_total": self.totals["bad_total"]}
+            self._ingestion = ingestion
         risk = await _get(session, "/v1/risk/nodes?limit=1000")
         self._fleet = await _get(session, "/v1/fleet") or self._fleet
         if risk:
             for node, reason in self.watch.note(risk["rows"], risk["as_of_ms"]):
                 self.screen.say(f"{node} flagged: {reason}")
+            await self._look_at_flagged(session, risk["rows"])
         answer = await _get(session, f"/v1/placements?after={self._cursor}")
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
@@ -205,6 +210,16 @@ class DemoRun:
             if row["request_id"] == ASKED:
                 self.screen.say(row["sentence"])
         self._tell_story()
+
+    async def _look_at_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
+        """Record every reason of the flagged nodes, since the ranking names only the first."""
+        for row in rows:
+            name, looks = row["node"], (row["reason"], row["parts"])
+            if not is_flagged(row) or self._looks.get(name) == looks:
+                continue
+            if node := await _get(session, f"/v1/nodes/{name}"):
+                self._looks[name] = looks
+                self.watch.record(name, evidence_of(node["reasons"]), node["as_of_ms"])
 
     def _tell_story(self) -> None:
         path = self.folder / "story.jsonl"
@@ -241,6 +256,11 @@ class DemoRun:
             return None
         return dict(json.loads(output)) if process.returncode == 0 else {"error": f"ended with {process.returncode}"}
 
+    def _is_past_told(self) -> bool:
+        """Whether the service knows the fleet's history, running jobs and queue: the page opens on all of it."""
+        path = self.folder / "sim.json"
+        return path.exists() and bool(self._simulated()["live"])
+
     def _simulated(self) -> dict[str, Any]:
         """The simulation's status file."""
         return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
@@ -261,7 +281,9 @@ class DemoRun:
             "nodes": len(self._fleet["nodes"]),
             "gpus": self._fleet["gpus"]["total"],
             "samples": self.totals["samples_total"],
-            "bad_records": self.totals["bad_total"],  # at least: what a pipeline counted just before its end is lost
+            "bad_records": self.totals[
+                "bad_telemetry"
+            ],  # at least: what a pipeline counted just before its end is lost
             "bad_records_injected": simulated["bad_records_injected"],
             "pipeline_restarts": self.totals.restarts,
             "ticks": self.totals["ticks"],

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-COUNTED = ("samples_total", "bad_total", "ticks")
-UNFLAGGED = frozenset({"none", "watch"})
+from cli.demo_evidence import REPORTED, UNFLAGGED, Evidence
+
+COUNTED = ("samples_total", "bad_telemetry", "ticks")
 SETTLED_AFTER_MS = 60_000
 LINGER_MS = 3_600_000
 RELEARN_MS = 1_800_000  # a pipeline that begins anew knows no usual values for so long
@@ -17,11 +18,32 @@ FALSE_NODES_ALLOWED = 2
 
 @dataclass(slots=True)
 class Flag:
-    """One spell during which the service flagged a node."""
+    """One spell during which the service flagged a node.
+
+    seen: (rule, entity, XID) → when it was first seen, and the evidence.
+    """
 
     since_ms: int
     until_ms: int
     reason: str
+    seen: dict[tuple[str, str, int], tuple[int, Evidence]] = field(default_factory=dict)
+
+    def add(self, evidence: Iterable[Evidence], now_ms: int) -> None:
+        """Record what speaks against the node now."""
+        for each in evidence:
+            code = round(each.value) if each.rule.startswith("xid_") else 0
+            self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
+
+    def first_of(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+        """(since when, sentence) of the earliest evidence of a fault's own kind and part."""
+        rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
+        return min(rows, default=None)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether nothing but what others reported asks for more than watching."""
+        rules = {each.rule for _, each in self.seen.values() if each.flags}
+        return bool(rules) and rules <= REPORTED
 
 
 @dataclass(slots=True)
@@ -57,11 +79,23 @@ class Watch:
         until_ms = self.flags[node][-1].until_ms
         return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
 
-    def detected(self, node: str, start_ms: int, end_ms: int | None) -> Flag | None:
-        """The first spell that overlaps a fault (a little after its end counts: windows remember)."""
-        last_ms = (end_ms or start_ms) + LINGER_MS
-        spells = self.flags.get(node, [])
-        return next((flag for flag in spells if flag.until_ms >= start_ms and flag.since_ms <= last_ms), None)
+    def record(self, node: str, evidence: Iterable[Evidence], now_ms: int) -> None:
+        """Record what speaks against a node that is flagged."""
+        if node in self._open:
+            self.flags[node][-1].add(evidence, now_ms)
+
+    def detected(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+        """(since when, sentence) of the first flag of a fault's own kind and part.
+
+        A little after its end counts, because windows remember.
+        """
+        start_ms = fault["start_ms"]
+        last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
+        for flag in self.flags.get(fault["node"], ()):
+            found = flag.first_of(fault)
+            if found and flag.until_ms >= start_ms and found[0] <= last_ms:
+                return found
+        return None
 
 
 @dataclass(slots=True)
@@ -73,8 +107,9 @@ class Totals:
     _running: Counter[str] = field(default_factory=Counter)
 
     def note(self, ingestion: Mapping[str, Any]) -> bool:
-        """Take one answer in; returns whether it is the first of a new life."""
+        """Record one answer. Returns whether it is the first of a new life."""
         now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
+        now["bad_telemetry"] = bad_telemetry(ingestion)
         began = any(now[name] < self._running[name] for name in COUNTED)
         if began:
             self.restarts += 1
@@ -84,6 +119,11 @@ class Totals:
 
     def __getitem__(self, name: str) -> int:
         return self._ended[name] + self._running[name]
+
+
+def bad_telemetry(ingestion: Mapping[str, Any]) -> int:
+    """Bad records of all sources but the inbox, into which anybody may push."""
+    return sum(int(source["bad"]) for source in ingestion.get("sources", ()) if source["kind"] != "inbox")
 
 
 def is_flagged(row: Mapping[str, Any]) -> bool:
@@ -98,28 +138,29 @@ def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) 
         if fault.get("benign") or fault["start_ms"] > now_ms:
             continue
         seen_from = fault.get("visible_ms") or fault["start_ms"]
-        flag = watch.detected(fault["node"], fault["start_ms"], fault.get("end_ms"))
+        found = watch.detected(fault)
         rows.append(
             {
                 "kind": fault["kind"],
                 "node": fault["node"],
                 "gpu": fault.get("gpu"),
+                "port": fault.get("port"),
                 "start_ms": seen_from,
                 "visible": bool(fault.get("visible")),
-                "detected_ms": max(flag.since_ms, seen_from) if flag else None,
-                "reason": flag.reason if flag else None,
+                "detected_ms": max(found[0], seen_from) if found else None,
+                "reason": found[1] if found else None,
             }
         )
     return rows
 
 
 def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
-    """Nodes flagged in a spell that no fault of theirs (visible or not) explains."""
+    """Nodes flagged in a spell that no fault of theirs (visible or not) explains, and that nobody reported."""
     wrong = set()
     for node, spells in watch.flags.items():
         faults = [fault for fault in truth if fault["node"] == node and not fault.get("benign")]
         for flag in spells:
-            if not any(
+            if not flag.is_reported and not any(
                 fault["start_ms"] <= flag.until_ms
                 and (fault.get("end_ms") is None or flag.since_ms <= fault["end_ms"] + LINGER_MS)
                 for fault in faults

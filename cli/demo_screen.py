@@ -81,11 +81,10 @@ class DemoScreen:
         if self._status is not None:
             self._status.stop()
         table = Table(title="Faults that were injected", title_justify="left", box=None, pad_edge=False)
-        for column in ("fault", "where", "found after", "reason"):
+        for column in ("fault", "where", "found after (fleet time)", "reason"):
             table.add_column(column)
         for row in report["faults"]:
-            where = row["node"] if row["gpu"] is None else f"{row['node']} GPU {row['gpu']}"
-            table.add_row(row["kind"], where, _found(row), row["reason"] or "")
+            table.add_row(row["kind"], _where(row), _found(row), row["reason"] or "")
         self.console.print(table)
         self.console.print(f"falsely flagged nodes: {', '.join(report['false_nodes']) or 'none'}", markup=False)
         _worth(self.console, report["worth"])
@@ -98,6 +97,16 @@ def _count(number: int, noun: str) -> str:
     ('1 node', '2 nodes')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    """
+    >>> _where({"node": "n001", "gpu": None, "port": 3})
+    'n001 port mlx5_3'
+    """
+    if row["port"] is not None:
+        return f"{row['node']} port mlx5_{row['port']}"
+    return str(row["node"]) if row["gpu"] is None else f"{row['node']} GPU {row['gpu']}"
 
 
 def _found(row: Mapping[str, Any]) -> str:

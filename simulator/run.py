@@ -48,6 +48,7 @@ STATUS_S = 1.0  # wall
 REQUEST_TIMEOUT_S = 15.0  # wall
 BAD_SHARE = 0.003
 WEEKS = 4
+RUSH_H = 5  # of fleet time: 20 minutes of a demonstration
 IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 
 
@@ -85,6 +86,8 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     settings = load_fault_settings(options.faults)
     fleet = SimulatedFleet(spec, options.seed)
     spec.write_topology(options.out / "topology.toml")
+    if options.teams:  # a service may start from here on
+        _replace(options.out / "queues.toml", queues_toml(spec.nodes * spec.gpus).encode())
     trace = load_trace(
         options.data,
         nodes=spec.nodes,
@@ -92,10 +95,10 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         now_ms=options.clock.epoch_ms,
         at=options.at,
         seed=options.seed,
+        rush_h=RUSH_H,
     )
     if options.teams:
         trace = with_teams(trace)
-        (options.out / "queues.toml").write_text(queues_toml(spec.nodes * spec.gpus), encoding="utf-8")
     replay = fast_forward(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
@@ -107,7 +110,9 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         works = [driver.run(), _advance(fleet, options)] + ([story.run()] if options.story else [])
         async with _served(fleet, options) as served:
             works.append(_trouble(driver, fleet, settings, served))
-            await _until(stop, works, served, options, quiet, lambda: about | driver.status())
+            await _until(
+                stop, works, served, options, quiet, lambda: about | driver.status() | {"live": driver.live.is_set()}
+            )
         append_truth(options.out / "truth.jsonl", fleet.faults.changes())
 
 
@@ -161,7 +166,7 @@ async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: 
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
         works = [outbox.run(), _send_runs(fleet, outbox, options)]
-        about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0}
+        about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0, "live": True}
         async with _served(fleet, options) as served:
             works.append(_break_when_ready(api, served))
             await _until(stop, works, served, options, quiet, lambda: about | {"jobs": {"running": len(fleet.names)}})

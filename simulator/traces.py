@@ -19,6 +19,7 @@ DEFAULT_AT = "2020-05-12T20:25"
 VENUS = Path("jobs") / "venus" / "venus_gpu_jobs.parquet"
 WEEK_MS = 7 * 86_400_000
 HOUR_MS = 3_600_000
+RUSH_STEP_MS = 600_000
 POOL = "train"  # the queue of jobs that no team owns
 LONGEST_RUN_S = 172_800.0  # Venus clamps run times at 48 h; so does the generator
 
@@ -100,9 +101,12 @@ def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
 
 
 def load_trace(
-    data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0
+    data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0, rush_h: int = 0
 ) -> JobTrace:
-    """The Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator. ValueError on a bad `at`."""
+    """The Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator. ValueError on a bad `at`.
+
+    rush_h: how long the generator's demand stays above the fleet after the start.
+    """
     at_ms = parse_time_ms(at)
     start_ms = shifted_start_ms(at_ms, now_ms)
     path = data / VENUS
@@ -111,7 +115,7 @@ def load_trace(
     else:
         capacity = nodes * gpus_per_node
         note = f"FLEETCAST_DATA not found at {data}: using the seeded generator"
-        trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed), note=note)
+        trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed, rush_h=rush_h), note=note)
     return fit_to_fleet(trace, nodes=nodes, gpus_per_node=gpus_per_node)
 
 
@@ -180,20 +184,25 @@ def _class_of(job: str, gpus: int) -> JobClass:
 
 
 def generate_trace(
-    capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14
+    capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14, rush_h: int = 0
 ) -> JobTrace:
     """A trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
 
     Submits come in bursts by hour and weekday, run times are heavy-tailed, load is half the capacity until a last rush.
+    For `rush_h` hours after the start, the jobs that would still run without any wait need more than the fleet. So a
+    queue stands all the time, whatever places the jobs.
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS
     submit_ms = _arrivals(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
     gpus = _sizes(rng, len(submit_ms), capacity_gpus)
     run_s = _run_times(rng, len(submit_ms))
-    rush = _rush(rng, submit_ms, run_s, gpus, start_ms, capacity_gpus)
-    submit_ms = np.concatenate([submit_ms, rush[0]])
-    run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
+    at_ms, span_ms = start_ms, 5 * HOUR_MS
+    for _ in range(1 + rush_h * HOUR_MS // RUSH_STEP_MS):
+        rush = _rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)
+        submit_ms = np.concatenate([submit_ms, rush[0]])
+        run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
+        at_ms, span_ms = at_ms + RUSH_STEP_MS, RUSH_STEP_MS
     order = np.argsort(submit_ms, kind="stable")
     jobs = tuple(f"g{seed}-{number:06d}" for number in range(len(order)))
     users = rng.zipf(1.6, len(order)).clip(max=60)
@@ -242,16 +251,20 @@ def _rush(
     submit_ms: NDArray[np.int64],
     run_s: NDArray[np.float64],
     gpus: NDArray[np.int32],
-    start_ms: int,
+    at_ms: int,
+    span_ms: int,
     capacity_gpus: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
-    """(submit_ms, run_s, gpus) of further jobs that lift the demand at the start to 1.15 of the capacity."""
-    alive = (submit_ms <= start_ms) & (submit_ms + run_s * 1000 > start_ms)
+    """(submit_ms, run_s, gpus) of further jobs that lift the demand at a time to 1.15 of the capacity.
+
+    They come in the `span_ms` before it.
+    """
+    alive = (submit_ms <= at_ms) & (submit_ms + run_s * 1000 > at_ms)
     missing = int(1.15 * capacity_gpus) - int(gpus[alive].sum())
     sizes: list[int] = []
     while missing > 0:
         sizes.append(int(_sizes(rng, 1, min(capacity_gpus, max(8, capacity_gpus // 8)))[0]))
         missing -= sizes[-1]
-    ago_ms = rng.integers(0, 5 * HOUR_MS, len(sizes))
+    ago_ms = rng.integers(0, span_ms, len(sizes))
     runs = ago_ms / 1000 + rng.uniform(1800.0, 8 * 3600.0, len(sizes))
-    return start_ms - ago_ms, runs, np.array(sizes, np.int32)
+    return at_ms - ago_ms, runs, np.array(sizes, np.int32)

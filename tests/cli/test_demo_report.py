@@ -1,6 +1,11 @@
 from typing import Any
 
+import pytest
+
+from cli.demo_evidence import SHOWN_BY, UNFLAGGED, evidence_of
 from cli.demo_report import Totals, Watch, false_nodes, judge_faults, verdict
+from models.risk.rules import BY_NAME
+from simulator.magnitudes import FAULT_KINDS
 
 MINUTE = 60_000
 
@@ -19,6 +24,21 @@ def fault(node: str, start_ms: int, **extra: Any) -> dict[str, Any]:
     }
 
 
+THROTTLES = "GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC"
+ECC = "GPU 3: 416 corrected ECC errors in 10 min"
+
+
+def reason(feature: str, entity: str, sentence: str, value: float = 1.0) -> dict[str, Any]:
+    return {"feature": feature, "entity": entity, "sentence": sentence, "value": value}
+
+
+def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> Watch:
+    watch = Watch()
+    watch.note([row(node)], since_ms)
+    watch.record(node, evidence_of(list(reasons)), since_ms)
+    return watch
+
+
 def report(faults: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
     return {
         "samples": 1,
@@ -31,13 +51,64 @@ def report(faults: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
     }
 
 
-def test_a_fault_is_detected_when_its_node_is_flagged() -> None:
+def test_a_fault_is_detected_when_its_node_is_flagged_for_it() -> None:
     watch = Watch()
     watch.note([row("n1", "none")], 10)
     assert watch.note([row("n1")], 20) == [("n1", "hot")]
+    watch.record("n1", evidence_of([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
     assert watch.note([row("n1")], 30) == []
+    watch.record("n1", evidence_of([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
-    assert (judged["detected_ms"], judged["reason"]) == (20, "hot")
+    assert (judged["detected_ms"], judged["reason"]) == (30, THROTTLES)
+
+
+@pytest.mark.parametrize(
+    ("found", "extra", "reasons"),
+    [
+        (True, {}, [("sm_clock_mhz", "n1/3", THROTTLES)]),
+        (False, {}, [("sm_clock_mhz", "n1/4", THROTTLES)]),  # another GPU's
+        (False, {}, [("ecc_sbe_volatile", "n1/3", ECC)]),  # another kind's
+        (True, {}, [("ecc_sbe_volatile", "n1/3", ECC), ("sm_clock_mhz", "n1/3", THROTTLES)]),
+        (True, {"kind": "ecc_storm"}, [("ecc_sbe_volatile", "n1/3", ECC)]),
+        (True, {"kind": "power_brake", "gpu": None}, [("sm_clock_mhz", "n1/0", "GPU 0: power brake since 20:35 UTC")]),
+        (False, {"kind": "power_brake", "gpu": None}, [("sm_clock_mhz", "n1/0", THROTTLES)]),
+        (
+            True,
+            {"kind": "slow_nic", "gpu": None, "port": 1},
+            [("tx_bytes", "n1/mlx5_1/1", "port mlx5_1: moves 2.45 GB/s, its sibling ports 3.86 GB/s")],
+        ),
+        (
+            False,
+            {"kind": "slow_nic", "gpu": None, "port": 1},
+            [("tx_bytes", "n1/mlx5_2/1", "port mlx5_2: moves 2.45 GB/s, its sibling ports 3.86 GB/s")],
+        ),
+        (False, {"kind": "ib_flap", "gpu": None, "port": 1}, [("sm_clock_mhz", "n1/1", THROTTLES)]),
+    ],
+)
+def test_only_a_flag_of_its_own_kind_and_part_finds_a_fault(
+    found: bool, extra: dict[str, Any], reasons: list[tuple[str, str, str]]
+) -> None:
+    watch = flagged("n1", 20, *(reason(*each) for each in reasons))
+    (judged,) = judge_faults([fault("n1", 15, **extra)], watch, 40)
+    assert (judged["detected_ms"] is not None) is found
+
+
+def test_an_xid_finds_the_kind_that_it_is_a_code_of() -> None:
+    xid = reason("xid", "n1/3", "GPU 3: XID 79: GPU has fallen off the bus at 21:24 UTC", 79.0)
+    truth = [fault("n1", 15, kind=kind) for kind in ("gpu_off_bus", "ecc_storm")]
+    found = [row["detected_ms"] for row in judge_faults(truth, flagged("n1", 20, xid), 40)]
+    assert found == [20, None]
+
+
+def test_every_fault_kind_of_the_simulator_has_rules_that_show_it() -> None:
+    assert set(SHOWN_BY) == set(FAULT_KINDS)
+    assert all(BY_NAME[rule].action not in UNFLAGGED for rules in SHOWN_BY.values() for rule in rules)
+
+
+def test_a_healthy_node_that_a_visitor_reports_lost_is_not_held_against_the_service() -> None:
+    lost = reason("node_lost", "n1", "node reported lost at 20:41 UTC")
+    assert false_nodes([], flagged("n1", 20, lost)) == []
+    assert false_nodes([], flagged("n1", 20, lost, reason("sm_clock_mhz", "n1/3", THROTTLES))) == ["n1"]
 
 
 def test_a_flag_that_ended_before_the_fault_detects_nothing() -> None:
@@ -94,9 +165,20 @@ def test_without_a_restart_a_flag_that_comes_back_is_a_new_one() -> None:
 def test_counters_go_on_over_the_lives_of_a_pipeline() -> None:
     totals = Totals()
     lives = [(100, 3), (200, 5), (40, 1), (90, 4)]
-    began = [totals.note({"samples_total": samples, "bad_total": bad, "ticks": 1}) for samples, bad in lives]
+    began = [totals.note(ingestion(samples, scrape=bad)) for samples, bad in lives]
     assert began == [False, False, True, False]
-    assert (totals["samples_total"], totals["bad_total"], totals.restarts) == (290, 9, 1)
+    assert (totals["samples_total"], totals["bad_telemetry"], totals.restarts) == (290, 9, 1)
+
+
+def ingestion(samples: int, **bad: int) -> dict[str, Any]:
+    sources = [{"name": name, "kind": name, "bad": count} for name, count in bad.items()]
+    return {"samples_total": samples, "bad_total": sum(bad.values()), "ticks": 1, "sources": sources}
+
+
+def test_bad_records_that_a_visitor_pushes_are_not_counted_against_the_injected_ones() -> None:
+    totals = Totals()
+    totals.note(ingestion(100, scrape=3, inbox=500))
+    assert totals["bad_telemetry"] == 3
 
 
 def test_bad_records_need_not_all_be_counted_where_a_pipeline_ended() -> None:

@@ -119,3 +119,14 @@ def test_fitting_again_changes_nothing():
 def test_venus_passes_the_fleet_at_the_default_start():
     trace = load_trace(DATA, nodes=133, gpus_per_node=8, now_ms=NOW_MS)
     assert gpus_running(trace, trace.start_ms) > 1064
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_a_rush_keeps_more_work_than_the_fleet_holds(seed: int) -> None:
+    """At every minute, jobs that would run without any wait need more than all GPUs, so some wait."""
+    capacity, start_ms, rush_h = 1064, 1_600_000_000_000, 5
+    trace = generate_trace(capacity, start_ms=start_ms, seed=seed, rush_h=rush_h)
+    end_ms = trace.submit_ms + (trace.run_s * 1000).astype(np.int64)
+    for minute in range(rush_h * 60):
+        now_ms = start_ms + minute * 60_000
+        assert trace.gpus[(trace.submit_ms <= now_ms) & (end_ms > now_ms)].sum() > capacity, minute

@@ -1,0 +1,95 @@
+"""Which reasons of a flagged node show which kind of injected fault, and on which part. Pure.
+
+The service's answers name no rule, so the rule of a reason is found by its feature and by its sentence's template.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from models.risk.rules import BY_NAME, RULES
+
+UNFLAGGED = frozenset({"none", "watch"})
+SLOW_CLOCK = frozenset({"clock_low", "clock_halved", "gang_outlier"})  # they do not say why a clock is slow
+SHOWN_BY: Mapping[str, frozenset[str]] = {
+    "thermal_throttle": SLOW_CLOCK | {"thermal_throttle"},
+    "power_brake": SLOW_CLOCK | {"power_brake"},
+    "ecc_storm": frozenset({"ecc_uncorrectable", "ecc_burst", "row_remap_failure", "row_remapped"}),
+    "gpu_off_bus": frozenset({"gpu_vanished", "gpus_missing"}),
+    "pcie_downgrade": frozenset({"pcie_width", "pcie_gen", "pcie_replays", "slow_link"}),
+    "ib_flap": frozenset({"link_down", "link_flap", "link_errors", "link_drops"}),
+    "slow_nic": frozenset({"slow_nic", "link_speed", "link_timeouts", "slow_link"}),
+    "node_lost": frozenset({"node_silent", "node_lost"}),
+    "cpu_contention": frozenset({"cpu_stolen"}),
+}
+XIDS: Mapping[int, str] = {79: "gpu_off_bus", **dict.fromkeys((48, 63, 64, 92, 94, 95), "ecc_storm")}
+REPORTED = (
+    frozenset(  # by the events of a site or of a visitor: whoever reports a healthy node is wrong, not the service
+        {
+            "node_lost",
+            "xid_reported",
+            "xid_noted",
+            "health_failed",
+            "health_degraded",
+            "link_predicted",
+            "drain_requested",
+        }
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One reason of a flagged node. `rule` is empty for a sentence of no rule."""
+
+    rule: str
+    entity: str
+    value: float
+    sentence: str
+
+    @property
+    def flags(self) -> bool:
+        """Whether its rule asks for more than watching."""
+        return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
+
+    def shows(self, fault: Mapping[str, Any]) -> bool:
+        """Whether this is about the kind of a fault, and about its part or its whole node."""
+        if not self.flags or not self._is_on(fault):
+            return False
+        if self.rule.startswith("xid_"):
+            return XIDS.get(round(self.value)) == fault["kind"]
+        return self.rule in SHOWN_BY.get(str(fault["kind"]), frozenset())
+
+    def _is_on(self, fault: Mapping[str, Any]) -> bool:
+        node, *part = self.entity.split("/")
+        if node != fault["node"]:
+            return False
+        if not part:
+            return True
+        if len(part) == 1:  # a GPU
+            return fault.get("port") is None and fault.get("gpu") in (None, int(part[0]))
+        return fault.get("gpu") is None and fault.get("port") is not None and part[0] == f"mlx5_{fault['port']}"
+
+
+def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[Evidence, ...]:
+    """The `reasons` of `/v1/nodes/{node}`."""
+    return tuple(
+        Evidence(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
+        for row in reasons
+    )
+
+
+def _rule_of(feature: str, sentence: str) -> str:
+    """
+    >>> _rule_of("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
+    'power_brake'
+    """
+    said = re.sub(r"^(GPU|port) [^:]*: ", "", sentence)
+    return next((rule.name for rule in RULES if rule.feature == feature and _template(rule.says).fullmatch(said)), "")
+
+
+@cache
+def _template(says: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{\w+\\\}", ".*", re.escape(says)))
