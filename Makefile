@@ -52,13 +52,12 @@ setup: $(VENV)/.installed-dev
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fleetcast needs Python >= 3.11, found " + sys.version.split()[0] + "; set PYTHON=/path/to/python3.11")'
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@echo "installing locked dependencies into $(VENV) ..."
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements.lock
+	@$(BIN)/python deploy/install_locked.py requirements.lock
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements-dev.lock
+	@$(BIN)/python deploy/install_locked.py requirements-dev.lock
 	@touch $@
 
 lock: ## refresh the lock files (needs uv)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from cli.options import check_outputs
 from cli.results_table import bench_rows, machine_note, short, write_table
 
 SIZES = (1_000, 10_000, 100_000)
@@ -25,7 +26,8 @@ def bench(
         Path | None, typer.Option(help="Replace the tables of these benchmarks in this Markdown file.")
     ] = None,
     size: Annotated[
-        list[int] | None, typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000; some have their own].")
+        list[int] | None,
+        typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000; some have their own].", min=1),
     ] = None,
 ) -> None:
     """Measure the hot paths beside the library that one would use instead, in the same run.
@@ -44,6 +46,7 @@ def bench(
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAME")
+    check_outputs(Path(json_path) if json_path else None, results=results)
     failed = False
     with _output(json_path) as file:
         for name in names or known:

@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 from typer.core import TyperCommand
 
 from fleet.errors import ConfigError, FleetcastError
 
+URL = re.compile(r"[A-Za-z][\w+.-]*:")
 LARGEST = 2**63 - 1
 SHOWN = 80  # characters of a value
 
@@ -24,8 +26,22 @@ SHOWN = 80  # characters of a value
 class CheckedCommand(TyperCommand):
     """A command whose options are checked before its function runs."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the value where only the option is named."""
+        before = list(args)
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            value = _typed(before, error.param)
+            if value is not None and not _holds(error.message, value):
+                error.message = f"{_shown(value)}: {error.message}"
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         given = list(_given(self, ctx))
+        for name, value in ctx.params.items():
+            if isinstance(value, Path) and URL.match(str(value)):  # libraries for files would take it for a URL
+                ctx.params[name] = value.absolute()
         for option, value in given:
             why = _unusable(value)
             if why:
@@ -63,6 +79,17 @@ def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
             yield name, each
 
 
+def _typed(args: list[str], param: Any) -> str | None:
+    """Return the text that was typed for an option, or None for an argument."""
+    for place, arg in enumerate(args):
+        for option in getattr(param, "opts", ()):
+            if arg == option and place + 1 < len(args):
+                return args[place + 1]
+            if arg.startswith(f"{option}="):
+                return arg.partition("=")[2]
+    return None
+
+
 def _unusable(value: Any) -> str:
     """Return why no command can use a value, or an empty string."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -77,6 +104,10 @@ def _unusable(value: Any) -> str:
             text.encode()
         except UnicodeEncodeError:
             return "must be text in UTF-8"
+        try:
+            urlsplit(text)
+        except ValueError as error:
+            return f"is no URL: {error}"
     return ""
 
 

@@ -44,6 +44,8 @@ def refuse_unknown_token() -> None:
 def fresh(folder: Path) -> Iterator[Path]:
     """An empty run folder, ours until the end. Only a folder that an earlier demo made, and left, is emptied."""
     mark = folder / "demo"
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="--folder")
     if folder.exists():
         if any(folder.iterdir()) and not mark.exists():
             raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")

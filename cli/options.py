@@ -27,7 +27,7 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="The file th
 StateOption = Annotated[
     str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
 ]
-SeedOption = Annotated[int, typer.Option(help="Same seed, same numbers.")]
+SeedOption = Annotated[int, typer.Option(help="Same seed, same numbers.", min=0)]
 DaskOption = Annotated[
     str | None, typer.Option("--dask", help="Address of a Dask scheduler, tcp://host:8786; else it is done here.")
 ]
@@ -37,6 +37,23 @@ HtmlOption = Annotated[Path | None, typer.Option("--html", help="A report with p
 ForecasterOption = Annotated[
     list[str] | None,
     typer.Option(help="package.module:Class of your own, judged beside the baselines of demand. Repeat for more."),
+]
+
+
+def _check_moment(text: str) -> str:
+    """Refuse what is no moment of the trace, before anything is loaded."""
+    from simulator.traces import parse_time_ms
+
+    try:
+        parse_time_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}: {error}; expected a date and time such as 2020-05-12T20:25") from None
+    return text
+
+
+AtOption = Annotated[str, typer.Option(help="Where in the job trace to begin (UTC).", callback=_check_moment)]
+SpeedOption = Annotated[
+    float, typer.Option(help="How much faster than real time the fleet runs.", min=0.001, max=1_000_000)
 ]
 
 STDOUT = Path("-")

@@ -43,7 +43,7 @@ def run(
         int | None, typer.Option(help="With --role pipeline: which of [pipeline] instances, from 0 [0].")
     ] = None,
     state: Annotated[str | None, typer.Option(help="Folder for inbox, board, snapshots and ledger [var].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].", min=1, max=65_534)] = None,
     topology: Annotated[str | None, typer.Option(help="Topology file or folder; see fleetcast topology.")] = None,
     log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
     log_level: Annotated[logs.LogLevel | None, typer.Option(help="The least that is told [info].")] = None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.options import AtOption, SpeedOption
+
 if TYPE_CHECKING:
     from fleet.clock import ScaledClock
     from simulator.fault_file import FaultFile
@@ -24,9 +26,9 @@ app = typer.Typer(
 
 @app.command("day")
 def day(
-    seed: Annotated[int, typer.Option(help="First seed; the same seed gives the same numbers.")] = 1,
+    seed: Annotated[int, typer.Option(help="First seed; the same seed gives the same numbers.", min=0)] = 1,
     seeds: Annotated[int, typer.Option(help="How many days to simulate.", min=2)] = 16,
-    at: Annotated[str, typer.Option(help="Where in the trace the day begins (UTC).")] = "2020-05-12T20:25",
+    at: AtOption = "2020-05-12T20:25",
 ) -> None:
     """Simulate a day with a risk-blind engine and with ours: GPU-hours lost to faults and stragglers.
 
@@ -41,10 +43,10 @@ def day(
 
 @app.command("starts")
 def starts(
-    seed: Annotated[int, typer.Option(help="First seed of the job generator.")] = 1,
+    seed: Annotated[int, typer.Option(help="First seed of the job generator.", min=0)] = 1,
     seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
-    hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1)] = 3.0,
-    at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T20:25",
+    hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1, max=10_000)] = 3.0,
+    at: AtOption = "2020-05-12T20:25",
     teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
 ) -> None:
     """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
@@ -79,17 +81,19 @@ def cluster(
     api: Annotated[
         str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")
     ] = "http://127.0.0.1:8080",
-    epoch_ms: Annotated[int | None, typer.Option(help="Fleet time at --wall-ms [the shifted --at].")] = None,
-    wall_ms: Annotated[int | None, typer.Option(help="Machine time of the start [now].")] = None,
-    speed: Annotated[float, typer.Option(help="How much faster than real time the fleet runs.")] = 15.0,
-    seed: Annotated[int, typer.Option(help="Seed of workloads, faults and the job generator.")] = 1,
-    at: Annotated[str, typer.Option(help="Where in the trace to begin (UTC).")] = "2020-05-12T20:25",
+    epoch_ms: Annotated[
+        int | None, typer.Option(help="Fleet time at --wall-ms [the shifted --at].", min=0, max=2**47)
+    ] = None,
+    wall_ms: Annotated[int | None, typer.Option(help="Machine time of the start [now].", min=0, max=2**47)] = None,
+    speed: SpeedOption = 15.0,
+    seed: Annotated[int, typer.Option(help="Seed of workloads, faults and the job generator.", min=0)] = 1,
+    at: AtOption = "2020-05-12T20:25",
     input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded runs.")] = "trace",
     story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
-    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1)] = 133,
+    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
     teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
-    port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].")] = 0,
+    port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[
         str, typer.Option(help="The topic of it; made where it is not there.")
@@ -135,7 +139,7 @@ def cluster(
 def faults(
     out: Annotated[Path | None, typer.Option(help="Data folder: writes faults/simulated/NAME-SEED in it.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of everything that is drawn [the defaults].")] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the file's.", min=0)] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help="Inject into the recorded H100 runs instead.")] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show the settings as a file; do no more.")
@@ -169,7 +173,7 @@ def faults(
 @app.command("steps")
 def steps(
     out: Annotated[Path, typer.Option(help="Data folder: writes telemetry/rendered/NAME in it.")],
-    seed: Annotated[int, typer.Option(help="Seed of patterns and noise.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of patterns and noise.", min=0)] = 1,
     series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
 ) -> None:
     """Real step times as the telemetry they would have left, with the true period and steps beside.
@@ -193,7 +197,7 @@ def steps(
 
 @app.command("compare")
 def compare(
-    seed: Annotated[int, typer.Option(help="Seed of the simulated side.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the simulated side.", min=0)] = 1,
 ) -> None:
     """How far healthy simulated telemetry is from recorded H100 runs: a Kolmogorov-Smirnov distance a quantity.
 
@@ -241,8 +245,6 @@ def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> 
     from fleet.clock import ScaledClock
     from simulator.traces import parse_time_ms, shifted_start_ms
 
-    if not speed > 0:
-        raise typer.BadParameter(f"{speed}: must be greater than 0", param_hint="--speed")
     wall_ms = time.time_ns() // 1_000_000 if wall_ms is None else wall_ms
     try:
         start_ms = shifted_start_ms(parse_time_ms(at), wall_ms)

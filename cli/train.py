@@ -184,7 +184,7 @@ def risk(
     out: Annotated[Path, typer.Option(help="Without --archive: where to write the coefficients (JSON).")] = Path(
         "node_risk.json"
     ),
-    seed: Annotated[int, typer.Option(help="Same seed, same coefficients.")] = 7,
+    seed: Annotated[int, typer.Option(help="Same seed, same coefficients.", min=0)] = 7,
     runs: Annotated[int, typer.Option(min=3, help="Simulated fleets; the last fifth judges.")] = 10,
     hours: Annotated[float, typer.Option(min=1.0, help="Fleet time of each run.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=4, help="Nodes of each fleet.")] = 24,

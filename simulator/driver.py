@@ -103,8 +103,9 @@ class Driver:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outbox.run())
             await self._send_past()
-            self.live.set()
             tasks.create_task(self._post_requests())
+            await self._requests.join()
+            self.live.set()
             tasks.create_task(self._poll())
             tasks.create_task(self._tick())
 
@@ -158,6 +159,7 @@ class Driver:
             live = await self._requests.get()
             if not await self.api.enqueue(live.request(self.gpus_per_node)):
                 self._give_up(live.request_id)
+            self._requests.task_done()
 
     def _give_up(self, request_id: str) -> None:
         """The engine will never place this: its owner forgets it."""

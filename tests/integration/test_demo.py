@@ -15,7 +15,7 @@ def test_a_bounded_demo_keeps_its_promises(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "cli.main", "demo", "--seconds", "60", "--json", str(out), "--no-worth"]
     command += ["--port", str(free_port()), "--folder", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(out.read_text())
     assert report["samples"] > 100_000

@@ -1,0 +1,228 @@
+"""Command lines in which one option has a value that its author did not expect, each run in a forked child.
+
+The modules are loaded once, and a child that hangs or dies harms no other. Long work is replaced by its beginning: a
+command that gets there has accepted the value.
+"""
+
+import importlib
+import io
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from cli import logs
+from cli.main import app
+from fleet.errors import ConfigError, FleetcastError
+
+LIMIT_S = 120.0  # wall, on a machine with much else to do
+SHOWN = 30  # characters of a value that its refusal must hold
+BUG = 99
+LONG = "x" * 5000
+INTEGERS = ("", "x", "-1", "0", "-99999999999999999999", "99999999999999999999", "99999", "1.5")
+NUMBERS = ("", "x", "-1", "0", "nan", "inf", "-inf", "1e308", "1e-320")
+TEXTS = ("", " ", "missing/nowhere", "folder", "empty", "binary", "a\nb", "a\0b", "\u202eé\U0001f600", LONG, "-1")
+TEXTS += ("99999999999999999999", "nan", "file:", "http://[", "127.0.0.1:99999", "--", "2020-13-45", "\udcff")
+FLAGS = ("junk",)
+REQUIRED = {  # what a command needs beside the option under test
+    "*": {"--from": "2026-01-01", "--out": "out", "--keep-days": "3", "--faults": "empty", "--at": "2026-01-01"},
+    "run": {"--state": "state"},
+    "demo": {"--folder": "demo"},
+    "backfill": {"--timeout": "0.2", "URL": "http://127.0.0.1:1"},
+    "train history": {"--nodes": "empty"},
+    "play": {"--capacity": "8"},
+}
+BEGINNINGS = (  # module, and what it calls once everything is accepted
+    ("service.supervise", "Supervisor.run"),
+    ("cli.demo", "_spawn"),
+    ("cli.simulate", "worth_of_a_day"),
+    ("cli.waiting_fleet", "WaitingFleet.live"),
+    ("simulator.run", "run_simulation"),
+    ("simulator.instrument", "simulate_faults"),
+    ("simulator.rendered_steps", "render_steps"),
+    ("simulator.realism", "compare_with_recordings"),
+    ("cli.bench", "_run"),
+)
+
+
+class Begun(BaseException):
+    """The work begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostileCase:
+    """A command line with `value` for `option`. The option is empty for the line without a hostile value."""
+
+    command: str
+    option: str
+    value: str
+    line: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.command} {self.option} {self.value[:SHOWN]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class CliEnd:
+    """How a child ended; `code` is None for one that had to be killed."""
+
+    code: int | None
+    output: str
+
+
+def commands() -> dict[str, Any]:
+    """Command line, such as `queues import slurm` → command."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, words: tuple[str, ...]) -> None:
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, (*words, name))
+        if not hasattr(command, "commands"):
+            found[" ".join(words)] = command
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+def cases_of(command: str) -> Iterator[HostileCase]:
+    """The line without a hostile value, then every option and argument with every value for its type."""
+    found = commands()[command]
+    yield HostileCase(command, "", "", _line(found, command, None, ""))
+    for param in found.params:
+        name = param.opts[-1] if param.param_type_name == "option" else param.metavar or str(param.name).upper()
+        for value in _values(param):
+            yield HostileCase(command, name, value, _line(found, command, param, value))
+
+
+def _values(param: Any) -> Sequence[str]:
+    kind = param.type_descriptor.annotation
+    while inner := [each for each in typing.get_args(kind) if each is not type(None)]:
+        kind = inner[0]
+    return {int: INTEGERS, float: NUMBERS, bool: FLAGS}.get(kind, TEXTS)
+
+
+def _line(command: Any, words: str, tested: Any, value: str) -> tuple[str, ...]:
+    given = {**REQUIRED["*"], **REQUIRED.get(words, {})}
+    options: list[str] = []
+    arguments: list[str] = []
+    for param in command.params:
+        name = param.opts[-1]
+        if param.param_type_name == "argument":
+            if param is tested or param.required:
+                arguments.append(value if param is tested else given.get(str(param.name).upper(), "empty"))
+        elif param is tested:
+            options.append(f"{name}={value}")
+        elif param.required or name in REQUIRED.get(words, {}):
+            options += [name, given[name]]
+    return (*words.split(), *options, "--", *arguments)
+
+
+def load_everything() -> None:
+    """Import what the commands import when they run, once for all children."""
+    for module, _ in BEGINNINGS:
+        importlib.import_module(module)
+    for name in ("service.start_checks", "service.pipeline.role", "training.sites.histories", "schedulers.slurm"):
+        importlib.import_module(name)
+
+
+def run_case(case: HostileCase, folder: Path) -> CliEnd:
+    """Run one line in a child, in `folder`."""
+    with tempfile.TemporaryFile() as file:
+        child = os.fork()
+        if not child:
+            _be_child(case, folder, file.fileno())
+        code = _wait(child)
+        file.seek(0)
+        return CliEnd(code, file.read().decode(errors="replace"))
+
+
+def _wait(child: int) -> int | None:
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _be_child(case: HostileCase, folder: Path, out: int) -> typing.NoReturn:
+    code = BUG
+    try:
+        os.chdir(folder)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace")
+        logs.configure()
+        _stop_at_beginnings()
+        code = _main(case.line)
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def _main(line: Sequence[str]) -> int:
+    try:
+        app(list(line), prog_name="fleetcast")
+    except Begun:
+        return 0
+    except FleetcastError as error:
+        logs.complain(error)
+        return 2 if isinstance(error, ConfigError) else 1
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+def _stop_at_beginnings() -> None:
+    def begin(*_: Any, **__: Any) -> None:
+        raise Begun
+
+    for module, path in BEGINNINGS:
+        *owners, name = path.split(".")
+        owner: Any = importlib.import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        setattr(owner, name, begin)
+
+
+def complaint(case: HostileCase, end: CliEnd, usual: str) -> str:
+    """Return what is wrong with how a command met a value, or an empty string. usual: its output without the value."""
+    said = f"{case}: {end.output[-600:]}"
+    if end.code is None:
+        return f"hangs: {said}"
+    if end.code == BUG or end.code < 0 or "Traceback" in end.output:
+        return f"a traceback: {said}"
+    if end.code == 0 or not case.option or end.output.splitlines()[-1:] == usual.splitlines()[-1:]:
+        return ""
+    if not any(name in end.output for name in (case.option, case.option.lstrip("-"))):
+        return f"does not name {case.option}: {said}"
+    return "" if _is_shown(case.value, end.output) else f"does not show {case.value[:SHOWN]!r}: {said}"
+
+
+def _is_shown(value: str, output: str) -> bool:
+    short = value[:SHOWN].strip()
+    path = str(Path(short)) if "\0" not in short else short  # "http://[" is the path "http:/["
+    return not short or any(form in output for form in (short, repr(short)[1:-1], ascii(short)[1:-1], path))
+
+
+def hostile_files(folder: Path) -> Mapping[str, Path]:
+    """The files that the values name."""
+    (folder / "folder").mkdir()
+    (folder / "empty").write_bytes(b"")
+    (folder / "binary").write_bytes(bytes(range(256)) * 40)
+    return {name: folder / name for name in ("folder", "empty", "binary")}
