@@ -45,7 +45,7 @@ def bench(
     known = available()
     for name in names or ():
         if name not in known:
-            raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAME")
+            raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAMES")
     check_outputs(Path(json_path) if json_path else None, results=results)
     failed = False
     with _output(json_path) as file:

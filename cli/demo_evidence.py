@@ -59,18 +59,17 @@ class Evidence:
         if not self.flags or not self._is_on(fault):
             return False
         if self.rule.startswith("xid_"):
-            return XIDS.get(round(self.value)) == fault["kind"]
+            return XIDS.get(round(self.value)) == str(fault["kind"])
         return self.rule in SHOWN_BY.get(str(fault["kind"]), frozenset())
 
     def _is_on(self, fault: Mapping[str, Any]) -> bool:
         node, *part = self.entity.split("/")
-        if node != fault["node"]:
-            return False
-        if not part:
-            return True
+        gpu, port = fault.get("gpu"), fault.get("port")
+        if node != fault["node"] or not part:
+            return bool(node == fault["node"])
         if len(part) == 1:  # a GPU
-            return fault.get("port") is None and fault.get("gpu") in (None, int(part[0]))
-        return fault.get("gpu") is None and fault.get("port") is not None and part[0] == f"mlx5_{fault['port']}"
+            return port is None and gpu in (None, int(part[0]))
+        return gpu is None and port is not None and part[0] == f"mlx5_{port}"
 
 
 def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[Evidence, ...]:
