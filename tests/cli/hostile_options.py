@@ -209,9 +209,8 @@ def complaint(case: HostileCase, end: CliEnd, usual: str) -> str:
         return f"a traceback: {said}"
     if end.code == 0 or not case.option or end.output.splitlines()[-1:] == usual.splitlines()[-1:]:
         return ""
-    if not any(name in end.output for name in (case.option, case.option.lstrip("-"))):
-        return f"does not name {case.option}: {said}"
-    return "" if _is_shown(case.value, end.output) else f"does not show {case.value[:SHOWN]!r}: {said}"
+    is_named = any(name in end.output for name in (case.option, case.option.lstrip("-")))
+    return "" if is_named or _is_shown(case.value, end.output) else f"names neither option nor value: {said}"
 
 
 def _is_shown(value: str, output: str) -> bool:

@@ -1,4 +1,4 @@
-"""No option of any command gives a traceback or hangs, and a refusal names the option and the value."""
+"""No option of any command gives a traceback or hangs, and a refusal names the option or the value."""
 
 from collections.abc import Sequence
 from pathlib import Path
