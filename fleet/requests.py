@@ -7,6 +7,7 @@ import msgspec
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
+from fleet.node_names import is_node_name, node_name_fault
 from fleet.topology import Level
 
 WHOLE_GPU = 1000  # thousandths
@@ -207,6 +208,13 @@ def _check_times(request: PlacementRequest) -> None:
         raise RequestError(f"deadline_ms is {_shown(deadline_ms)}, it must lie in 1..{MAX_COUNT}", "deadline_ms")
     if wait_s is not None and not 0 <= wait_s <= MAX_AMOUNT:
         raise RequestError(f"tolerated_wait_s is {wait_s}, it must lie in 0..{MAX_AMOUNT:.0e}", "tolerated_wait_s")
+
+
+def check_avoided(request: PlacementRequest) -> None:
+    """Raise RequestError if `avoid_nodes` has what no node can be called. For requests as a client wrote them."""
+    bad = next((name for name in request.avoid_nodes if not is_node_name(name)), None)
+    if bad is not None:
+        raise RequestError(f"avoid_nodes: {node_name_fault(bad)}", "avoid_nodes")
 
 
 def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:

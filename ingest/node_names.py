@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from fleet.entities import MAX_NAME_LENGTH, Entities, EntityTable
 from fleet.errors import ConfigError, RecordError
+from fleet.node_names import is_node_name, node_name_fault
 from fleet.samples import EntityKind
 
 MAX_NODES = 200_000
@@ -49,7 +50,14 @@ def split_list(text: str) -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """Return the name. Raises ConfigError: '/' joins entity names, and every name becomes a label."""
+    """Return the name of a node. Raises ConfigError."""
+    if fault := node_name_fault(name):
+        raise ConfigError(fault)
+    return name
+
+
+def check_part(name: str) -> str:
+    """Return the name of a rack, a block or a device. Raises ConfigError: '/' joins the parts of names."""
     if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
         raise ConfigError(
             f"{_cut(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
@@ -99,8 +107,8 @@ def node_name(stated: str, entities: Entities) -> str:
     nodes = entities[EntityKind.NODE]
     if stated in nodes:
         return stated
-    if not stated or "/" in stated or len(stated) > MAX_NAME_LENGTH or not stated.isprintable():
-        raise RecordError("bad_label", f"{stated[:80]!r} is no node name")
+    if not is_node_name(stated):
+        raise RecordError("bad_label", node_name_fault(stated))
     if (known := known_name(stated, nodes)) != stated:
         return known
     if len(nodes) >= entities.most_nodes:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fleet.errors import RequestError
+from fleet.node_names import is_node_name, node_name_fault
 from fleet.requests import MAX_COUNT
 from fleet.toml_text import read_toml
 from fleet.topology import Level, NodeSpec
@@ -281,6 +282,8 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
     if isinstance(table.nodes, dict):
         domains = tuple((Level(level), domain) for level, domain in table.nodes.items())
         return Window(name, queue, (), domains, from_ms, to_ms)
+    if (bad := next((node for node in table.nodes if not is_node_name(node)), None)) is not None:
+        raise refuse((*path, "nodes"), node_name_fault(bad))
     return Window(name, queue, table.nodes, (), from_ms, to_ms)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from fleet.node_names import is_node_name
 from schedulers.adapter import Seen, Verb, Write, take_back
 from schedulers.bands import LEVELS
 from schedulers.weather import Outlook, Weather
@@ -26,8 +27,8 @@ class BandFile:
         hour = nodes.risk[0]
         for name, row in nodes.rows.items():
             band, held = LEVELS[nodes.level[row]], seen.get(name, {}).get(BAND)
-            if band != held and not np.isnan(hour[row]):
+            if band != held and not np.isnan(hour[row]) and is_node_name(name):
                 why = nodes.reasons.get(name, "")
                 yield Write(name, BAND, band, held, why, int(1000 * hour[row]))
-        gone = {name: values for name, values in seen.items() if name not in nodes.rows}
+        gone = {name: values for name, values in seen.items() if name not in nodes.rows or " " in name}
         yield from take_back(gone, self.fields, "the fleet has no such node")

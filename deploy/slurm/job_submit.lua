@@ -6,7 +6,7 @@
 local FOLDER = "/var/cache/fleetcast/durations" -- that of the adapter slurm_durations
 local LIMIT_TIMES = nil -- 2: a job without a limit gets twice its p90. nil: it only gets a comment
 local VALID_S = 86400 -- files that say to be valid for longer are none
-local MOST_BYTES, LONGEST = 65536, 512 -- of a file, and of a line: whatever is in them, reading ends soon
+local MOST_BYTES, LONGEST = 65536, 4096 -- of a file, and of a line: whatever is in them, reading ends soon
 
 local function bucket(key)
   local number = 0
@@ -32,7 +32,7 @@ local function advice(key)
   if left_s <= 0 or left_s > VALID_S then
     return nil
   end
-  for line in content(bucket(key)):gmatch("[^\n]+") do
+  for line in content(bucket(key)):gmatch("([^\n]+)\n") do -- whole lines: a name that is cut can be another name
     if #line <= LONGEST and line:sub(-#key) == key then
       local p50, p90, name = line:match("^(%d+) (%d+) %d+ (.+)$")
       if name == key then

@@ -23,6 +23,7 @@ from fleet.events import (
     Submitted,
 )
 from fleet.events import Preempted as PreemptedEvent
+from fleet.node_names import is_node_name, node_name_fault
 from fleet.requests import MAX_MODELS, WHOLE_GPU, Gang
 
 FUTURE_LIMIT_MS = 60_000
@@ -200,9 +201,9 @@ def _check_name(field: str, value: str) -> None:
 
 
 def _check_node(field: str, value: str) -> None:
-    _check_name(field, value)
-    if "/" in value:
-        raise RecordError("bad_name", f"{field} {shown(value)} has a slash")
+    if not is_node_name(value):
+        _check_name(field, value)
+        raise RecordError("bad_name", f"{field}: {node_name_fault(value)}")
 
 
 def _check_gang(gang: Gang | int) -> None:
@@ -285,7 +286,8 @@ def _check_checkpoint(event: Checkpoint) -> None:
 
 
 def _check_failed(event: Failed) -> None:
-    _check_label("node", event.node)
+    if event.node:
+        _check_node("node", event.node)
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
 
 

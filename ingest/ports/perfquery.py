@@ -25,7 +25,7 @@ import msgspec
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError, SourceError
-from ingest.node_names import check_name
+from ingest.node_names import check_name, check_part
 from ingest.ports.rows import PortSource
 from ingest.source import Batch, read_options
 from ingest.topology.ibnetdiscover import Fabric, adapter_of, parse_ibnetdiscover
@@ -227,4 +227,4 @@ def _entry(text: str) -> _Entry:
         shlex.split(what)
     except ValueError as error:
         raise ConfigError(f"pipeline.sources perfquery: {text!r}: {error}") from None
-    return _Entry(check_name(node) if node else "", check_name(device) if device else "", what.strip())
+    return _Entry(check_name(node) if node else "", check_part(device) if device else "", what.strip())

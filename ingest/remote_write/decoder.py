@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.metrics import METRICS
+from fleet.node_names import is_node_name
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.pages.parts import Growth, PartRows, PartSums
@@ -178,8 +178,9 @@ class WriteDecoder:
     def _target(self, labels: Mapping[str, str]) -> Target:
         address = labels.get("instance", "")
         for label in NODE_LABELS:
-            if is_name(labels.get(label, "")):
-                return Target(labels[label], fixed=True, address=address)
+            if is_node_name(stated := labels.get(label, "")):
+                return Target(stated, fixed=True, address=address)
+            self._count(bad_node_labels=bool(stated))
         return Target(self._nodes.get(address) or host_of(address), address=address)
 
     def _count(self, **counts: int) -> None:
@@ -377,11 +378,6 @@ def _named(labels: dict[str, str]) -> dict[str, str]:
     if not labels.get("__name__"):
         raise RecordError("bad_label", f"a series without __name__: {str(labels)[:80]}")
     return labels
-
-
-def is_name(text: str) -> bool:
-    """Whether a node can be called so."""
-    return bool(text) and "/" not in text and " " not in text and len(text) <= MAX_NAME_LENGTH and text.isprintable()
 
 
 def host_of(instance: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from fleet.errors import ConfigError, RecordError
 from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
+from fleet.node_names import is_node_name
 from fleet.requests import RankPlacement
 from ingest.inbox.job_events import MAX_GANG, decode_event
 from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
@@ -184,7 +185,7 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
         sequence=ENDED if why in UNEXPLAINED else EXPLAINED,
         time_ms=time_ms,
         category=why,
-        node=label(job.failed_node),
+        node=job.failed_node if is_node_name(job.failed_node) else "",
         message=said,
     )
 

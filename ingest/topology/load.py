@@ -16,7 +16,7 @@ from fleet.errors import ConfigError
 from fleet.toml_text import read_toml
 from fleet.topology import Device, Level, NodeSpec, Topology
 from ingest.gpus import short_model
-from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
+from ingest.node_names import MAX_NODES, check_name, check_part, expand_nodes, too_many
 from ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
 from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
 from ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
@@ -187,7 +187,7 @@ def _rack_nodes(rack: Rack) -> list[NodeSpec]:
 
 
 def _check_rack(rack: Rack) -> None:
-    check_name(rack.name)
+    check_part(rack.name)
     if not 0 <= rack.gpus <= MAX_GPUS:
         raise ConfigError(f"rack {rack.name!r}: gpus = {rack.gpus}, expected 0 to {MAX_GPUS}")
     for key, most in (("gpu_memory_gib", MAX_GIB), ("cpus", MAX_CPUS), ("host_memory_gib", MAX_GIB)):

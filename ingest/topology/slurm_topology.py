@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fleet.errors import ConfigError
 from fleet.topology import Level, NodeSpec
-from ingest.node_names import MAX_NODES, check_name, expand_nodes, too_many
+from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
 
 MAX_LEVELS = 32
 
@@ -95,7 +95,7 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
     """How many nodes the line named."""
     nodes = expand_nodes(_need(pairs, "nodes", number))
     for node in nodes:
-        _place(blocks, node, check_name(pairs["blockname"]))
+        _place(blocks, node, check_part(pairs["blockname"]))
     return len(nodes)
 
 

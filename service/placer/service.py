@@ -13,7 +13,14 @@ import msgspec
 
 from fleet.clock import Clock, ClockWatch
 from fleet.errors import ConflictError, RequestError, StaleError, UnknownEntity
-from fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, check_request, ignored_facts
+from fleet.requests import (
+    HONOURED_BY_QUEUES,
+    Decision,
+    PlacementRequest,
+    check_avoided,
+    check_request,
+    ignored_facts,
+)
 from placement.charged import charge_of
 from placement.claims import Claims
 from placement.engine import decide, still_holds
@@ -187,6 +194,7 @@ class PlacementService:
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide now and write it down, unless it was decided before; a dry run leaves no trace."""
         check_request(request, bool(self.queues.tree))
+        check_avoided(request)
         self.refresh()
         self.watch.refuse()
         if not request.dry_run and (before := self.ledger.stored_reply(request)) is not None:
@@ -212,6 +220,7 @@ class PlacementService:
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
         """Write the request into the queue, unless it is there or was decided before."""
         check_request(request, bool(self.queues.tree))
+        check_avoided(request)
         if request.dry_run:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
         self.watch.refuse()

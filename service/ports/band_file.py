@@ -1,4 +1,7 @@
-"""The file of `band_file`: one `node band` pair a line, replaced atomically. A file without a pair is removed."""
+"""The file of `band_file`: one `node band` pair a line, replaced atomically. A file without a pair is removed.
+
+A name that no node can have is never written. Lines of such names are read so that they can be taken back.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,6 +11,7 @@ from typing import Any
 import msgspec
 
 from fleet import files
+from fleet.node_names import is_node_name
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.band_file import BAND, BandFile
 from service.plugins import read_options
@@ -41,7 +45,7 @@ class BandFilePort:
 
     def _read(self) -> dict[str, dict[str, str]]:
         try:
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return {}
         pairs = (line.rpartition(" ") for line in lines)
@@ -61,6 +65,8 @@ class BandFilePort:
 def _apply(bands: dict[str, str], write: Write) -> WriteOutcome:
     if bands.get(write.key) != write.seen:
         return WriteOutcome.CONFLICT
+    if write.value is not None and not is_node_name(write.key):
+        return WriteOutcome.REFUSED
     if write.value is None:
         bands.pop(write.key, None)
     else:

@@ -19,6 +19,7 @@ from schedulers.slurm_durations import FILE, MINUTES, UNTIL, JobDurations
 from service.plugins import read_options
 
 BUCKETS = 256
+MOST_BYTES = 65_536  # of a file, as the script reads it
 BATCH = 100_000
 AREA = "bands"  # small files for other systems
 
@@ -69,7 +70,7 @@ class DurationsPort:
         return rows | ({FILE: {UNTIL: until}} if until else {})
 
     def _bucket(self, name: str) -> dict[str, str]:
-        lines = (line.split(" ", 3) for line in self._text(name).splitlines())
+        lines = (line.split(" ", 3) for line in self._text(name).split("\n"))
         return {line[3]: " ".join(line[:3]) for line in lines if len(line) == 4}
 
     def _text(self, name: str) -> str:
@@ -88,7 +89,12 @@ class DurationsPort:
         for name in sorted(by_file, key=lambda name: (name == UNTIL) != withdrawn):
             held = {FILE: until} if name == UNTIL and (until := self._text(UNTIL).strip()) else {}
             held = held if name == UNTIL else self._bucket(name)
-            outcomes |= {at: _apply(held, batch[at]) for at in by_file[name]}
+            size = sum(_size(key, value) for key, value in held.items())
+            for at in by_file[name]:
+                before = held.get(batch[at].key)
+                outcomes[at] = _apply(held, batch[at], MOST_BYTES - size)
+                after = held.get(batch[at].key)
+                size += _size(batch[at].key, after) - _size(batch[at].key, before)
             self._replace(name, held)
         return [outcomes[at] for at in range(len(batch))]
 
@@ -101,10 +107,17 @@ class DurationsPort:
             (self.folder / name).unlink(missing_ok=True)
 
 
-def _apply(held: dict[str, str], write: Write) -> WriteOutcome:
+def _size(key: str, value: str | None) -> int:
+    """Return the bytes of a line, 0 where there is none."""
+    return 0 if value is None else len(f"{value} {key}\n".encode())
+
+
+def _apply(held: dict[str, str], write: Write, room: int) -> WriteOutcome:
+    """room: bytes that the file may still grow by. The script reads no file beyond MOST_BYTES."""
     if held.get(write.key) != write.seen:
         return WriteOutcome.CONFLICT
-    if not write.key.isprintable():
+    is_too_long = write.value is not None and _size(write.key, write.value) > room + _size(write.key, write.seen)
+    if not write.key.isprintable() or is_too_long:
         return WriteOutcome.REFUSED
     if write.value is None:
         held.pop(write.key, None)

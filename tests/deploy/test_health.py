@@ -3,11 +3,18 @@
 The real Slurm runs it in tests/integration/slurm/test_slurm_files.py.
 """
 
+import asyncio
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from schedulers.adapter import Write, WriteOutcome
+from schedulers.band_file import BAND, BandFile
+from schedulers.weather import Weather
+from service.ports.band_file import BandFilePort
+from tests.schedulers.small_fleet import NOW_MS, outlook
 
 PROGRAM = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "fleetcast-health"
 SCONTROL = """#!/bin/sh
@@ -58,3 +65,59 @@ def test_a_node_with_a_reason_of_somebody_else_is_left_alone(
 def test_a_comment_that_speaks_of_a_reason_is_none(tmp_path: Path) -> None:
     assert asked(tmp_path, "low", "IDLE+DRAIN", "fan", more=" Comment=was Reason=[fleetcast] band=high") == ""
     assert asked(tmp_path, "low", "IDLE+DRAIN", OURS, more=" Comment=see Reason=fan State=IDLE") == UNDRAINED
+
+
+READ_BACK = (
+    *("n005", "n05", "5", "05", "5.0", "1e1", "10", "0x10", "n1.site.example", "10.0.0.1:9400", "::1", "fe80::1%eth0"),
+    *("high", "low", "n_1", "n-1", "N1", "n" * 253),
+)
+
+
+def drained(folder: Path, node: str) -> str:
+    """What the health check of a node asks for by the file that is there."""
+    scontrol = folder / "scontrol"
+    scontrol.write_text(SCONTROL)
+    scontrol.chmod(0o755)
+    path, shown = f"{folder}:{os.environ['PATH']}", f"NodeName={node} State=IDLE"
+    settings = {"PATH": path, "SHOWN": shown, "SLURMD_NODENAME": node, "FLEETCAST_BANDS": str(folder / "bands")}
+    return subprocess.run(
+        [PROGRAM], env=settings, capture_output=True, text=True, timeout=30, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_each_node_reads_its_own_band_from_the_file_that_the_adapter_writes(tmp_path: Path, parity: int) -> None:
+    bands = {name: "high" if at % 2 == parity else "low" for at, name in enumerate(READ_BACK)}
+    port = BandFilePort(tmp_path / "bands")
+    writes = [Write(name, BAND, band, None, "") for name, band in bands.items()]
+    assert set(asyncio.run(port.write(writes))) == {WriteOutcome.DONE}
+    assert {name: values[BAND] for name, values in asyncio.run(port.read()).items()} == bands
+    for name, band in bands.items():
+        asked_for = f"NodeName={name} State=DRAIN Reason=[fleetcast] band=high" if band == "high" else ""
+        assert drained(tmp_path, name) == asked_for, name
+
+
+@pytest.mark.parametrize("name", [" n005 high", "n005 high", " n005", "n005\nn005", "n005 high\n", "", "n[1-9]", "é"])
+def test_a_name_that_no_node_can_have_is_never_written(tmp_path: Path, name: str) -> None:
+    port = BandFilePort(tmp_path / "bands")
+    writes = [Write("n005", BAND, "low", None, ""), Write(name, BAND, "high", None, "")]
+    assert asyncio.run(port.write(writes)) == [WriteOutcome.DONE, WriteOutcome.REFUSED]
+    assert (tmp_path / "bands").read_text() == "n005 low\n"
+
+
+@pytest.mark.parametrize(
+    "lines", [" n005 high high\nn005 low\n", "n005 high low\n", "n005 high\nn005 low\n", "n005\thigh\n", " n005 high\n"]
+)
+def test_a_line_that_the_adapter_does_not_write_drains_no_node(tmp_path: Path, lines: str) -> None:
+    (tmp_path / "bands").write_text(lines)
+    assert drained(tmp_path, "n005") == ""
+
+
+def test_lines_of_an_older_version_with_such_names_are_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "bands").write_text(" n005 high high\nn005 low\n")
+    port = BandFilePort(tmp_path / "bands")
+    nodes = outlook({" n005 high": 0.9, "n005": 0.0})
+    wishes = list(BandFile().wishes(Weather(1, NOW_MS, NOW_MS, nodes), asyncio.run(port.read())))
+    assert [(write.key, write.value) for write in wishes] == [(" n005 high", None)]
+    assert asyncio.run(port.write(wishes)) == [WriteOutcome.DONE]
+    assert (tmp_path / "bands").read_text() == "n005 low\n"

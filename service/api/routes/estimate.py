@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import SourceError
-from fleet.requests import PlacementRequest, check_request
+from fleet.requests import PlacementRequest, check_avoided, check_request
 from service.answers.estimates import Estimate
 from service.api.estimates import NO_START, Start, StartAnswer, estimate
 from service.api.placer_link import Forwarded
@@ -47,6 +47,7 @@ def _read(body: bytes) -> PlacementRequest:
     """The request; a problem where it is none, or asks for what is not honoured yet."""
     wanted = decode(body)
     check_request(wanted)
+    check_avoided(wanted)
     return wanted
 
 

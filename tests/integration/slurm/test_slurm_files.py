@@ -68,7 +68,8 @@ class Site:
         assert set(asyncio.run(self.port.write(writes))) == {WriteOutcome.DONE}
 
     def _held(self, key: str, field: str) -> str | None:
-        return asyncio.run(self.port.read()).get(key, {}).get(field) if key in (FILE, "root train") else None
+        known = key in (FILE, "root train") or not key.startswith("user")
+        return asyncio.run(self.port.read()).get(key, {}).get(field) if known else None
 
     def submit(self, *options: str) -> tuple[str, str]:
         number = self.slurm.submit("true", "--hold", "--job-name=train", *options)
@@ -99,6 +100,14 @@ def test_a_job_is_told_how_long_its_like_run_and_keeps_its_own_limit(site: Site)
     assert site.submit() == ("03:00:00", f"{SAID}, limit 180 min")
     assert site.submit("--time=10") == ("00:10:00", SAID)
     assert site.submit("--job-name=strange") == WITHOUT
+
+
+@pytest.mark.parametrize("name", ["a b  c", "%d+(.-)[x]", "'\"`$(x)\\", "時" * 253, "train -- 1 2 3 root train", "-x"])
+def test_each_name_that_the_port_writes_is_found_by_the_script(site: Site, name: str) -> None:
+    site.advise("")
+    site.tell((f"root {name}", "60 90 20000"))
+    assert site.submit(f"--job-name={name}") == ("UNLIMITED", SAID)
+    assert site.submit(f"--job-name={name[:-1]}") == WITHOUT
 
 
 def test_advice_that_is_old_broken_or_gone_changes_nothing(site: Site) -> None:

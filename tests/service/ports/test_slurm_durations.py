@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from fleet.entities import MAX_NAME_LENGTH
 from schedulers.adapter import Write, WriteOutcome
 from schedulers.slurm_durations import FILE, MINUTES, UNTIL
-from service.ports.slurm_durations import DurationsPort, bucket_of
+from service.ports.slurm_durations import MOST_BYTES, DurationsPort, bucket_of
 
 DONE, CONFLICT, REFUSED = WriteOutcome.DONE, WriteOutcome.CONFLICT, WriteOutcome.REFUSED
 
@@ -39,3 +40,25 @@ def test_lines_that_are_none_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "00").write_bytes(b"\xff\n60 90\n60 90 7 ada train\n60 90 7")
     (tmp_path / "README").write_text("1 2 3 no row\n")
     assert asyncio.run(port.read()) == {"ada train": {MINUTES: "60 90 7"}}
+
+
+def test_a_file_never_grows_beyond_what_the_script_reads(tmp_path: Path) -> None:
+    port = DurationsPort(tmp_path / "durations")
+    same = [f"ada {'x' * 250}{number}" for number in range(100_000) if bucket_of(f"ada {'x' * 250}{number}") == "61"]
+    assert len(same) > 300
+    outcomes = written(port, *((key, MINUTES, "60 90 7", None) for key in same))
+    assert outcomes[:200] == [DONE] * 200
+    assert outcomes[-1] == REFUSED
+    size = (port.folder / "61").stat().st_size
+    assert MOST_BYTES - 300 < size <= MOST_BYTES
+    assert set(asyncio.run(port.read())) == {
+        key for key, outcome in zip(same, outcomes, strict=True) if outcome == DONE
+    }
+    assert written(port, (same[0], MINUTES, "61 91 8", "60 90 7")) == [DONE]
+
+
+def test_the_script_reads_files_and_lines_as_long_as_the_port_writes_them() -> None:
+    script = (Path(__file__).parents[3] / "deploy" / "slurm" / "job_submit.lua").read_text(encoding="utf-8")
+    assert f"local MOST_BYTES, LONGEST = {MOST_BYTES}, 4096 " in script
+    longest = f"{10**9} {10**9} 99999 {'時' * MAX_NAME_LENGTH} {'時' * MAX_NAME_LENGTH}"
+    assert len(longest.encode()) < 4096
