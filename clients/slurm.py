@@ -6,15 +6,20 @@
     folder    queue.json, nodes.json, accounting.json (or .txt), as a cron job on a login node leaves them
 
 SLURM_TIME_FORMAT makes times in text Unix seconds, so zones do not matter.
+
+**Text of users shares no table with facts.** A job's name can hold line breaks and whole rows of other jobs. So text
+comes from two calls: one of columns that Slurm alone writes, and one of texts, whose fields end with a secret of that
+call. The client joins both to one table, with blanks for what is not printable.
 """
 
 import asyncio
 import contextlib
 import os
 import re
+import secrets
 import shlex
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,14 +33,17 @@ MOST_JOBS = 200  # named in one call
 MOST_REST_JOBS = 20
 _QUEUE = (
     *("JobArrayID", "State", "RestartCnt", "SubmitTime", "StartTime", "EndTime", "ResizeTime", "NodeList", "NumNodes"),
-    *("tres-alloc", "tres-per-node", "UserName", "GroupName", "Account", "Partition", "QOS", "Cluster", "PriorityLong"),
-    *("TimeLimit", "NumCPUs", "exit_code", "Reason", "Name"),
+    *("tres-alloc", "UserName", "GroupName", "Partition", "QOS", "Cluster", "PriorityLong", "TimeLimit", "NumCPUs"),
+    "exit_code",
 )
-_NODES = ("NodeList", "StateComplete", "Gres", "Timestamp", "Reason")
+_QUEUE_TEXTS = {"tres-per-node": "TRES_PER_NODE", "Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME"}
+_NODES = ("NodeList", "StateComplete", "Gres", "Timestamp")
+_NODE_TEXTS = {"Reason": "REASON"}
 _ACCOUNTING = (
-    "JobID,State,ExitCode,Submit,Start,End,NodeList,NNodes,ReqTRES,AllocTRES,User,Group,Account,Partition,QOS,Cluster,"
-    "Priority,TimelimitRaw,ReqCPUS,Reason,JobName"
+    "JobID,Submit,State,ExitCode,Start,End,NodeList,NNodes,ReqTRES,AllocTRES,User,Group,Partition,QOS,Cluster,"
+    "Priority,TimelimitRaw,ReqCPUS,Reason"
 )
+_ACCOUNTING_TEXTS = ("Account", "JobName")
 _NO_ACCOUNTING = re.compile(rb"accounting.storage.is.disabled|Only.JOB_COMP|accounting_storage/none", re.IGNORECASE)
 _JOB = re.compile(r"[0-9]{1,12}(?:[_+][0-9]{1,9})?")
 _VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/jobs")
@@ -76,11 +84,11 @@ class SlurmCommands:
                 if self._json or not refused.unknown_option:
                     raise
                 self._json = False
-        return await self._run("squeue", "--all", "--array", "--states=all", f"--Format={_columns(_QUEUE)}")
+        return await self._table(["squeue", "--all", "--array", "--states=all"], _QUEUE, _QUEUE_TEXTS)
 
     async def nodes(self) -> bytes:
         if self._json is False:
-            return await self._run("sinfo", "--all", "--Node", f"--Format={_columns(_NODES)}")
+            return await self._table(["sinfo", "--all", "--Node"], _NODES, _NODE_TEXTS)
         if self._scontrol:
             try:
                 return await self._run("scontrol", "show", "nodes", "--json")
@@ -93,8 +101,23 @@ class SlurmCommands:
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
         named = [job for job in jobs if _JOB.fullmatch(job)][:MOST_JOBS]
         which = [f"--jobs={','.join(named)}"] if jobs else [f"--starttime=now-{since_s}seconds", "--endtime=now"]
-        form = ["--json"] if self._json else ["--parsable2", "--allocations", f"--format={_ACCOUNTING}"]
-        return [await self._run("sacct", "--allusers", "--duplicates", *which, *form)]
+        command = ["sacct", "--allusers", "--duplicates", *which]
+        if self._json:
+            return [await self._run(*command, "--json")]
+        command += ["--allocations", "--parsable"]
+        facts = await self._run(*command, f"--format={_ACCOUNTING}")
+        if facts.count(b"\n") < 2:
+            return [facts]
+        end = _secret()
+        texts = [f"--delimiter={end}", "--noheader", f"--format=JobID,Submit,{','.join(_ACCOUNTING_TEXTS)}"]
+        return [joined(facts, await self._run(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
+
+    async def _table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
+        """Return one table of what squeue or sinfo says. `texts`: columns that people write, and their headings."""
+        end = _secret()
+        table = await self._run(*command, f"--Format={_columns(facts, '|')}")
+        told = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
+        return joined(table, told, end, 1, (*texts.values(),))
 
     async def close(self) -> None:
         """Nothing stays open between two calls."""
@@ -132,9 +155,46 @@ async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: f
     return process.returncode or 0, out, err
 
 
-def _columns(names: Sequence[str]) -> str:
-    """Each as wide as it is, with a separator behind it."""
-    return ",".join(f"{name}:|" for name in names)
+def _columns(names: Sequence[str], end: str) -> str:
+    """Return columns that are each as wide as their value, with `end` behind it."""
+    return ",".join(f"{name}:{end}" for name in names)
+
+
+def _secret() -> str:
+    return f"|{secrets.token_hex(16)}|"
+
+
+def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[str]) -> bytes:
+    """Append the texts to the lines of facts with the same first `keys` fields, as columns with these headings.
+
+    facts: a header and lines of fields that end with `|`; texts: fields that end with `end`. Where two texts are told
+    of one key, neither counts.
+
+    >>> joined(b"JOBID|STATE|\\n7|RUNNING|\\n", b"7~a|\\n8|FAILED|~\\n", "~", 1, ["NAME"])
+    b'JOBID|STATE|NAME|\\n7|RUNNING|a| 8|FAILED||\\n'
+    """
+    fields, width = texts.decode("utf-8", "replace").split(end), keys + len(headings)
+    told: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for at in range(0, len(fields) - width, width):
+        key = tuple(part.strip() for part in fields[at : at + keys])
+        words = tuple(map(_one_line, fields[at + keys : at + width]))
+        words = (
+            *(part.replace("|", " ") for part in words[:-1]),
+            words[-1],
+        )  # a reader takes the rest of a line as the last
+        told[key] = words if told.get(key, words) == words else ("",) * len(headings)
+    header, *lines = facts.decode("utf-8", "replace").split("\n")
+    if not header:
+        return facts
+    table = ["".join((header, *(f"{heading}|" for heading in headings)))]
+    for line in lines:
+        found = told.get(tuple(part.strip() for part in line.split("|", keys)[:keys]), ("",) * len(headings))
+        table.append("".join((line, *(f"{words}|" for words in found))) if line else line)
+    return "\n".join(table).encode()
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
 async def _bounded(stream: asyncio.StreamReader | aiohttp.StreamReader | None) -> bytes:

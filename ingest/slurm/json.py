@@ -39,13 +39,14 @@ Told = TypeVar("Told")
 
 
 class Read(Generic[Told]):
-    """The good records of a text, and its errors."""
+    """The good records of a text, and its errors. doubled: ids that came more than once where each comes once."""
 
-    __slots__ = ("bad", "rows")
+    __slots__ = ("bad", "doubled", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Told] = []
         self.bad: list[RecordError] = []
+        self.doubled: set[str] = set()
 
     def take(self, make: Callable[[], Iterable[Told]]) -> None:
         """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""

@@ -43,6 +43,11 @@ class JobScan:
             self.fresh += fresh
             self.issued.update(events)
 
+    def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
+        """Keep the attempts of jobs that the answer says nothing certain about."""
+        for name in unclear & live.keys():
+            self.live[name] = self.attempts[name] = live[name]
+
     def _note(self, job: SlurmJob) -> None:
         name, attempt = self.site.prefix + job.id, job.attempt or 1
         if attempt >= self.attempts.get(name, 0):
@@ -59,7 +64,10 @@ class JobScan:
 
 def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
     """Number the attempts of accounts without restart counts by submission, up to the latest.
-    A requeue submits anew, so the record with the queue's time of submission is the queue's attempt."""
+    A requeue submits anew, so the record with the queue's time of submission is the queue's attempt.
+
+    The queue decides which attempts there are and which of them live. Drops records that say otherwise: the queue shows
+    an end with its next answer."""
     by_job: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         by_job.setdefault(job.id, []).append(job)
@@ -70,10 +78,11 @@ def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known:
         latest = max(len(rows), known.get(name, 1))
         if name in scan.attempts:
             behind = rows[-1].submit_ms is not None and rows[-1].submit_ms < scan.submitted.get(name, 0)
-            latest = max(len(rows), scan.attempts[name] - behind)
+            latest = scan.attempts[name] - behind
         for place, row in enumerate(rows):
             attempt = row.attempt or latest - (len(rows) - 1 - place)
-            numbered.append(replace(row, attempt=attempt))
+            if attempt >= 1 and not (row.ended and scan.live.get(name) == attempt):
+                numbered.append(replace(row, attempt=attempt))
     return numbered
 
 

@@ -207,6 +207,7 @@ class SlurmSource(Source):
         queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
         scan = JobScan(self._site, now_ms)
         await asyncio.to_thread(scan.take, queue.rows, state.queued)
+        scan.keep({self._site.prefix + job for job in queue.doubled}, state.live)
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = scan.fresh + await self._accounts(state, scan, bad)

@@ -3,9 +3,11 @@
 Real outputs are broken: a name or comment holds a newline (lines are joined until the record is complete, or dropped
 where a whole line follows) or the separator (a last column that is a name takes the rest, else `field_count`), bytes
 are no UTF-8 (replaced), lines are cut, columns come twice (the first counts), the separator is `|#`, numbers are `N/A`.
-Steps (`7.batch`) are not jobs.
+Steps (`7.batch`) are not jobs. A name can also hold a whole line of another job: no line counts of a job that `squeue`
+shows more than once. Our own commands leave names out of such lines (`clients/slurm.py`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import tzinfo
 from typing import TypeVar
@@ -37,7 +39,19 @@ Told = TypeVar("Told")
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
     """Jobs of `sacct -P` or `squeue -O` with a header. `zone`: in which their times are local."""
-    return _read(body, ("JobID", "JOBID"), lambda row: _job(row, zone))
+    read = _read(body, ("JobID", "JOBID"), lambda row: _job(row, zone))
+    if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
+        _drop_doubled(read)
+    return read
+
+
+def _drop_doubled(read: Read[SlurmJob]) -> None:
+    """Drop all records of an id that comes more than once: one of them is in somebody's text."""
+    counts = Counter(job.id for job in read.rows)
+    read.doubled = {name for name, count in counts.items() if count > 1}
+    if read.doubled:
+        read.rows = [job for job in read.rows if job.id not in read.doubled]
+        read.bad += [RecordError("doubled", f"job {name} is in {counts[name]} lines") for name in sorted(read.doubled)]
 
 
 def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:

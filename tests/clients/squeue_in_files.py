@@ -7,10 +7,15 @@ from pathlib import Path
 
 from clients.slurm_control import ScontrolCommands
 
+_HEADINGS = {
+    **{"JobArrayID": "JOBID", "RestartCnt": "RESTART_COUNT", "SubmitTime": "SUBMIT_TIME", "StartTime": "START_TIME"},
+    **{"EndTime": "END_TIME", "NodeList": "NODELIST", "tres-alloc": "TRES_ALLOC", "Name": "NAME"},
+}
 _PROGRAM = """#!{python}
 import json, re, sys
 from pathlib import Path
 
+HEADINGS = {headings}
 folder, words = Path(__file__).parent, sys.argv[1:]
 program = Path(__file__).name
 with open(folder / "calls", "a") as log:
@@ -27,8 +32,8 @@ if "-o" in words:
 else:
     form = next(word for word in words if word.startswith("--Format=")).removeprefix("--Format=")
     columns = [tuple(part.split(":", 1)) for part in form.split(",")]
-if "-h" not in words:
-    print("".join(name.upper() + end for name, end in columns))
+if not {{"-h", "--noheader"}} & set(words):
+    print("".join(HEADINGS.get(name, name.upper()) + end for name, end in columns))
 for row in rows:
     print("".join(row.get(name, "(null)") + end for name, end in columns))
 """
@@ -41,7 +46,7 @@ class SqueueFolder:
         self.folder = folder
         (folder / "jobs.json").write_text(json.dumps(jobs))
         for name in ("squeue", "scontrol"):
-            (folder / name).write_text(_PROGRAM.format(python=sys.executable))
+            (folder / name).write_text(_PROGRAM.format(python=sys.executable, headings=_HEADINGS))
             (folder / name).chmod(0o755)
         self.control = ScontrolCommands(["env", f"PATH={folder}:/usr/bin:/bin"], 60.0)
 

@@ -224,3 +224,27 @@ def test_what_the_completion_plugin_sends_was_known(watched: Watched) -> None:
     answer = watched.service.get("/v1/ingestion")
     assert answer["duplicates_total"] > 0
     assert answer["bad_total"] == 0
+
+
+@pytest.mark.parametrize("form", ["auto", "text"])
+def test_rows_inside_a_name_end_no_job_of_another_user(watched: Watched, form: str) -> None:
+    """The attack: a line break in `--job-name`, then the whole row of a running job as an ended one."""
+    slurm = watched.slurm
+    victim = slurm.submit("sleep 600", "-N1", "--gres=gpu:1")
+    watched.until_job(victim, lambda row: row["state"] == "running")
+    counts = (10, 21, 22, 23, 24)
+    rows = [
+        [victim, "COMPLETED", "0", "1760000000", "1760000001", "1760000002", *["0"] * count, "x"] for count in counts
+    ]
+    name = "\n".join(["evil", *(end.join(row) + end for row in rows for end in ("|", "\x1f", "|#"))])
+    attacker = slurm.submit("sleep 600", "-N1", "--gres=gpu:1", f"--job-name={name}", f"--comment={name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+        made = SlurmSource(Entities(), SystemClock(), {"form": form, "lookback_s": 3600.0})
+        events = asyncio.run(made.next()).events
+    told = {job: [event for event in events if event.job == job] for job in (victim, attacker)}
+    assert {(type(event).__name__, event.attempt) for event in told[victim]} == {("Submitted", 1), ("Started", 1)}
+    assert {type(event).__name__ for event in told[attacker]} >= {"Submitted"}
+    assert told[attacker][0].name.startswith("evil")
+    for job in (victim, attacker):
+        slurm.run("scancel", job)
