@@ -6,11 +6,15 @@
     PrologSlurmctld, EpilogSlurmctld  SLURM_SCRIPT_CONTEXT=epilog_slurmctld, SLURM_JOB_ID=7, …: now it starts, or ends
     squeue --json                   as the source reads it
 
+A job's name can hold line breaks and keys of other records. `env -0` ends each variable with a NUL, which no value can
+hold. Where lines or blanks are all that divides, a record with a doubled key is refused, and so is an array's task
+or a part of a heterogeneous job beside words of its user: nothing shows whose words the id is.
+
 A requeued job completes as PENDING. Records omit restarts: `Attempts` tells attempts by their time of submission.
 """
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, tzinfo
@@ -37,6 +41,8 @@ _SCRIPT_NAMES = {  # where jobcomp/script has another name than the capitals of 
     **{"SubmitTime": "SUBMIT", "StartTime": "START", "EndTime": "END", "NodeList": "NODES", "ProcCnt": "PROCS"},
     **{"UserId": "USERNAME", "GroupId": "GROUPNAME", "Name": "JOBNAME", "TimeLimit": "LIMIT"},
 }
+_OF_USERS = ("JOBNAME", "ACCOUNT", "WCKEY", "WORK_DIR", "COMMENT", "SLURM_JOB_NAME", "SLURM_JOB_ACCOUNT")
+_OF_PARTS = re.compile(r"(?:SLURM_)?(?:ARRAY|HET)_?(?:JOB|TASK)_?(?:ID|OFFSET)")
 _PAIR = re.compile(rf"(?:^|(?<= ))({'|'.join(_KEYS)})=")
 
 
@@ -74,10 +80,16 @@ _completed = msgspec.json.Decoder(_Completed).decode
 
 def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Read[SlurmJob]:
     """Jobs of a body in any of the forms. `zone`: in which jobcomp/filetxt's times are local."""
+    read: Read[SlurmJob]
     text = body.strip()
+    if b"\0" in text and text[:1] not in (b"{", b"["):
+        read = Read()
+        variables = text.decode("utf-8", "replace").split("\0")
+        read.take(lambda: [_of_environment(variables, now_ms)])
+        return read
     if text[:1] == b"{" and b'"jobs"' in text and b'"jobid"' not in text:
         return read_queue(text)
-    read: Read[SlurmJob] = Read()
+    read = Read()
     if text[:1] in (b"{", b"["):
         for place, part in enumerate(split(text, {})):
             if place >= MAX_RECORDS:
@@ -87,10 +99,13 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
         return read
     lines = text.decode("utf-8", "replace").split("\n")
     if _PAIR.match(lines[0]):
-        for line in lines[:MAX_RECORDS]:
-            read.take(lambda line=line: [_of_line(line, zone)])  # type: ignore[misc]
+        for at, line in enumerate(lines[:MAX_RECORDS]):
+            if at + 1 < len(lines) and not _PAIR.match(lines[at + 1]):
+                read.bad.append(RecordError("ambiguous", f"a name goes on behind this line: {line[:80]!r}"))
+            else:
+                read.take(lambda line=line: [_of_line(line, zone)])  # type: ignore[misc]
         return read
-    read.take(lambda: [_of_environment(lines, now_ms)])
+    read.take(lambda: [_of_lines(lines, now_ms)])
     return read
 
 
@@ -138,12 +153,25 @@ def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks), len(line)][1:]
     row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
+    if len(row) != len(marks):
+        raise RecordError("ambiguous", f"a key comes twice: {line[:80]!r}")
     if not row.get("JobId"):
         raise RecordError("no_job_id", line[:80])
     renamed = {_SCRIPT_NAMES.get(key, key.upper()): value for key, value in row.items()}
     for name in ("USERNAME", "GROUPNAME"):
         renamed[name] = renamed.get(name, "").partition("(")[0]
     return _of_script(renamed, zone)
+
+
+def _of_lines(lines: list[str], now_ms: int) -> SlurmJob:
+    """An environment whose variables are lines. Raises RecordError `ambiguous` where a value may hold another line."""
+    names = [line.partition("=")[0] for line in lines if "=" in line]
+    doubled = next((name for name, count in Counter(names).items() if count > 1), None)
+    if doubled is not None:
+        raise RecordError("ambiguous", f"{doubled[:80]!r} comes twice; send `env -0`")
+    if any(map(_OF_PARTS.fullmatch, names)) and (words := set(_OF_USERS).intersection(names)):
+        raise RecordError("ambiguous", f"{min(words)} can hold the lines of another job's id; send `env -0`")
+    return _of_environment(lines, now_ms)
 
 
 def _of_environment(lines: list[str], now_ms: int) -> SlurmJob:

@@ -12,6 +12,7 @@ from clients.slurm import SlurmCommands, joined
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import Failed, Finished, JobEvent, Preempted, Started
+from ingest.slurm.jobcomp import read_completions
 from ingest.slurm.source import SlurmSource
 from ingest.slurm.text import read_jobs
 from tests.clients.squeue_in_files import SqueueFolder
@@ -102,3 +103,38 @@ def test_accounts_end_no_attempt_that_the_queue_shows_alive() -> None:
         assert {event.attempt for event in of_job} == {1}
         assert not [event for event in of_job if isinstance(event, Finished | Failed | Preempted)]
         assert len([event for event in of_job if isinstance(event, Started)]) == 1
+
+
+ARRAY = b"ARRAYJOBID=8\0ARRAYTASKID=1\0JOBID=9\0JOBSTATE=COMPLETED\0END=1760000100\0SUBMIT=1760000000\0JOBNAME=x\0"
+FILETXT = (
+    "JobId=7 UserId=ada(1) GroupId=ada(1) Name={} JobState=COMPLETED Partition=train StartTime=2025-10-09T08:53:30"
+)
+LINE = "JobId=8 UserId=bob(2) GroupId=bob(2) Name=x JobState=COMPLETED Partition=train StartTime=2025-10-09T08:53:30"
+HOOK = "JOBID=7\nJOBSTATE=COMPLETED\nEND=1760000100\nSUBMIT=1760000000\nJOBNAME={}\nNODES=n1"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        HOOK.format("x\nJOBID=8"),
+        HOOK.format("x\nARRAYJOBID=8\nARRAYTASKID=1"),
+        HOOK.format("x\nHETJOBID=8\nHETJOBOFFSET=1"),
+        HOOK.replace("JOBNAME", "SLURM_JOB_NAME").format("x\nSLURM_ARRAY_JOB_ID=8\nSLURM_ARRAY_TASK_ID=1"),
+        FILETXT.format("x JobId=8"),
+        FILETXT.format(f"x\n{LINE}"),
+        FILETXT.format(f"x\n{LINE}\ny"),
+    ],
+)
+def test_a_name_ends_no_other_job_by_a_push(body: str) -> None:
+    read = read_completions(body.encode(), NOW_MS)
+    assert [job.id for job in read.rows if not job.id.startswith("7")] == []
+    assert "ambiguous" in {error.reason for error in read.bad}
+
+
+def test_an_environment_with_nuls_is_read_whatever_its_values_hold() -> None:
+    (job,) = read_completions(ARRAY, NOW_MS).rows
+    assert (job.id, job.states, job.name) == ("8_1", ("COMPLETED",), "x")
+    name = "x\nARRAYJOBID=8\nJOBID=9"
+    (job,) = read_completions(HOOK.replace("\n", "\0").format(name).encode(), NOW_MS).rows
+    assert (job.id, job.nodes) == ("7", ("n1",))
+    assert job.name == name

@@ -195,7 +195,7 @@ def _said(batch: Batch) -> set[tuple[str, int, int, int]]:
 def test_hooks_tell_of_a_cluster_that_is_not_polled(watched: Watched, tmp_path: Path) -> None:
     """The script of the manual, as PrologSlurmctld, EpilogSlurmctld and jobcomp/script."""
     url = f"http://127.0.0.1:{watched.service.port}/v1/webhooks/slurm-jobcomp?prefix=east-"
-    hook = f"env | grep -E '{WANTED}' | curl -sSf -m 5 --data-binary @- '{url}' >/dev/null || true"
+    hook = f"env -0 | grep -z -E '{WANTED}' | curl -sSf -m 5 --data-binary @- '{url}' >/dev/null || true"
     slurm = SlurmCluster(tmp_path / "east", accounting=False, hook=hook)
     try:
         job = slurm.submit("sleep 2; exit 4", "-N2", "--gres=gpu:1")
