@@ -30,4 +30,4 @@ def node_name_fault(text: str) -> str:
     if is_node_name(text):
         return ""
     shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
-    return f"{shown} is no node name: {ALLOWED}"
+    return f"{shown} is no name of a node: {ALLOWED}"

@@ -99,5 +99,5 @@ def test_the_sets_of_all_entrances_are_equal(name: str) -> None:
 
 def test_a_refused_name_is_quoted_with_what_is_allowed() -> None:
     assert node_name_fault("n001") == ""
-    assert node_name_fault(" n005 high").startswith("' n005 high' is no node name: 1 to 253 ASCII letters")
+    assert node_name_fault(" n005 high").startswith("' n005 high' is no name of a node: 1 to 253 ASCII letters")
     assert len(node_name_fault("n" * 100_000)) < 400
