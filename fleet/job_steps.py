@@ -3,7 +3,8 @@
     steps       the newest STEPS_KEPT by time: the job's own record of a step, else that of its slowest rank
     rank_steps  step -> rank -> event, of the newest RANK_STEPS_KEPT steps that ranks reported
 
-Neither depends on the order of arrival: the newest steps ended last. A step redone after a rollback is a new one.
+The order of arrival does not matter while the records of one step arrive within NEAR records and RANK_STEPS_KEPT steps
+of each other. A step redone after a rollback is a new one.
 """
 
 from bisect import bisect_right
