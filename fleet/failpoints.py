@@ -30,6 +30,8 @@ OPERATIONS = {
     "progress": DURABLE,  # windows that a backfill has done
     "bands": DURABLE,  # the bands of nodes, for other systems
     "adapters": ("write", "rename"),  # how adapters stand, and the audit of what they wrote
+    "listening": ("write", "rename"),  # since when the api has received all events
+    "held_starts": ("sync_folder",),  # marks of starts that were refused
     "mirror": ("write", "rename"),  # the board of an api on another host
     "pids": ("write", "rename"),  # the processes of a supervisor
 }

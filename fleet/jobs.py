@@ -71,6 +71,7 @@ class JobAttempt:
     written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
     heard_ms: int = 0  # the newest step, phase or checkpoint
     placed_by: dict[int, int] = field(default_factory=dict)  # rank -> sequence of the event that implied its place
+    is_exempt: bool = False  # placed by Fleetcast itself: it counts for no limit
 
     @property
     def submitted_ms(self) -> int | None:
@@ -266,6 +267,7 @@ class JobTable:
         self._started: dict[str, list[int]] = {}  # job -> its attempts that started, in order
         self._live: dict[tuple[str, int], JobAttempt] = {}
         self._live_of: Counter[str] = Counter()  # attempts of a job among them
+        self._exempt: set[tuple[str, int]] = set()  # live attempts that count for no limit
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
@@ -276,13 +278,18 @@ class JobTable:
 
     @property
     def live(self) -> int:
-        """Attempts that wait or run."""
-        return len(self._live)
+        """Attempts that wait or run, but for those that count for no limit."""
+        return len(self._live) - len(self._exempt)
+
+    def exempt(self, attempt: JobAttempt, most: int) -> None:
+        """Let an attempt count for no limit while it waits or runs. At most `most` attempts are exempt at a time."""
+        attempt.is_exempt = len(self._exempt) < most
+        self._list(attempt)
 
     def has_room(self, event: JobEvent, most_live: int) -> bool:
         """Whether `event` may be folded while at most `most_live` attempts wait or run, by folded events alone.
         A known job may have one more, since that replaces the one before."""
-        if len(self._live) < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
+        if self.live < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
             return True
         return event.job in self.latest and self._live_of[event.job] <= 1
 
@@ -349,6 +356,10 @@ class JobTable:
             self._live[key] = attempt
         else:
             self._live.pop(key, None)
+        if attempt.is_exempt and key in self._live:
+            self._exempt.add(key)
+        else:
+            self._exempt.discard(key)
         self._live_of[attempt.job] += len(self._live) - before
         if not self._live_of[attempt.job]:
             del self._live_of[attempt.job]

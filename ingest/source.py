@@ -61,6 +61,7 @@ class Source(ABC):
 
     name: str = ""
     misses = False  # True: what nobody reads in time is gone, as from an exporter that is scraped
+    reports_jobs = False  # True: starts of jobs may come by it; the placer waits for it before a promise expires
     divides = False  # True: every pipeline runs it on a share, by the options `instance` and `instances`
 
     @abstractmethod
@@ -100,7 +101,7 @@ class Source(ABC):
         return None
 
 
-OPTIONAL = ("misses", "divides", "health", "models", "backlog_bytes", "begins", "prune")
+OPTIONAL = ("misses", "divides", "reports_jobs", "health", "models", "backlog_bytes", "begins", "prune")
 ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 

@@ -141,12 +141,14 @@ class ExternalMetricsConfig(_Section, frozen=True):
 
 
 class PlacerConfig(_Section, frozen=True):
-    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long.
+    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long. `outage_pause_s`: at most
+    so much later while a source that reports starts cannot receive any.
     `unknown_use`: avoid or ignore GPUs that are at work though no job holds them."""
 
     port: int = 8081
     queue_period_s: float = 5.0
     intent_expires_s: float = 300.0
+    outage_pause_s: float = 1800.0
     max_risk: float = 0.5
     unknown_use: str = "avoid"
     queues: str = ""  # the file of queues; empty: one line

@@ -49,6 +49,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "placer.port": (1, 65_535),
     "placer.queue_period_s": PERIOD_S,
     "placer.intent_expires_s": PERIOD_S,
+    "placer.outage_pause_s": (0, 604_800),
     "adapters.elevated": (0, 1),
     "adapters.high": (0, 1),
     "adapters.max_share": (0, 1),

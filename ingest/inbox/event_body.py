@@ -9,6 +9,7 @@ Good records of a bad body count: an array that breaks off gives its whole recor
 """
 
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
-from ingest.inbox.job_events import FUTURE_LIMIT_MS, decode_event, malformed, shown
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed, shown
 
 MAX_RECORDS = 200_000
 MAX_REJECTED = 10_000
@@ -48,6 +50,7 @@ class DecodedRecord:
 class DecodedBody:
     records: list[DecodedRecord] = field(default_factory=list)
     rejected: list[tuple[int, RecordError]] = field(default_factory=list)
+    refused_starts: set[tuple[str, int]] = field(default_factory=set)  # attempts whose records say that they run
 
     def __len__(self) -> int:
         return len(self.records) + len(self.rejected)
@@ -77,18 +80,47 @@ def decode_body(
     [(1, RecordError('missing_field: Object missing required field `type`'))]
     """
     decoded = DecodedBody()
+    is_full = False
     for index, part in enumerate(split(body, headers or {})):
-        if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
+        if not is_full and (index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED):
             why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
             decoded.rejected.append((index, RecordError("too_many", why)))
-            break
+            is_full = True
+        if is_full:
+            if index >= 2 * MAX_RECORDS:
+                break
+            _note_start(part, decoded)
+            continue
         try:
             if isinstance(part, RecordError):
                 raise part
             decoded.records.append(DecodedRecord(index, part, decode_event(part, now_ms, future_limit_ms)))
         except RecordError as error:
             decoded.rejected.append((index, error.with_traceback(None)))  # a traceback would keep the record alive
+            _note_start(part, decoded)
     return decoded
+
+
+class _Head(msgspec.Struct):
+    """Whose a refused record is, whatever else is wrong with it."""
+
+    job: str
+    type: str
+    attempt: int = 1
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+RUNS = frozenset({"started", "resized", "phase", "step", "checkpoint"})  # types of events of a job that runs
+
+
+def _note_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
+    """Note the attempt of a refused record that says that it runs."""
+    if isinstance(part, RecordError):
+        return
+    with contextlib.suppress(ValueError, RecursionError):
+        head = _decode_head(part)
+        if head.type in RUNS and len(head.job) <= MAX_NAME_LENGTH and 0 <= head.attempt <= MAX_COUNT:
+            decoded.refused_starts.add((head.job, head.attempt))
 
 
 def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:

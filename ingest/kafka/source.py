@@ -100,6 +100,7 @@ class KafkaSource(Source):
     ) -> None:
         self.options = read_kafka_options(options)
         self.name = self.options.name
+        self.reports_jobs = bool(self.options.events)
         self.decoder = PayloadDecoder(entities, clock)
         limits = FetchLimits(self.options.max_records, self.options.fetch_bytes, self.options.partition_bytes)
         self._reader: Reader = reader or KafkaReader(self.options, self.options.group, limits)
@@ -364,7 +365,8 @@ class _Health:
         late_s = max(0.0, time.time() - self.heard_ms / 1000) if self.heard_ms else None
         return {
             "rate_per_s": round(rate, 1),
-            "lag_s": None if late_s is None else round(late_s, 3) if behind else 0.0,
+            "lag_s": (None if late_s is None else round(late_s, 3)) if behind else 0.0 if self.reported else None,
+            "answered_s": round(time.monotonic() - self._reported_s, 3) if self.reported else None,
             "lag_records": behind if time.monotonic() < self._reported_s + RECENT_S else None,
             "bad": self._bad,
             "up": self.up,

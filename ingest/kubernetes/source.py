@@ -77,6 +77,8 @@ class _Seen:
 class KubernetesSource(Source):
     """One cluster. Use from one event loop."""
 
+    reports_jobs = True
+
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, server: Server | None = None
     ) -> None:

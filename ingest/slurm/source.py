@@ -129,6 +129,8 @@ class PollState:
 class SlurmSource(Source):
     """A Source over one cluster."""
 
+    reports_jobs = True
+
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, client: SlurmClient | None = None
     ) -> None:

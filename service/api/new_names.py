@@ -3,14 +3,16 @@
 A new name is a job's attempt or a node that neither the newest board nor this process knows. It passes where
 
     live_jobs, unknown_nodes   what the board counts and this process took since leave room for it
+    its caller's share         of such a bound: a tenth, or an equal part among the callers of the last hour
     names_per_minute           its caller has a token left: `names_at_once` of them, refilled so many a minute
 
-Known names always pass. Other api processes and the board's age make this an estimate; the pipeline holds the hard
-bound (service.pipeline.state).
+Known names always pass. So does an attempt that the placer has placed, and it counts nowhere: the placer relies on
+hearing of its start. Other api processes and the board's age make this an estimate; the pipeline holds the hard bound
+(service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -18,6 +20,7 @@ from math import ceil
 from fleet.clock import Clock
 from fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted
 from ingest.inbox.job_events import Identity, identity
+from placement.promised import PromiseReader
 from service.api.recent import RecentIdentities
 from service.board.board import Board
 from service.board.cache import BoardCache
@@ -26,8 +29,10 @@ from service.config import LimitsConfig
 LIVE_JOBS, UNKNOWN_NODES, NAMES = "live_jobs", "unknown_nodes", "names_per_minute"
 OVERDUE_MS = 60_000  # a name that no board shows by then was refused by the pipeline, or is over
 CALLERS_KEPT = 4096
+CALLER_MS = 3_600_000  # since a caller sent its last new name; then it has no share any more
+LEAST_SHARE = 10  # every caller may fill so many parts of a bound
 LONGEST_WAIT_S = 60.0
-SECTION = "names.live"
+SECTION, ENDED_SECTION = "names.live", "names.ended"
 
 Stream = tuple[str, str, str | int]
 
@@ -42,9 +47,10 @@ class _Purse:
 
 @dataclass
 class _Known:
-    """What one board tells. live: a line an attempt, "ATTEMPT JOB"; hosts: the first parts of the names of nodes."""
+    """What one board tells. live, ended: a line an attempt, "ATTEMPT JOB"; hosts: the first parts of names of nodes."""
 
     live: bytes = b""
+    ended: bytes = b""
     nodes: frozenset[bytes] = frozenset()
     hosts: frozenset[bytes] = frozenset()
     used: dict[str, int] = field(default_factory=dict)
@@ -52,11 +58,19 @@ class _Known:
     @cached_property
     def attempts(self) -> frozenset[bytes]:
         """Made when the first new name asks: most boards are asked for none."""
-        return frozenset(self.live.split(b"\n"))
+        return frozenset((*self.live.split(b"\n"), *self.ended.split(b"\n")))
 
     @cached_property
     def jobs(self) -> frozenset[bytes]:
         return frozenset(line.partition(b" ")[2] for line in self.attempts)
+
+    @cached_property
+    def live_jobs(self) -> frozenset[bytes]:
+        return frozenset(line.partition(b" ")[2] for line in self.live.split(b"\n"))
+
+    def names(self, bound: str) -> frozenset[bytes]:
+        """The names that use up a bound."""
+        return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
         """As `ingest.node_names.known_name` has it: exporters and launchers print short names or full ones."""
@@ -64,11 +78,55 @@ class _Known:
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)
 
 
+class _Owned:
+    """Which caller brought which names of one bound, while the names are live; `callers`: of the last hour."""
+
+    def __init__(self) -> None:
+        self.callers: OrderedDict[str, int] = OrderedDict()  # -> when its last new name came, steady fleet time
+        self._caller_of: dict[str, str] = {}
+        self.count: Counter[str] = Counter()
+        self._as_of: _Known | None = None
+
+    def note_caller(self, caller: str, now_ms: int) -> None:
+        self.callers[caller] = now_ms
+        self.callers.move_to_end(caller)
+        while len(self.callers) > CALLERS_KEPT or next(iter(self.callers.values())) < now_ms - CALLER_MS:
+            self.callers.popitem(last=False)
+
+    def add(self, name: str, caller: str) -> None:
+        self._remove(name)
+        self._caller_of[name] = caller
+        self.count[caller] += 1
+
+    def drop_others(self, board: _Known, names: Collection[bytes], since: Collection[str]) -> None:
+        """Drop names that are neither on this board nor newer than it."""
+        if board is self._as_of:
+            return
+        self._as_of = board
+        for name in [name for name in self._caller_of if name not in since and name.encode() not in names]:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        caller = self._caller_of.pop(name, None)
+        if caller is not None:
+            self.count[caller] -= 1
+            if not self.count[caller]:
+                del self.count[caller]
+
+
 class NewNames:
     """Use from one event loop."""
 
-    def __init__(self, limits: LimitsConfig, cache: BoardCache, recent: RecentIdentities, clock: Clock) -> None:
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        cache: BoardCache,
+        recent: RecentIdentities,
+        clock: Clock,
+        promises: PromiseReader,
+    ) -> None:
         self.limits = limits
+        self._promises = promises
         self._feed = cache
         self._recent = recent
         self._clock = clock
@@ -77,6 +135,7 @@ class NewNames:
         self._node_names = b""
         self._since: dict[str, OrderedDict[str, int]] = {LIVE_JOBS: OrderedDict(), UNKNOWN_NODES: OrderedDict()}
         self._purses: OrderedDict[str, _Purse] = OrderedDict()
+        self._owned: dict[str, _Owned] = {LIVE_JOBS: _Owned(), UNKNOWN_NODES: _Owned()}
 
     def body(self, caller: str) -> "NamesOfBody":
         """What judges the records of one body."""
@@ -87,21 +146,37 @@ class NewNames:
         """How much of `live_jobs` or `unknown_nodes` is taken, as far as this process knows."""
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
+    def share(self, bound: str) -> int:
+        """Return how much of `live_jobs` or `unknown_nodes` one caller may fill now."""
+        most: int = getattr(self.limits, bound)
+        return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
+
     def judge(self, event: JobEvent | NodeEvent, caller: str) -> str:
         """Take the name of an event; the bound that forbids it, "" where none does."""
         bound = self._bound_of(event)
         if bound is None:
             return ""
-        most = getattr(self.limits, bound) if bound else 0
-        if bound and self.used(bound) >= most:
-            return bound
+        if bound:
+            self._owned[bound].note_caller(caller, self._clock.steady_ms())
+            if self.used(bound) >= getattr(self.limits, bound) or self.is_filled_by(caller, bound):
+                return bound
         purse = self._purse(caller)
         if purse.tokens < 1:
             return NAMES
         purse.tokens -= 1
         if bound:
-            self._since[bound][event.node if isinstance(event, NodeEvent) else event.job] = self._clock.now_ms()
+            name = event.node if isinstance(event, NodeEvent) else event.job
+            self._since[bound][name] = self._clock.now_ms()
+            self._owned[bound].add(name, caller)
         return ""
+
+    def is_filled_by(self, caller: str, bound: str) -> bool:
+        """Whether the caller has used up its share of a bound."""
+        owned, share = self._owned[bound], self.share(bound)
+        if owned.count[caller] < share:
+            return False
+        owned.drop_others(self._known, self._known.names(bound), self._since[bound])
+        return owned.count[caller] >= share
 
     def wait_s(self, caller: str, names: int) -> float:
         """Fleet seconds until the caller may tell of so many new names; a minute at most."""
@@ -109,13 +184,15 @@ class NewNames:
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _bound_of(self, event: JobEvent | NodeEvent) -> str | None:
-        """The bound that a name adds to, "" where it costs a token alone, None where it is known."""
+        """The bound that a name adds to, "" where it costs a token alone, None where it is known or placed."""
         if identity(event)[:3] in self._recent.streams:
             return None
         if isinstance(event, NodeEvent):
             known = event.node in self._since[UNKNOWN_NODES] or self._known.has_node(event.node)
             return None if known else UNKNOWN_NODES
         if f"{event.attempt} {event.job}".encode() in self._known.attempts:
+            return None
+        if self._promises.admits(event.job, event.attempt):
             return None
         is_known = event.job in self._since[LIVE_JOBS] or event.job.encode() in self._known.jobs
         return "" if is_known or isinstance(event, Finished | Failed | Preempted) else LIVE_JOBS
@@ -153,8 +230,10 @@ class NewNames:
             self._node_names, nodes = names, frozenset(names.split(b"\n"))
             hosts = frozenset(name.partition(b".")[0] for name in nodes)
         limits = board.json("doc.ingestion").get("limits", {}) if "doc.ingestion" in board else {}
+        live, ended = (bytes(board.raw(name)) if name in board else b"" for name in (SECTION, ENDED_SECTION))
         return _Known(
-            live=bytes(board.raw(SECTION)) if SECTION in board else b"",
+            live=live,
+            ended=ended,
             nodes=nodes,
             hosts=hosts,
             used={bound: int(row["used"]) for bound, row in limits.items()},
@@ -181,12 +260,16 @@ class NamesOfBody:
         self.records += bool(verdict)
         return not verdict
 
-    def bounds(self) -> Iterator[tuple[str, int, int, int]]:
-        """(key, configured, used, names refused) of each bound that was met; of a rate nothing is used."""
-        limits = self._names.limits
+    def bounds(self) -> Iterator[tuple[str, int, str]]:
+        """(key, names refused, why) of each bound that was met."""
         for bound, names in self.refused.items():
-            used = 0 if bound == NAMES else self._names.used(bound)
-            yield bound, getattr(limits, bound), used, names
+            most: int = getattr(self._names.limits, bound)
+            why = f"limits.{bound} = {most:,}"
+            if bound != NAMES:
+                used, share = self._names.used(bound), self._names.share(bound)
+                why += f", {used:,} are taken" if used else ""
+                why += f", one caller may have {share:,}" if share < most and used < most else ""
+            yield bound, names, why
 
     def retry_after_s(self) -> int:
         """Fleet seconds, at least one; a minute where there is no room, since that comes with a job's end."""

@@ -74,6 +74,8 @@ async def serve(config: Config) -> None:
 
     def refused(status: int) -> None:
         context.metrics.refused_connections.labels(str(status)).inc()
+        if status == 503:  # nobody has room: what was to come by this connection may be a start
+            context.listening.interrupt()
 
     settings = uvicorn.Config(
         app,

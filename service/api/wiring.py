@@ -10,6 +10,7 @@ from fleet.clock import Clock
 from fleet.errors import ConfigError
 from ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
 from ingest.inbox.job_events import identity
+from placement.promised import PromiseReader
 from service.api.answerers import Answerers
 from service.api.archived_jobs import ArchivedJobs
 from service.api.broadcaster import EventBroadcaster
@@ -25,6 +26,7 @@ from service.exit_reason import read_exit_reason
 from service.http.access import Access, load_access
 from service.http.body_budget import BodyBudget
 from service.http.link_key import link_key
+from service.listening import ApiListening
 
 EVENTS_REMEMBERED = 100_000
 
@@ -43,13 +45,14 @@ def context_of(config: Config, clock: Clock, access: Access) -> Context:
     metrics.body_bytes.set_function(lambda: bodies.used_bytes)
     metrics.body_budget_bytes.set(config.api.body_budget_bytes)
     recent = RecentIdentities()
-    names = NewNames(config.limits, cache, recent, clock)
+    promises = PromiseReader(config.ledger)
+    names = NewNames(config.limits, cache, recent, clock, promises)
     kept = config, clock, cache, link, EventBroadcaster(cache), metrics, recent, names
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)
     answerers = Answerers(config, clock, cache)
-    doors = access, backlog, archived, answerers, bodies
+    doors = access, backlog, archived, answerers, bodies, promises, ApiListening(config.folder, clock)
     return Context(*kept, *doors, mirror=mirror)
 
 
@@ -90,9 +93,12 @@ async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
     await asyncio.to_thread(remember, context)
     context.inbox = InboxWriter(context.config.inbox, writer)
     context.writes = InboxWriter(context.config.inbox, f"{WRITES}.{writer}")
+    beats = asyncio.ensure_future(context.listening.beat_forever())
     try:
         yield
     finally:
+        beats.cancel()
+        context.promises.close()
         await asyncio.gather(context.inbox.close(), context.writes.close())
         context.inbox = context.writes = None
 

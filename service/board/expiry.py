@@ -2,22 +2,36 @@
 
 A start that was acknowledged in time may still wait in the inbox. So an intent expires upon a board that was made
 after its expiry, and has folded the inbox as far as it reached when the placer first found the intent's time over.
+
+A start that was sent in time may not have been received at all. So an intent also waits
+
+    for each source of starts   until the source has received everything up to the expiry, and for its whole time
+                                again after an interruption; at most `outage_pause_s` beyond the expiry
+    for its own refused start   for as long as the mark of it is there
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from ingest.inbox.reach import End, covers, inbox_end, unread, unread_types
 from placement.ledger import Intent
 from service.board.board import Board, Standing
+from service.config import Config
+from service.held_starts import marked
+from service.listening import ListeningReader
+
+REFUSED = "refused"  # stands for a source where the start itself was refused
 
 
 class Expiry:
     """Notes where the inbox ended. After a restart it notes later ends, which is as good."""
 
-    def __init__(self, inbox: Path) -> None:
-        self._inbox = inbox
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._inbox = config.inbox
+        self.listening = ListeningReader(config.folder)
         self._ends: dict[str, End] = {}  # request id -> where the inbox ended when its time was found to be over
+        self.paused: Counter[str] = Counter()  # source, or REFUSED -> the intents that wait for it
 
     def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
         """The requests whose time is over, upon a board that knows of every start until then."""
@@ -25,11 +39,30 @@ class Expiry:
         if over.keys() != self._ends.keys():
             end = inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
             self._ends = {request_id: self._ends.get(request_id, end) for request_id in over}
+        self.paused = Counter()
         made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
         if not made_after:
             return set()
         left = unread(self._inbox, _folded(board))
-        return {row.request_id for row in made_after if covers(left, self._ends[row.request_id])}
+        folded = [row for row in made_after if covers(left, self._ends[row.request_id])]
+        waits = self._waits(folded, intents, board, now_ms)
+        self.paused = Counter(source for sources in waits.values() for source in sources)
+        return {row.request_id for row in folded if not waits[row.request_id]}
+
+    def _waits(
+        self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
+    ) -> dict[str, list[str]]:
+        """Return the sources of starts that each of these intents waits for."""
+        refused = marked(self._config.folder, [intent.request_id for intent in active])
+        placer = self._config.placer
+        grace_ms, pause_ms = round(placer.intent_expires_s * 1000), round(placer.outage_pause_s * 1000)
+        sources = self.listening.read(board)
+        waits: dict[str, list[str]] = {}
+        for row in over:
+            is_paused = now_ms < row.expires_ms + pause_ms
+            away = [name for name, stated in sources.items() if not stated.covers(row.expires_ms, grace_ms)]
+            waits[row.request_id] = [*(away if is_paused else ()), *([REFUSED] if row.request_id in refused else ())]
+        return waits
 
     def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
         """The types of the attempt's events that were acknowledged, and that the board has not folded."""

@@ -117,6 +117,10 @@ class GuardedSource:
     def misses(self) -> bool:
         return self._source.misses
 
+    @property
+    def reports_jobs(self) -> bool:
+        return self._source.reports_jobs
+
     async def next(self) -> Batch:
         """The next batch. Raises SourceError while the source is away or broken, StopAsyncIteration at its end."""
         try:

@@ -1,6 +1,6 @@
 """One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
 from models.run_times.remaining import survived
+from service import listening
 from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from service.answers.jobs import (
     EndedJobRow,
@@ -89,9 +90,11 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
         "names.job": "\n".join(tick.occupancy.jobs).encode(),
-        "names.live": "\n".join(_known_attempts(tick)).encode(),
+        "names.live": _names(*events.running, *events.queued),
+        "names.ended": _names(*events.ended),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
+        listening.SECTION: encode(tick.listening),
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(events.durations),
         "jobs.running": encode([_running_row(attempt, tick.node_gpus) for attempt in events.running]),
@@ -174,9 +177,9 @@ def _occupancy(tick: Tick) -> KnownAttempts:
     )
 
 
-def _known_attempts(tick: Tick) -> Iterator[str]:
-    """ "ATTEMPT JOB" of what runs, waits or ended lately: no new names, whoever tells of them next."""
-    return (f"{row.attempt} {row.job}" for row in (*tick.events.running, *tick.events.queued, *tick.events.ended))
+def _names(*attempts: JobAttempt) -> bytes:
+    """Return a line "ATTEMPT JOB" for each attempt. The api knows these names, whoever sends their next event."""
+    return "\n".join(f"{row.attempt} {row.job}" for row in attempts).encode()
 
 
 def _running_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> RunningJobRow:

@@ -32,6 +32,7 @@ from ingest.node_names import known_name, node_name
 from ingest.source import Batch
 from models.risk.score import FoldedEvents
 from models.risk.watch import FleetWatch
+from placement.promised import PromiseReader
 from service.config import LimitsConfig
 
 Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement, Phase, Step)
@@ -88,6 +89,7 @@ class FleetState:
         self.topology = align(topology, entities)
         self.counts = Counts()
         self.archive: Archive | None = None  # gets what is accepted
+        self.promises: PromiseReader | None = None  # of the placer; its attempts pass every limit
         self.labelled, self.label_jobs = LabelledGpus(entities), LabelJobs()
         self._told_ms: dict[tuple[str, int], int] = {}  # when something came in of an attempt that nobody said started
         self._listens_ms: int | None = None
@@ -119,7 +121,8 @@ class FleetState:
         for sight in batch.labels:
             self.labelled.take(sight)
         for event in batch.events:
-            if not self.jobs.has_room(event, self.limits.live_jobs):
+            is_placed = self._is_placed(event)
+            if not is_placed and not self.jobs.has_room(event, self.limits.live_jobs):
                 live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
                 self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
                 continue
@@ -128,6 +131,8 @@ class FleetState:
             if not changed:
                 counts.duplicates += 1
                 continue
+            if is_placed:
+                self.jobs.exempt(changed[0], self.limits.live_jobs)
             counts.events += 1
             counts.past_events += event.time_ms < now_ms - PAST_MS
             counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
@@ -142,6 +147,13 @@ class FleetState:
         for error in batch.bad:
             self._note_bad(error)
         return self._apply_node_events(batch.node_events)
+
+    def _is_placed(self, event: JobEvent) -> bool:
+        """Whether the placer has placed the attempt of this event. It is asked at the first event, and at a start."""
+        attempt = self.jobs.attempts.get((event.job, event.attempt))
+        if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
+            return False
+        return self.promises.admits(event.job, event.attempt)
 
     def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
         """Fold what labels tell of jobs, here and in other pipelines, and end jobs that have fallen silent."""

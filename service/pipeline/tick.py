@@ -16,6 +16,7 @@ from ingest.label_jobs import LabelHold
 from models.risk.score import ScoredFleet
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
+from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.occupancy import Occupancy, observe
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
@@ -43,6 +44,7 @@ class TickInputs:
     run_times: Mapping[Attempt, IssuedRunTime] = field(default_factory=dict)
     inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset up to which `events` are folded
     gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
+    listening: Mapping[str, Listening] = field(default_factory=dict)  # by source that reports starts of jobs
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 

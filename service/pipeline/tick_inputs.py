@@ -7,6 +7,7 @@ from features.serving import served_instances
 from ingest.inbox.inbox import InboxSource
 from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
+from service.listening import SourcesListening
 from service.pipeline.archive_writer import ArchiveWriter
 from service.pipeline.guarded_source import GuardedSource, gpu_models, unread_inbox
 from service.pipeline.metrics import PipelineMetrics
@@ -30,9 +31,11 @@ class InputCollector:
         archive_writer: ArchiveWriter,
         others: OtherPipelines | None,
         metrics: PipelineMetrics,
+        listening: SourcesListening,
     ) -> None:
         self._config, self._saved, self._sources = config, saved, sources
         self._archive_writer, self._others, self._metrics = archive_writer, others, metrics
+        self._listening = listening
         self._gpu_models: dict[str, str] = {}  # by node
 
     def refresh_topology(self) -> None:
@@ -51,7 +54,7 @@ class InputCollector:
             self._saved.state.follow_jobs(self._others.labelled(), now_ms)
 
     def collect(self, now_ms: int) -> TickInputs:
-        state = self._saved.state
+        state, ingestion = self._saved.state, self._ingestion(now_ms)
         return TickInputs(
             now_ms=now_ms,
             topology=state.topology,
@@ -67,7 +70,8 @@ class InputCollector:
             labelled=[] if self._others is not None else state.labelled.holds(now_ms),
             inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
             meta=self._meta(now_ms),
-            ingestion=self._ingestion(now_ms),
+            ingestion=ingestion,
+            listening=self._listening.update(ingestion.sources, now_ms),
         )
 
     def _meta(self, now_ms: int) -> BoardMeta:

@@ -35,6 +35,13 @@ class PlacerMetrics:
         self.intents = Gauge(
             "fleetcast_placer_intents", "Placements of which nothing has been seen yet.", registry=self.registry
         )
+        self.paused = Gauge(
+            "fleetcast_placer_paused_promises",
+            "Promises whose time is over, and that wait for a source of starts, or whose own start was refused.",
+            ["source"],
+            registry=self.registry,
+        )
+        self._paused: Mapping[str, int] = {}
         self.view_age_s = Gauge(
             "fleetcast_placer_view_age_seconds", "Fleet time since the board decided upon.", registry=self.registry
         )
@@ -100,6 +107,15 @@ class PlacerMetrics:
         self.refused_requests = Counter(
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
+
+    def show_paused(self, paused: Mapping[str, int]) -> None:
+        """Show the promises that wait, by what they wait for. A source that none waits for loses its series."""
+        if paused == self._paused:
+            return
+        self._paused = dict(paused)
+        self.paused.clear()
+        for source, count in paused.items():
+            self.paused.labels(source).set(count)
 
     def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
         """What is free in pieces; pools that are gone lose their series."""

@@ -74,7 +74,7 @@ class PlacementService:
         self.demand = RecentDemand(ledger)
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
-        self._expiry = Expiry(config.inbox)
+        self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
         self._observer = ViewDecoder(config.placer)
@@ -146,6 +146,7 @@ class PlacementService:
         if not self.watch.doubts:
             expired = self._expiry.expired(promises, board, now_ms)
             self.ledger.settle(settled(promises, base, expired), now_ms)
+            self.metrics.show_paused(self._expiry.paused)
             self.queues.follow(board, base)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._with_promises(base)
@@ -163,6 +164,7 @@ class PlacementService:
         by_ms = self._watch.set_by_ms()
         if abs(by_ms) >= CLOCK_STEP_MS:
             logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
+            self._expiry.listening.clock_was_set()
             self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
         if not self._postponed_ms:
             return active

@@ -6,6 +6,7 @@ from fleet.clock import Clock
 from fleet.errors import FleetcastError, SourceError
 from ingest.inbox.inbox import Backlog, InboxWriter
 from ingest.slurm.jobcomp import Attempts
+from placement.promised import PromiseReader
 from service.api.answerers import Answerers
 from service.api.archived_jobs import ArchivedJobs
 from service.api.broadcaster import EventBroadcaster
@@ -19,6 +20,7 @@ from service.config import Config
 from service.http.access import Access
 from service.http.body_budget import BodyBudget
 from service.http.problems import Problem, as_problem
+from service.listening import ApiListening
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Context:
     archived: ArchivedJobs
     answerers: Answerers
     bodies: BodyBudget
+    promises: PromiseReader
+    listening: ApiListening
     inbox: InboxWriter | None = None  # from the application's start to its end
     writes: InboxWriter | None = None  # likewise, for samples: no event waits until they are on disk
     mirror: BoardMirror | None = None  # of a replica: its board comes from another api

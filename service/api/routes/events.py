@@ -15,11 +15,13 @@ from ingest.inbox.inbox import InboxWriter
 from ingest.inbox.job_events import Identity, identity
 from ingest.inbox.records import encode_refusals
 from ingest.inbox.segments import RecordKind
+from placement.ledger import IntentState
 from service.answers.events import EventsAnswer, RefusedRecord
 from service.api.new_names import NamesOfBody
 from service.api.recent import RecentIdentities
 from service.api.routes.context import Context
 from service.api.routes.table import JSON, NO_STORE, Query, Row, caller_of, encode
+from service.held_starts import mark_refused_starts
 from service.http.access import Scope
 from service.http.problems import Problem
 from service.http.request_body import read_body
@@ -46,7 +48,13 @@ async def events(request: Request, context: Context, query: Query) -> Response:
 
 async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
     """Write a body's new records, answer how many. 429 for too many new names: the rest stays, send all again."""
+    with context.listening.receiving():
+        return await _accept(request, context, decoded, now_ms)
+
+
+async def _accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
     writer = context.writer()
+    await _mark_refused(context, decoded)
     new = await new_records(decoded.records, context.recent)
     names = context.names.body(caller_of(request))
     fresh = await _of_known_names(new, names)
@@ -68,7 +76,9 @@ async def accept(request: Request, context: Context, decoded: DecodedBody, now_m
 
 
 async def refuse_whole(context: Context, problem: Problem) -> None:
-    """Count a body that cannot be looked into."""
+    """Count a body that cannot be looked into. One without room may hold the start of any promise."""
+    if problem.status == 503:
+        context.listening.interrupt()
     context.metrics.refused.labels(problem.code).inc()
     await _note_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
 
@@ -118,18 +128,28 @@ async def _of_known_names(
     return fresh
 
 
+async def _mark_refused(context: Context, decoded: DecodedBody) -> None:
+    """Leave a mark for each promise whose own start is among the refused records. Raises SourceError."""
+    found = [context.promises.find(job, attempt) for job, attempt in decoded.refused_starts]
+    held = [promise.request_id for promise in found if promise is not None and promise.state is IntentState.ACTIVE]
+    if not held:
+        return
+    try:
+        await asyncio.to_thread(mark_refused_starts, context.config.folder, held)
+    except OSError as error:
+        raise SourceError(f"cannot mark refused starts: {error.strerror or error}; nothing was kept") from None
+    logger.warning("%d starts of placed jobs were refused: %s", len(held), ", ".join(held[:5]))
+
+
 def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
     """Counts and names the bounds that a body met."""
-    told = []
-    for bound, most, used, count in names.bounds():
+    reasons = []
+    for bound, count, why in names.bounds():
         context.metrics.limited.labels(bound).inc(count)
-        taken = f", {used:,} are taken" if used else ""
-        told.append(
-            f"limits.{bound} = {most:,}{taken}: {count:,} new {'name was' if count == 1 else 'names were'} refused"
-        )
+        reasons.append(f"{why}: {count:,} new {'name was' if count == 1 else 'names were'} refused")
     context.metrics.events.labels("limited").inc(names.records)
     wait_s = max(1, round(context.clock.wall_s(names.retry_after_s())))
-    detail = "; ".join(told) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
+    detail = "; ".join(reasons) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
     extra = {"limits": dict(names.refused), **structs.asdict(body)}
     return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
 

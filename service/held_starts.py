@@ -1,0 +1,45 @@
+"""Marks of refused starts: the api leaves one for each promise whose own start it had to refuse.
+
+The job may run although its start was refused, for a clock that is ahead or a field that cannot be read. The placer
+lets no promise expire that has a mark. A mark is an empty file whose name is a hash of the request's id.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fleet import files
+
+AREA = "held_starts"  # of failpoints
+
+
+def marks_folder(state: Path) -> Path:
+    return state / "held_starts"
+
+
+def mark_of(request_id: str) -> str:
+    return hashlib.blake2b(request_id.encode(), digest_size=16).hexdigest()
+
+
+def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
+    """Leave a mark for each of these requests, on disk. Raises OSError."""
+    folder = marks_folder(state)
+    names = {mark_of(request_id) for request_id in request_ids}
+    if not names:
+        return
+    files.make_folder(folder, AREA)
+    for name in names:
+        files.create(folder / name, AREA).close()
+    files.sync_folder(folder, AREA)
+
+
+def marked(state: Path, active: Iterable[str]) -> set[str]:
+    """Return the active requests that have a mark, and remove the marks of all others."""
+    folder = marks_folder(state)
+    there = set(files.listing(folder))
+    if not there:
+        return set()
+    by_mark = {mark_of(request_id): request_id for request_id in active}
+    for name in there - by_mark.keys():
+        (folder / name).unlink(missing_ok=True)
+    return {by_mark[name] for name in there & by_mark.keys()}

@@ -1,0 +1,155 @@
+"""When each source of job starts could receive them: written by the api and the pipeline, read by the placer.
+
+The placer lets a promise expire only if every source could receive its start. So a source states two times:
+
+    since_ms    it has received everything from then on; a restart or a refusal of its own begins anew
+    until_ms    it has received everything before this moment
+
+The api writes its statement every second into a file. Those of the pipeline's sources are a section of the board.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fleet import files
+from fleet.clock import Clock, ClockWatch
+from fleet.errors import SourceError
+from service.answers.fleet import SourceHealth
+from service.board.board import Board
+
+API = "api"
+AREA = "listening"  # of failpoints
+SECTION = "listening"  # of the board
+BEAT_S = 1.0  # wall
+GAP_S = 5.0  # wall, between two beats: the process stood still, and its callers may have given up
+logger = logging.getLogger(__name__)
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """A source's statement; fleet time."""
+
+    since_ms: int
+    until_ms: int
+
+    def covers(self, expires_ms: int, grace_ms: int) -> bool:
+        """Whether a start could be received up to the expiry, and for `grace_ms` after the last interruption."""
+        return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
+
+
+_decode = msgspec.json.Decoder(Listening).decode
+_decode_sources = msgspec.json.Decoder(dict[str, Listening]).decode
+_encode = msgspec.json.encode
+
+
+def api_file(state: Path) -> Path:
+    return state / "api.listening"
+
+
+class ListeningReader:
+    """The newest statements, as the placer reads them."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = api_file(state)
+        self._void = b""  # a statement by a clock that was set since
+
+    def clock_was_set(self) -> None:
+        """Disregard what the api stated before now: it is in the time of another clock."""
+        with contextlib.suppress(OSError):
+            self._void = self._path.read_bytes()
+
+    def read(self, board: Board) -> dict[str, Listening]:
+        """Return each source's statement. The api has none in a state folder in which it never ran."""
+        found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
+        try:
+            stated = self._path.read_bytes()
+            found[API] = Listening(0, 0) if stated == self._void else _decode(stated)
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError):  # a power cut may have torn it: the api writes it again
+            found[API] = Listening(0, 0)
+        return found
+
+
+class ApiListening:
+    """The api's statement. `receiving` surrounds what stores events; `interrupt` notes that some could not come in."""
+
+    def __init__(self, state: Path, clock: Clock) -> None:
+        self._path = api_file(state)
+        self._clock = clock
+        self._watch = ClockWatch(clock)
+        self._since_ms = 0
+        self._is_interrupted = True  # until the first beat
+        self._beat_steady_ms = clock.steady_ms()
+        self._numbers = itertools.count()
+        self._under_way: dict[int, int] = {}  # number -> when its storing began, steady
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Store events inside. Until that is done, the statement covers only what came before."""
+        number = next(self._numbers)
+        self._under_way[number] = self._clock.steady_ms()
+        try:
+            yield
+        except (SourceError, OSError):
+            self.interrupt()
+            raise
+        finally:
+            del self._under_way[number]
+
+    def interrupt(self) -> None:
+        """Note that events were refused although they may be good: for a full disk, or for want of any room."""
+        self._is_interrupted = True
+
+    def beat(self) -> None:
+        """State how far everything was received. A disk that refuses this also refuses events."""
+        try:
+            files.replace_file(self._path, [_encode(self._state())], AREA, sync=False)
+        except OSError as error:
+            if not self._is_interrupted:
+                logger.error("%s cannot be written (%s): promises wait for their starts meanwhile", self._path, error)
+            self._is_interrupted = True
+
+    def _state(self) -> Listening:
+        now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
+        self._since_ms += self._watch.set_by_ms()
+        gap_s = self._clock.wall_s((steady_ms - self._beat_steady_ms) / 1000)
+        self._beat_steady_ms = steady_ms
+        if self._is_interrupted or gap_s > GAP_S:
+            self._since_ms, self._is_interrupted = now_ms, False
+        return Listening(self._since_ms, now_ms - (steady_ms - min(self._under_way.values(), default=steady_ms)))
+
+    async def beat_forever(self) -> None:
+        while True:
+            self.beat()
+            await asyncio.sleep(BEAT_S)
+
+
+class SourcesListening:
+    """The statements of the pipeline's sources that report job starts, from the rows of their health."""
+
+    def __init__(self, names: Sequence[str], clock: Clock) -> None:
+        self._watch = ClockWatch(clock)
+        self._stated = dict.fromkeys(names, Listening(0, 0))
+        self._is_up = dict.fromkeys(names, False)
+
+    def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, Listening]:
+        """Return the statement of each source as of now."""
+        by_ms = self._watch.set_by_ms()
+        health = {row["name"]: row for row in reversed(rows)}
+        for name, before in self._stated.items():
+            row = health.get(name, {})
+            since_ms, was_up = before.since_ms + by_ms, self._is_up[name]
+            self._is_up[name] = bool(row.get("up")) and row.get("lag_s") is not None
+            if not self._is_up[name]:
+                self._stated[name] = Listening(now_ms, before.until_ms + by_ms)
+                continue
+            behind_s = float(row["lag_s"] or 0) + float(row.get("answered_s") or 0)
+            self._stated[name] = Listening(since_ms if was_up else now_ms, now_ms - round(behind_s * 1000))
+        return dict(self._stated)
