@@ -13,6 +13,7 @@ import msgspec
 from fleet.errors import FleetcastError, RequestError, StaleError
 from fleet.requests import Decision, PlacementRequest
 from placement.ledger import LedgerError
+from service.http.problems import Problem
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -116,6 +117,13 @@ class Clients:
                 then()
             elif isinstance(answer, dict):
                 job.event = b""  # the clock was set back: it is told again, with the time as it is now
+            elif isinstance(answer, Problem):  # all places are taken
+                job.event = b""
+                if kind == "submitted":
+                    then()
+                elif kind == "started":  # its promise is over, so that it is a stranger
+                    self.world.oracle.released(job)
+                    self._gone(job)
 
         job.asked, job.asked_ms = True, self.world.steady_ms
         self.world.send_events(job, body, answered)

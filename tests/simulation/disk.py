@@ -251,7 +251,7 @@ class Mount:
         if disk.ledgers[path.keys].in_transaction:  # of a process that was killed
             disk.ledgers[path.keys].rollback()
         disk.writers[path.keys] = self._process
-        return SimConnection(self, disk.ledgers[path.keys])
+        return SimConnection(self, disk.ledgers[path.keys], path.keys)
 
     def connect_to_read(self, path: "SimPath") -> "SimConnection":
         if not path.exists():
@@ -260,7 +260,7 @@ class Mount:
         db = disk.ledgers[path.keys]
         if db.in_transaction and not disk.writers[path.keys].alive:
             db.rollback()
-        return SimConnection(self, db)
+        return SimConnection(self, db, path.keys)
 
     def filesystem(self) -> "SimFileSystem":
         return SimFileSystem(self)
@@ -324,9 +324,10 @@ class SimFile:
 class SimConnection:
     """A SQLite connection whose file is in memory: what is committed outlives the process and the power."""
 
-    def __init__(self, mount: Mount, db: sqlite3.Connection) -> None:
+    def __init__(self, mount: Mount, db: sqlite3.Connection, keys: tuple[str, ...]) -> None:
         self._mount = mount
         self._db = db
+        self._keys = keys
 
     @property
     def text_factory(self) -> Any:
@@ -338,6 +339,10 @@ class SimConnection:
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
         disk = self._mount.check()
+        if (
+            self._db.in_transaction and not disk.writers[self._keys].alive
+        ):  # a reader's file has only what was committed
+            self._db.rollback()
         if statement == "COMMIT" and (disk.full or disk.read_only):
             raise sqlite3.OperationalError("database or disk is full" if disk.full else "attempt to write a readonly")
         return self._db.execute(statement, values)

@@ -14,9 +14,13 @@ from fleet import files
 from fleet.sequences import SeenSequences
 from ingest.archive.events import KnownEvents
 from placement.ledger_file import LedgerFile
+from placement.promised import PromiseReader
+from service.board import expiry
 from service.board.board import BoardWriter
 from service.board.expiry import Expiry
+from service.listening import Listening
 from service.pipeline import pipeline
+from service.pipeline.state import FleetState
 from service.placer import service as placer_service
 
 
@@ -39,6 +43,7 @@ class Mutation:
 
 def _by_the_clock(self: Expiry, intents: Any, board: Any, now_ms: int) -> set[str]:
     """As it was: a promise is over when the clock says so, whatever the board knows."""
+    self.paused.clear()
     return {intent.request_id for intent in intents if now_ms >= intent.expires_ms}
 
 
@@ -106,5 +111,9 @@ MUTATIONS = {
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
+    "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
+    "the-fold-drops-what-was-placed": Mutation(1, ("found once",), FleetState, "_is_placed", lambda *_: False),
+    "outages-stop-no-clock": Mutation(1, ("waits",), Listening, "covers", lambda *_: True),
+    "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "marked", lambda *_: set()),
     "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
 }

@@ -2,6 +2,9 @@
 
 given once       no GPU is promised or given to a job while another holds it: one whose start was acknowledged in time
                  and that has not ended, or one whose promise has not run out
+passes           no limit refuses the start of a job that holds a promise
+waits            no promise expires whose start was refused in time, nor one whose start reached no api, or one that
+                 could not write, before its client had the whole time again; the latter for at most PAUSE_S
 found once       what was acknowledged is folded, exactly once, whatever ended in between
 archived once    no event stands twice in the live files of the archive, and none of them is damaged; at the end
                  all that was acknowledged stands there
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from tests.simulation.processes import Process
 
 Gpu = tuple[str, int]
+SLACK_MS = 3000  # clocks are set by parts of a second, which nobody makes up for
 EventKey = tuple[str, int, int]
 
 
@@ -47,6 +51,8 @@ class Promise:
     until_steady_ms: int
     over: bool = False  # ended, cancelled, or given up
     in_time: bool = False  # its start was acknowledged before it ran out
+    was_refused: bool = False  # its start was, in time, and the client may not have sent it again
+    away_steady_ms: int | None = None  # when its start last found no api in time
 
     def lasts(self, now_ms: int, steady_ms: int) -> bool:
         return not self.over and now_ms < self.until_ms and steady_ms < self.until_steady_ms
@@ -106,6 +112,38 @@ class Oracle:
         if promise is not None and not promise.in_time and promise.lasts(now_ms, steady_ms):
             promise.in_time = True
             self._is_free(promise, request_id, now_ms, steady_ms)
+
+    def holds(self, request_id: str, now_ms: int, steady_ms: int) -> bool:
+        """Whether the attempt of a request has a promise, or started by one: no limit may drop its events."""
+        promise = self.promises.get(request_id)
+        return promise is not None and (promise.in_time or promise.lasts(now_ms, steady_ms))
+
+    def refused(self, request_id: str, why: str, now_ms: int, steady_ms: int) -> None:
+        """A start was answered by a limit (`why` says so), or as a bad record (`why` is empty)."""
+        promise = self.promises.get(request_id)
+        if promise is None or not promise.lasts(now_ms, steady_ms):
+            return
+        if why:
+            raise Broken("passes", f"the start of {request_id} is refused, which has a promise: {why}")
+        promise.was_refused = True
+
+    def turned_away(self, request_id: str, now_ms: int, steady_ms: int) -> None:
+        """A start found no api, or one that could not write."""
+        promise = self.promises.get(request_id)
+        if promise is not None and promise.lasts(now_ms, steady_ms):
+            promise.away_steady_ms = steady_ms
+
+    def expired(self, request_id: str, now_ms: int, steady_ms: int, whole_ms: int, pause_ms: int) -> None:
+        """The placer let a promise expire. whole_ms: the time that each promise has; pause_ms: the longest pause."""
+        self.checks += 1
+        promise = self.promises[request_id]
+        if promise.was_refused:
+            raise Broken("waits", f"{request_id} expired, and its start was refused in time")
+        away_ms = promise.away_steady_ms
+        if away_ms is None or now_ms >= promise.until_ms + pause_ms:
+            return
+        if steady_ms < away_ms + whole_ms - SLACK_MS:
+            raise Broken("waits", f"{request_id} expired {steady_ms - away_ms} ms after its start found no api")
 
     def released(self, job: "Job") -> None:
         """The client has ended the job, or will never start it: it holds nothing from now on."""

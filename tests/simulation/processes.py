@@ -19,7 +19,7 @@ from ingest.inbox.inbox import InboxSource, InboxWriter
 from service.api.routes.events import accept
 from service.api.wiring import context_of, remember
 from service.board.board import BoardReader
-from service.config import ApiConfig, ArchiveConfig, Config, PipelineConfig, PlacerConfig
+from service.config import ApiConfig, ArchiveConfig, Config, LimitsConfig, PipelineConfig, PlacerConfig
 from service.http.access import load_access
 from service.pipeline.pipeline import Pipeline
 from service.placer.role import QueueWorker, open_service
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 600  # small: they are rolled and pruned all the time
 ARCHIVE_BYTES = 24 * BYTES_AN_EVENT  # six wait: they are written before the next snapshot; 24: sources wait
 POLL_S = 1.0
-EXPIRES_S = 30.0
+EXPIRES_S, PAUSE_S = 30.0, 120.0
+FEW = LimitsConfig(live_jobs=3, names_per_minute=1, names_at_once=5)  # soon used up by jobs that never end
 HERE = "127.0.0.1"
 REQUEST = Request({"type": "http", "method": "POST", "path": "/v1/events", "headers": [], "client": (HERE, 1)})
 NODES, GPUS = 4, 2
@@ -60,7 +61,7 @@ class SimClock:
         await asyncio.sleep(fleet_s)
 
 
-def config_on(mount: Mount, clock: SimClock) -> Config:
+def config_on(mount: Mount, clock: SimClock, limits: LimitsConfig) -> Config:
     """A configuration whose folder lies on a disk in memory, and whose clock is the world's."""
     state = mount.path("/state")
     here = {
@@ -73,7 +74,8 @@ def config_on(mount: Mount, clock: SimClock) -> Config:
         pipeline=PipelineConfig(tick_s=10.0, snapshot_s=30.0),
         archive=ArchiveConfig(buffer_bytes=ARCHIVE_BYTES),
         api=ApiConfig(),
-        placer=PlacerConfig(intent_expires_s=EXPIRES_S, queue_period_s=5.0),
+        placer=PlacerConfig(intent_expires_s=EXPIRES_S, outage_pause_s=PAUSE_S, queue_period_s=5.0),
+        limits=limits,
     )
 
 
@@ -91,7 +93,7 @@ class Process:
         self.acknowledged: list[EventKey] = []  # before its start
         self.mount = world.disk.mount(self)
         self.loop = SimLoop(lambda: world.steady_ms / 1000, self._failed)
-        self.config = config_on(self.mount, world.clock)
+        self.config = config_on(self.mount, world.clock, FEW if world.has_limits else LimitsConfig())
 
     def start(self) -> None:
         """A failpoint may end it before it has."""
@@ -140,6 +142,7 @@ class Api(Process):
     async def _open(self) -> None:
         await asyncio.to_thread(remember, self.context)
         self.context.inbox = InboxWriter(self.config.inbox, "api", segment_bytes=SEGMENT_BYTES)
+        self.spawn(self.context.listening.beat_forever())
 
     async def events(self, body: bytes) -> dict[str, Any]:
         """What POST /v1/events does once it has the body."""

@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 
 from fleet import failpoints
-from fleet.errors import FleetcastError
-from placement.ledger import Intent, LedgerError
+from fleet.errors import FleetcastError, SourceError
+from placement.ledger import Intent, IntentState, LedgerError
 from service.board.board import Board, BoardError
+from service.http.problems import Problem
 from tests.simulation.archive import ArchiveLook
 from tests.simulation.clients import Clients, Job
 from tests.simulation.disk import Content, Killed, MemoryDisk
-from tests.simulation.oracle import Broken, Oracle
-from tests.simulation.processes import ROLES, Api, PipelineProcess, Placer, Process, SimClock
+from tests.simulation.oracle import Broken, EventKey, Oracle
+from tests.simulation.processes import EXPIRES_S, PAUSE_S, ROLES, Api, PipelineProcess, Placer, Process, SimClock
 
 EPOCH_MS = 1_789_000_000_000
 FAULTS = ("kill", "fuse", "power", "full", "read_only", "sync_fails", "clock", "pause", "idle")
@@ -57,6 +58,9 @@ class World:
         self.processes: dict[str, Process | None] = {kind.role: None for kind in ROLES}
         self.running: Process | None = None
         self.steps = 0
+        self._of_strangers: set[EventKey] = set()
+        self.has_limits = random.Random(f"{seed} limits").random() < 0.4
+        self._active: set[str] = set()  # requests with a promise, as of the ledger's last change
         self.counts: Counter[str] = Counter()
         self.trace: deque[str] = deque(maxlen=TRACE)
         self.digest = hashlib.blake2b(digest_size=16)
@@ -155,6 +159,7 @@ class World:
         """The laws that what this process did may have broken."""
         if isinstance(process, Placer) and process.service.ledger.version != process.version:
             process.version = process.service.ledger.version
+            self._look_at_expired(process)
             self.oracle.promised(process.service.ledger.active_intents(), self.now_ms, self.steady_ms)
         elif isinstance(process, PipelineProcess) and process.ticks != process.pipeline.metrics.ticks:
             process.ticks = process.pipeline.metrics.ticks
@@ -163,6 +168,16 @@ class World:
             if process.ticks == 1:
                 self.oracle.found(jobs.attempts, process.acknowledged, "at the first board after a start")
             self.oracle.counted(jobs.attempts, jobs.position)
+
+    def _look_at_expired(self, placer: Placer) -> None:
+        ledger = placer.service.ledger
+        active = {intent.request_id for intent in ledger.active_intents()}
+        for request_id in self._active - active:
+            if ledger.intent_state(request_id) is IntentState.EXPIRED:
+                self.counts["expired"] += 1
+                times = self.now_ms, self.steady_ms, round(EXPIRES_S * 1000), round(PAUSE_S * 1000)
+                self.oracle.expired(request_id, *times)
+        self._active = active
 
     def _pass_time(self) -> None:
         """To the next timer, or a part of the way; at most a second."""
@@ -211,7 +226,9 @@ class World:
         self.processes[process.role] = None
 
     def crashed(self, process: Process, error: BaseException) -> None:
-        if self.broken is None:
+        if self.broken is None and isinstance(error, Broken):  # a law, checked as an answer arrived
+            self.broken = error
+        elif self.broken is None:
             self.broken = Broken("no end", f"the {process.role} ended of {type(error).__name__}: {error}")
             self.broken.__cause__ = error
 
@@ -322,13 +339,27 @@ class World:
 
     def _take_events(self, job: Job, body: bytes, answered: Callable[[Any], None]) -> None:
         api = self.processes["api"]
+        is_start = msgspec.json.decode(body.partition(b"\n")[0])["type"] == "started"
+        request_id, times = job.request.request_id, (self.now_ms, self.steady_ms)
         if not isinstance(api, Api) or api.paused_until > self.steps:
+            if api is None and is_start:
+                self.counts["turned away"] += 1
+                self.oracle.turned_away(request_id, *times)
             self._answer(answered, None)
             return
 
         def done(result: Any) -> None:
             if isinstance(result, dict):
                 self._acknowledged(job, body, result)
+            elif isinstance(result, Problem):
+                self.counts["limited"] += 1
+            if is_start and isinstance(result, Problem):
+                self.oracle.refused(request_id, str(result), *times)
+            elif is_start and isinstance(result, SourceError):
+                self.oracle.turned_away(request_id, *times)
+            elif is_start and isinstance(result, dict) and any(row["index"] == 0 for row in result["rejected"]):
+                self.counts["refused starts"] += 1
+                self.oracle.refused(request_id, "", *times)
             self._answer(answered, result)
 
         self.within(api, lambda: api.spawn(api.events(body), done))
@@ -338,10 +369,14 @@ class World:
         for index, line in enumerate(body.split(b"\n")):
             if index not in rejected:
                 event = msgspec.json.decode(line)
-                self.oracle.acknowledged[event["job"], event["attempt"], event["sequence"]] = None
                 self.counts["acknowledged"] += 1
                 if event["type"] == "started":
                     self.oracle.started(job.request.request_id, self.now_ms, self.steady_ms)
+                key = event["job"], event["attempt"], event["sequence"]
+                if self.has_limits and not self.oracle.holds(job.request.request_id, self.now_ms, self.steady_ms):
+                    self._of_strangers.add(key)  # the fold may drop it, since the api's bound is an estimate
+                elif key not in self._of_strangers:
+                    self.oracle.acknowledged[key] = None
 
     def send_placer(self, job: Job, call: str, what: Any, answered: Callable[[Any], None]) -> None:
         again = call in ("place", "enqueue")
