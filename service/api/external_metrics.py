@@ -26,10 +26,11 @@ from service.api.answerers import Answerers
 from service.api.routes.context import Context
 from service.api.telemetry import ApiMetrics
 from service.http.certificates import NAMES
-from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
+from service.http.connection_pool import ConnectionPool
+from service.http.connections import LimitedServer, protocol_of
 from service.http.listening import listen
+from service.http.problems import is_out_of_files
 from service.http.tls import Tls
-from service.http.tls_door import TlsDoor
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
     documents = {"/apis": groups, f"/apis/{GROUP}": api_group(), f"/apis/{VERSION}": api_resources()}
     routes = [Route(path, of(_always(msgspec.json.encode(document)))) for path, document in documents.items()]
     routes.append(Route(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", of(value)))
-    return Starlette(routes=routes, exception_handlers={HTTPException: refused, FleetcastError: refused})
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, FleetcastError, OSError), refused))
 
 
 def _always(body: bytes) -> Handler:
@@ -101,27 +102,25 @@ def _told(error: Exception) -> tuple[int, str]:
             return 400, str(error)
         case StaleError():
             return 503, str(error)
+        case OSError() if is_out_of_files(error):
+            return 503, "no file descriptor is left: ask again"
     raise error
 
 
 @contextlib.asynccontextmanager
-async def external_metrics_door(
-    context: Context, limits: ConnectionLimits, ended: Callable[[], None]
+async def serve_external_metrics(
+    context: Context, pool: ConnectionPool, ended: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Answer meanwhile, where it is configured; `ended` hears of its end. Raises ConfigError."""
+    """Serve the port, if configured, while the context is open. Calls `ended` at its end. Raises ConfigError."""
     config = context.config.external_metrics
     if not config.port:
         yield
         return
     tls = Tls(config, SECTION, must_show=True)
     context.metrics.watch_certificate(lambda: tls.until_s)
-
-    def refused(status: int) -> None:
-        context.metrics.refused_connections.labels(str(status)).inc()
-
     settings = uvicorn.Config(
         create_external_metrics(context.answerers, config.names, context.metrics),
-        http=protocol_of(limits, refused),
+        http=protocol_of(pool, context.metrics.refuse_connection),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -130,12 +129,14 @@ async def external_metrics_door(
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=KEEP_S,
     )
-    server = LimitedServer(settings)
     dropped = context.metrics.refused_connections.labels("no_tls").inc
     with listen(context.config.api.host, config.port, "api.host, external_metrics.port") as sock:
-        async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
-            work = asyncio.ensure_future(server.serve([]))
+        server = LimitedServer(settings, sock, pool, tls, dropped)
+        async with tls.watched():
+            work = asyncio.ensure_future(server.serve())
             work.add_done_callback(lambda _: ended())
+            while not (server.started or work.done()):
+                await asyncio.sleep(0.01)
             logger.info("external metrics on port %d", config.port)
             try:
                 yield

@@ -2,26 +2,26 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
 from collections.abc import Callable
-from functools import partial
 
 import uvicorn
 
 from service.api.app import create_app
-from service.api.external_metrics import external_metrics_door
+from service.api.external_metrics import serve_external_metrics
 from service.api.grpc_extra import require_grpc
 from service.api.hot_path import hot_protocol
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
 from service.exit_reason import announce_ready, api_name
 from service.http.addresses import Networks
-from service.http.connections import ConnectionLimits, LimitedServer, allow_files, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
+from service.http.connections import LimitedServer, protocol_of
 from service.http.listening import listen
 from service.http.tls import Tls
-from service.http.tls_door import TlsDoor
 from service.process_memory import use_one_heap
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,18 @@ GRACE_S = 5
 class ApiServer(LimitedServer):
     """Ends its event streams before it waits for open connections."""
 
-    def __init__(self, config: uvicorn.Config, context: Context, on_started: Callable[[], None]) -> None:
-        super().__init__(config, on_started)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        sock: socket.socket,
+        pool: ConnectionPool,
+        tls: Tls | None,
+        context: Context,
+        on_started: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            config, sock, pool, tls, context.metrics.refused_connections.labels("no_tls").inc, on_started
+        )
         self.context = context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -51,15 +61,15 @@ def limits_of(api: ApiConfig) -> ConnectionLimits:
     )
 
 
-def also_by_grpc(context: Context, tls: Tls | None) -> contextlib.AbstractAsyncContextManager[None]:
-    """The gRPC door where a port is configured. Raises ConfigError without its packages."""
+def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractAsyncContextManager[None]:
+    """The gRPC server where a port is configured. Raises ConfigError without its packages."""
     port = context.config.api.grpc_port
     if not port:
         return contextlib.nullcontext()
     require_grpc(port)
-    from service.api.grpc_door import grpc_door
+    from service.api.grpc_door import grpc_tls, serve_grpc
 
-    return grpc_door(context, tls)
+    return serve_grpc(context, pool, grpc_tls(context.config.api))
 
 
 async def serve(config: Config) -> None:
@@ -67,19 +77,17 @@ async def serve(config: Config) -> None:
     use_one_heap()
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
-    limits = limits_of(config.api)
     tls = Tls(config.api) if config.api.tls_cert else None
-    doors = (2 if tls else 1) + (2 if config.external_metrics.port else 0)
-    allow_files(limits.max_connections * doors)  # over TLS, and those that have not greeted yet
+    pool = ConnectionPool(fit_to_files(limits_of(config.api)), context.metrics.refuse_connection)
 
     def refused(status: int) -> None:
-        context.metrics.refused_connections.labels(str(status)).inc()
+        context.metrics.refuse_connection(status)
         if status == 503:  # nobody has room: what was to come by this connection may be a start
             context.listening.interrupt()
 
     settings = uvicorn.Config(
         app,
-        http=hot_protocol(context, protocol_of(limits, refused)),
+        http=hot_protocol(context, protocol_of(pool, refused)),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -87,24 +95,23 @@ async def serve(config: Config) -> None:
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=30,
-        backlog=1024,
         forwarded_allow_ips=list(config.api.trusted_proxies),
     )
-    server = ApiServer(settings, context, partial(announce_ready, config.folder, api_name(config)))
-    context.metrics.max_connections.set(limits.max_connections)
-    context.metrics.connections.set_function(lambda: len(server.server_state.connections))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
-    beside = external_metrics_door(context, limits, lambda: setattr(server, "should_exit", True))
+    context.metrics.max_connections.set(pool.limits.max_connections)
+    context.metrics.connections.set_function(lambda: pool.used)
     with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
+        started = functools.partial(announce_ready, config.folder, api_name(config))
+        server = ApiServer(settings, sock, pool, tls, context, started)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
         logger.info("listening on %s", config.url)
-        async with beside, also_by_grpc(context, tls):
-            if tls is None:
-                await server.serve([sock])
-            else:
+        async with contextlib.AsyncExitStack() as stack:
+            ended = functools.partial(setattr, server, "should_exit", True)
+            await stack.enter_async_context(serve_external_metrics(context, pool, ended))
+            await stack.enter_async_context(also_by_grpc(context, pool))
+            if tls is not None:
                 context.metrics.watch_certificate(lambda: tls.until_s)
-                dropped = context.metrics.refused_connections.labels("no_tls").inc
-                async with tls.watched(), TlsDoor(server, tls, limits, dropped).open(sock):
-                    await server.serve([])
+                await stack.enter_async_context(tls.watched())
+            await server.serve()
     logger.info("stopped")

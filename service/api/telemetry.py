@@ -12,6 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from service.http.connection_pool import DISPLACED
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS = ("live_jobs", "unknown_nodes", "names_per_minute")
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -64,10 +66,12 @@ class ApiMetrics:
         """How many we turned away, and what the others take up."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
-            "Connections closed by us: too many (429: of one address), too slow, no HTTP, or no TLS.",
+            "Connections closed by us: too many (429: of one address), too slow, no HTTP, no TLS, or displaced.",
             ("status",),
             registry=self.registry,
         )
+        for status in ("429", "503", DISPLACED, "no_tls"):
+            self.refused_connections.labels(status)
         self.auth_failures = Counter(
             "fleetcast_api_auth_failures",
             "Callers refused: no token, an unknown one, one of too many (slowed), a certificate of nobody, no scope.",
@@ -87,9 +91,13 @@ class ApiMetrics:
         self.body_budget_bytes = Gauge(
             "fleetcast_api_body_budget_bytes", "What they may take up together.", registry=self.registry
         )
-        self.connections = Gauge("fleetcast_api_connections", "Open connections.", registry=self.registry)
+        self.connections = Gauge(
+            "fleetcast_api_connections",
+            "Places that connections hold, over all ports: one by gRPC holds three.",
+            registry=self.registry,
+        )
         self.max_connections = Gauge(
-            "fleetcast_api_max_connections", "How many may be open at once.", registry=self.registry
+            "fleetcast_api_max_connections", "How many places there are.", registry=self.registry
         )
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -101,6 +109,10 @@ class ApiMetrics:
             latency = self.seconds[route] = Latency()
         latency.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         latency.sum_s += seconds
+
+    def refuse_connection(self, reason: int | str) -> None:
+        """Count a connection that this process refused or closed, by status or reason."""
+        self.refused_connections.labels(str(reason)).inc()
 
     def watch_certificate(self, until_s: Callable[[], float]) -> None:
         """Tell when a certificate that is shown expires, of several the first; without TLS there is nothing to tell."""

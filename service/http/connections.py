@@ -1,7 +1,8 @@
-"""The HTTP connections of a server: how many there may be, and how long each may take. Times are wall time.
+"""The HTTP connections of a server: how long each may take, and how one without a place is refused.
 
 uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its body,
-`WRITE_TIMEOUT_S` to take some of an answer. One check of all connections a second: a request costs no timer.
+`WRITE_TIMEOUT_S` to take some of an answer (wall time). One check of all connections a second: a request costs no timer.
+`service/http/connection_pool.py` says which connections find a place.
 
     too many connections    503 and Retry-After    a head or body that comes too slowly    408
     too many of an address  429 and Retry-After    what is no HTTP                         400
@@ -9,90 +10,67 @@ uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `bod
 """
 
 import contextlib
-import logging
 import math
-import resource
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.http.addresses import LOOPBACK, Networks, counted_as
 from service.http.certificates import NAMES, ClientCertificate, client_certificate
+from service.http.connection_pool import ConnectionLimits, ConnectionPool, Place
+from service.http.door import Door
 from service.http.problems import Problem
-
-logger = logging.getLogger(__name__)
+from service.http.tls import Tls
 
 MAX_HEAD_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0
-TURNED_AWAY = 256  # connections above the limit that are told so; those above are dropped
-TURNED_AWAY_EACH = 8  # the same of one address
-SPARE_FILES = 256  # descriptors for everything that is no connection
 SWEEP_TICKS = 10  # uvicorn's main loop ticks ten times a second
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What the clients of one server may take up; no address that is `trusted` has too many connections."""
-
-    max_connections: int = 1024
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
-    max_connections_per_address: int = 256
-    trusted: Networks = field(default_factory=lambda: Networks(LOOPBACK))
-
-
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; subclasses set `limits`, and `refused`, which hears the status of each refusal."""
+    """One connection. Subclasses set `pool`, and `refused`, which is called with the status of each refusal."""
 
-    limits = ConnectionLimits()
-    of_address: ClassVar[Counter[tuple[str, bool]]] = Counter()  # by address and `is_too_many`: open connections
+    pool = ConnectionPool(ConnectionLimits())
     refused: Callable[[int], None] = staticmethod(lambda status: None)
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.limits = self.pool.limits
+        self.place: Place | None = None  # set by the door that accepted the connection
         self._in_head = False
         self._head_bytes = 0
         self._deadline = time.monotonic() + self.limits.header_timeout_s  # of a head or body; inf while we answer
         self._unsent = 0
         self._unsent_since = 0.0
         self.is_too_many = False
-        self._address = ""  # that the connection is counted with; empty: with none
-        self._of_crowd = False
         self.certificate: ClientCertificate | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        host = self.client[0] if self.client else ""
         self.certificate = client_certificate(transport.get_extra_info("ssl_object"))
-        self._address = counted_as(host) if host and host not in self.limits.trusted else ""
-        self._of_crowd = self._is_crowded(False, self.limits.max_connections_per_address)
-        self.is_too_many = self._of_crowd or self._comes_last()
-        too_many = len(self.connections) > self.limits.max_connections + TURNED_AWAY
-        if too_many or (self.is_too_many and self._is_crowded(True, TURNED_AWAY_EACH)):
+        if self.place is None:  # a server of the event loop accepted it
+            self.place = self.pool.enter(self.client[0] if self.client else "", self._give_way)
+        self.place.close = self._give_way
+        self.is_too_many = self.place.refusal != ""
+        if not self.place.is_open:  # it gave way while it was handed over
             transport.abort()
-        self.of_address[self._address, self.is_too_many] += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        counted = self._address, self.is_too_many
-        self.of_address[counted] -= 1
-        if self.of_address[counted] <= 0:
-            del self.of_address[counted]
+        if self.place is not None:
+            self.pool.leave(self.place)
 
-    def _is_crowded(self, is_too_many: bool, most: int) -> bool:
-        """Whether so many connections of the same address are open."""
-        return self._address != "" and self.of_address[self._address, is_too_many] >= most
-
-    def _comes_last(self) -> bool:
-        """Whether others hold all places: an open connection keeps its own."""
-        most = self.limits.max_connections
-        return len(self.connections) > most < sum(not getattr(one, "is_too_many", False) for one in self.connections)
+    def _give_way(self) -> None:
+        """Close the connection so that another one finds a place. A client that has begun a request is told."""
+        if self._in_head and not self.is_too_many and self.scheme == "http":
+            self.refuse(503, "too_many_connections", "the place was needed before the head of the request was complete")
+        elif self.is_too_many or self.scheme == "https" or self.cycle is None:
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self.is_too_many:
@@ -107,9 +85,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline = time.monotonic() + self.limits.header_timeout_s
 
     def _refuse_one_too_many(self) -> None:
-        if self._of_crowd:
-            most = self.limits.max_connections_per_address
-            self.refuse(429, "too_many_connections", f"{most:,} connections of {self._address} are open: use those")
+        assert self.place is not None
+        if self.place.refusal == "address":
+            most, address = self.limits.max_connections_per_address, self.place.address
+            self.refuse(429, "too_many_connections", f"{most:,} connections of {address} are open: use those")
         else:
             self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
 
@@ -128,11 +107,18 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._deadline = time.monotonic() + self.limits.body_timeout_s
+        if self.place is not None:
+            self.pool.work(self.place)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._deadline = math.inf
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.place is not None and self._idle():
+            self.pool.rest(self.place)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "not_http", msg)
@@ -184,28 +170,44 @@ def _answer(problem: Problem) -> bytes:
     return b"\r\n".join([*head, b"", bytes(response.body)])
 
 
-def protocol_of(
-    limits: ConnectionLimits, refused: Callable[[int], None] = lambda status: None
-) -> type[LimitedProtocol]:
+def protocol_of(pool: ConnectionPool, refused: Callable[[int], None] = lambda status: None) -> type[LimitedProtocol]:
     """The class for `uvicorn.Config(http=…)`."""
-    own = {"limits": limits, "of_address": Counter(), "refused": staticmethod(refused)}
-    return type("Protocol", (LimitedProtocol,), own)
+    return type("Protocol", (LimitedProtocol,), {"pool": pool, "refused": staticmethod(refused)})
 
 
 class LimitedServer(uvicorn.Server):
-    """Looks after its connections, and leaves the signals to its caller: uvicorn would raise them again at its end.
+    """Serves one listening socket through a door, and sweeps its connections.
 
-    Calls `on_started` once it answers.
+    It leaves signals to its caller: uvicorn would raise them again at its end. Calls `on_started` once it answers.
     """
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        sock: socket.socket,
+        pool: ConnectionPool,
+        tls: Tls | None = None,
+        dropped: Callable[[], None] = lambda: None,
+        on_started: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
+        self.door = Door(sock, pool, self._protocol, tls, dropped)
+
+    def _protocol(self, place: Place) -> LimitedProtocol:
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        made = cast(LimitedProtocol, self.config.http_protocol_class(config=self.config, **state))  # type: ignore[call-arg]
+        made.place = place
+        return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and self._on_started is not None:
-            self._on_started()
+        await super().startup(sockets=[])
+        self.door.open()
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.door.close()
+        await super().shutdown(sockets=[])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -218,14 +220,3 @@ class LimitedServer(uvicorn.Server):
                 if isinstance(connection, LimitedProtocol):
                     connection.sweep(now)
         return await super().on_tick(counter)
-
-
-def allow_files(connections: int) -> None:
-    """Raise the soft limit of open files to what so many connections need, as far as the hard limit lets us."""
-    wanted = connections + TURNED_AWAY + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            logger.warning("%d open files are allowed, %d connections may need %d", allowed, connections, wanted)

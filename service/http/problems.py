@@ -4,6 +4,7 @@
  "instance": "/v1/nodes/n9", "errors": [{"field", "value", "expected"}]}
 """
 
+import errno
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,20 @@ async def http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
     return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
+
+
+def is_out_of_files(error: BaseException) -> bool:
+    """Whether the process or the system has no file descriptor left."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def unexpected(error: Exception, path: str) -> Response:
+    """Answer an error that no code expected. Call it while the exception is being handled."""
+    if is_out_of_files(error):
+        logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
+        detail = "no file descriptor is left for this request: try again"
+        return Problem(503, "out_of_files", detail, headers={"retry-after": "5"}).response(path)
+    return bug(path)
 
 
 def bug(path: str) -> Response:

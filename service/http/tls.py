@@ -45,12 +45,14 @@ class TlsKeys(Protocol):
 class Tls:
     """Raises ConfigError where the files cannot be used; later on it goes on with what it had.
 
-    must_show: who shows no certificate of `client_ca` is cut in the handshake.
+    must_show: a client without a certificate of `client_ca` is dropped in the handshake. protocol: its ALPN name.
     """
 
-    def __init__(self, keys: TlsKeys, section: str = "api", *, must_show: bool = False) -> None:
-        self._keys, self._section, self._must_show = keys, section, must_show
-        self._made = make(keys, section, must_show)
+    def __init__(
+        self, keys: TlsKeys, section: str = "api", *, must_show: bool = False, protocol: str = "http/1.1"
+    ) -> None:
+        self._keys, self._section, self._must_show, self._protocol = keys, section, must_show, protocol
+        self._made = make(keys, section, must_show, protocol)
         self._said = ""
 
     @property
@@ -72,7 +74,7 @@ class Tls:
         try:
             if stamp_of(self._keys) == self._made.stamp:
                 return
-            self._made = make(self._keys, self._section, self._must_show)
+            self._made = make(self._keys, self._section, self._must_show, self._protocol)
         except ConfigError as error:
             if str(error) != self._said:
                 self._said = str(error)
@@ -96,7 +98,7 @@ class Tls:
             await asyncio.to_thread(self.look)
 
 
-def make(keys: TlsKeys, section: str, must_show: bool) -> Made:
+def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
     """The context of the files. ConfigError names the key, the file and what to do."""
     stamp = stamp_of(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
@@ -106,7 +108,7 @@ def make(keys: TlsKeys, section: str, must_show: bool) -> Made:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # a session that is resumed is not verified again
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     try:
         context.load_cert_chain(keys.tls_cert, keys.tls_key, password=lambda: _refuse_passphrase(key))
     except ssl.SSLError as error:

@@ -31,6 +31,12 @@ class PlacerMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self.refused_connections = Counter(
+            "fleetcast_placer_refused_connections",
+            "Connections closed by the placer: too many (503), too slow, no HTTP, or displaced.",
+            ["status"],
+            registry=self.registry,
+        )
         self.queue_length = Gauge("fleetcast_placer_queue_length", "Requests that wait.", registry=self.registry)
         self.intents = Gauge(
             "fleetcast_placer_intents", "Placements of which nothing has been seen yet.", registry=self.registry
@@ -116,6 +122,10 @@ class PlacerMetrics:
         self.paused.clear()
         for source, count in paused.items():
             self.paused.labels(source).set(count)
+
+    def refuse_connection(self, reason: int | str) -> None:
+        """Count a connection that the placer refused or closed, by status or reason."""
+        self.refused_connections.labels(str(reason)).inc()
 
     def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
         """What is free in pieces; pools that are gone lose their series."""

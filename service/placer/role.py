@@ -20,7 +20,8 @@ from placement.ledger import Ledger, LedgerError
 from service.config import PLACER_HOST, Config
 from service.exit_reason import announce_ready
 from service.http.access import Access, load_access
-from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
+from service.http.connections import LimitedServer, protocol_of
 from service.http.link_key import link_key
 from service.http.listening import listen
 from service.placer.http import make_app
@@ -130,16 +131,32 @@ async def serve(config: Config) -> None:
     worker = QueueWorker(service)
     starts = StartTimeSampler(service)
     app = make_app(service, worker.wake, access, starts)
+    pool = ConnectionPool(
+        fit_to_files(ConnectionLimits(), "connections of the placer"), service.metrics.refuse_connection
+    )
     settings = uvicorn.Config(
         app,
-        http=protocol_of(ConnectionLimits()),
+        http=protocol_of(pool, service.metrics.refuse_connection),
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         timeout_keep_alive=30,  # longer than the api keeps a connection that it does not use
     )
-    server = LimitedServer(settings, partial(announce_ready, config.folder, "placer"))
+    try:
+        with listen(PLACER_HOST, config.placer.port, "placer.port") as sock:
+            started = partial(announce_ready, config.folder, "placer")
+            await _serve(LimitedServer(settings, sock, pool, on_started=started), worker, starts, service)
+    finally:
+        tell_head(service)
+        service.ledger.close()
+    logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))
+
+
+async def _serve(
+    server: LimitedServer, worker: QueueWorker, starts: StartTimeSampler, service: PlacementService
+) -> None:
+    """Answer and place until SIGTERM or SIGINT."""
 
     def stop() -> None:
         server.should_exit = True
@@ -149,17 +166,11 @@ async def serve(config: Config) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    try:
-        sock = listen(PLACER_HOST, config.placer.port, "placer.port")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(worker.run())
-            group.create_task(starts.run())
-            heads = group.create_task(tell_head_daily(service))
-            await server.serve([sock])
-            worker.stop()
-            starts.stop()
-            heads.cancel()
-    finally:
-        tell_head(service)
-        service.ledger.close()
-    logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run())
+        group.create_task(starts.run())
+        heads = group.create_task(tell_head_daily(service))
+        await server.serve()
+        worker.stop()
+        starts.stop()
+        heads.cancel()

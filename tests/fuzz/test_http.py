@@ -16,7 +16,8 @@ from service.api.hot_path import hot_protocol
 from service.api.routes.all import ROWS
 from service.api.routes.table import Param, Row
 from service.http.access import Access
-from service.http.connections import ConnectionLimits, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
+from service.http.connections import protocol_of
 from service.http.problems import MEDIA_TYPE
 from tests.fuzz.bounds import examples, prompt
 from tests.fuzz.door_decoders import DRAIN, STARTED
@@ -25,7 +26,7 @@ from tests.fuzz.wire import Door, door
 from tests.service.api_world import NOW_MS, config, publish
 from tests.service.placer_world import World
 
-PLAIN = protocol_of(ConnectionLimits())
+PLAIN = protocol_of(ConnectionPool(ConnectionLimits()))
 PROBE = "/healthz"
 
 

@@ -15,12 +15,14 @@ from clients.grpc_stubs import expander_pb2 as expander
 from clients.grpc_stubs import externalscaler_pb2 as scaler
 from fleet.clock import ManualClock
 from models.demand.rows import DemandRow
-from service.api.grpc_door import grpc_door
+from service.api.grpc_door import serve_grpc
+from service.api.role import limits_of
 from service.api.routes.context import Context
 from service.api.wiring import context_of
 from service.board.board import BoardWriter, Section
 from service.config import ApiConfig, Config
 from service.http.access import Access
+from service.http.connection_pool import ConnectionPool
 from service.pipeline.demand.sections import demand_sections
 from tests.ports import free_port
 
@@ -126,7 +128,8 @@ async def grpc_world(folder: Path, access: Access | None = None, **api: Any) -> 
     config = Config(state=str(folder), api=msgspec.structs.replace(ApiConfig(), grpc_port=port, **api))
     context = context_of(config, clock, access or Access())
     context.cache._hold_s = 0.0
-    async with grpc_door(context, None), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    pool = ConnectionPool(limits_of(config.api))
+    async with serve_grpc(context, pool, None), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             yield GrpcWorld(folder, context, clock, channel)
         finally:

@@ -22,7 +22,7 @@ from service.api.routes.context import Context
 from service.board.board import Board
 from service.http.access import Access, Scope, default_scope
 from service.http.body_budget import BodyBudget
-from service.http.problems import FieldError, Problem, bug, unprocessable
+from service.http.problems import FieldError, Problem, unexpected, unprocessable
 from service.http.request_body import LEASE
 
 Query = Mapping[str, Any]
@@ -168,8 +168,8 @@ class Endpoint:
             return
         except HTTPException as error:
             response = Problem(error.status_code, "http", error.detail).response(instance)
-        except Exception:
-            response = bug(instance)
+        except Exception as error:
+            response = unexpected(error, instance)
         finally:
             lease.release()
         self.context.metrics.observe(self.path, method, response.status_code, time.perf_counter() - began)

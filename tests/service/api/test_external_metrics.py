@@ -15,11 +15,11 @@ from fleet.clock import ManualClock
 from fleet.errors import ConfigError
 from schedulers.external_metrics import GROUP, METRIC, VERSION
 from service.api.app import create_app
-from service.api.external_metrics import external_metrics_door
+from service.api.external_metrics import serve_external_metrics
 from service.api.routes.context import Context
 from service.board.board import BoardWriter
 from service.config import Config, ExternalMetricsConfig
-from service.http.connections import ConnectionLimits
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
 from service.pipeline.demand.sections import demand_sections
 from tests.ports import free_port
 from tests.schedulers.small_demand import small_demand
@@ -90,7 +90,7 @@ def opened(site: Site, tmp_path: Path) -> Callable[[Callable[[Door], None]], Non
         context: Context = create_app(config, clock).state.context
 
         async def play() -> None:
-            async with external_metrics_door(context, ConnectionLimits(), lambda: None):
+            async with serve_external_metrics(context, ConnectionPool(ConnectionLimits()), lambda: None):
                 await asyncio.to_thread(check, Door(site, port, clock, context))
 
         asyncio.run(play())
@@ -182,7 +182,7 @@ def test_a_door_without_a_port_is_closed_and_a_file_that_is_not_there_is_named(s
     context: Context = create_app(Config(state=str(tmp_path)), ManualClock(NOW_MS)).state.context
 
     async def play() -> None:
-        async with external_metrics_door(context, ConnectionLimits(), lambda: None):
+        async with serve_external_metrics(context, ConnectionPool(ConnectionLimits()), lambda: None):
             pass
 
     asyncio.run(play())

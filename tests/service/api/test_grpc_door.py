@@ -13,9 +13,10 @@ from clients.grpc_stubs import expander_pb2 as expander
 from clients.grpc_stubs import externalscaler_pb2 as scaler
 from fleet.errors import ConfigError
 from service.api import grpc_keda
-from service.api.grpc_door import grpc_door
+from service.api.grpc_door import serve_grpc
 from service.api.grpc_extra import require_grpc
 from service.http.access import Access, parse_tokens
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
 from tests.service.grpc_world import EXPANDER, KEDA, GrpcWorld, grpc_world, ref, refusal, within
 
 TOKEN, POSTER = "0123456789abcdef", "fedcba9876543210"
@@ -150,17 +151,19 @@ def test_a_push_tells_the_state_then_each_crossing_and_nothing_while_stale(
 def test_pushes_that_stay_leave_room_for_who_polls(tmp_path: Path) -> None:
     async def play(world: GrpcWorld) -> None:
         world.publish(20.0)
-        first = world.watch(ref())
-        assert await first.read() != grpc.aio.EOF
+        streams = [world.watch(ref()) for _ in range(3)]
+        for stream in streams:
+            assert await stream.read() != grpc.aio.EOF
         code, why = await refusal(world.watch(ref()).read())
         assert (code, why) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "1 streams are open (api.max_connections): poll instead",
+            "3 streams are open (api.max_connections): poll instead",
         )
         assert (await world.call(f"{KEDA}IsActive", ref())).result is True
-        first.cancel()
+        for stream in streams:
+            stream.cancel()
 
-    played(tmp_path, play, max_connections=1)
+    played(tmp_path, play, max_connections=3)
 
 
 def test_a_push_for_bad_metadata_ends_with_the_reason(tmp_path: Path) -> None:
@@ -255,8 +258,8 @@ def test_answers_are_counted_by_method_and_status(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_refused_with_its_key(tmp_path: Path) -> None:
     async def play(world: GrpcWorld) -> None:
-        with pytest.raises(ConfigError, match=r"api\.grpc_port = 127\.0\.0\.1:\d+: the address is taken"):
-            async with grpc_door(world.context, None):
+        with pytest.raises(ConfigError, match=r"api\.grpc_port = 127\.0\.0\.1:\d+: cannot listen there \(Address already in use\): set another"):
+            async with serve_grpc(world.context, ConnectionPool(ConnectionLimits()), None):
                 pass
 
     played(tmp_path, play)

@@ -15,7 +15,8 @@ from fleet.clock import ManualClock
 from service.api.app import create_app
 from service.api.hot_path import HotPath, HotProtocol, hot_protocol
 from service.http.access import Access, parse_tokens
-from service.http.connections import ConnectionLimits, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
+from service.http.connections import protocol_of
 from tests.service.api_world import NOW_MS, config, publish
 
 PLAIN = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -144,7 +145,9 @@ def connection(
 ) -> Iterator[tuple[asyncio.Runner, HotProtocol, Wire]]:
     """One connection to the application, without a socket."""
     app = app_of(folder)
-    settings = uvicorn.Config(app, http=hot_protocol(app.state.context, protocol_of(limits)), log_config=None)
+    settings = uvicorn.Config(
+        app, http=hot_protocol(app.state.context, protocol_of(ConnectionPool(limits))), log_config=None
+    )
     settings.load()
     state = uvicorn.Server(settings).server_state
     state.default_headers = [(b"date", b"today")]

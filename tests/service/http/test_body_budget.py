@@ -22,7 +22,9 @@ from service.api.routes.context import Context
 from service.config import ApiConfig, Config, PlacerConfig
 from service.http.access import Access
 from service.http.body_budget import BodyBudget
-from service.http.connections import ConnectionLimits, LimitedServer, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
+from service.http.connections import LimitedServer, protocol_of
+from service.http.listening import listen
 from service.http.problems import Problem
 from tests.fuzz.bounds import examples
 from tests.service.api_world import CLOSED_PORT, NOW_MS, publish
@@ -161,16 +163,19 @@ def served(app: FastAPI, work: Callable[[int], Any]) -> Any:
     """What `work` gives, with the application behind a real socket."""
 
     async def run() -> Any:
-        config = uvicorn.Config(app, port=0, http=protocol_of(ConnectionLimits()), log_config=None, ws="none")
-        server = LimitedServer(config)
+        pool = ConnectionPool(ConnectionLimits())
+        config = uvicorn.Config(app, http=protocol_of(pool), log_config=None, ws="none")
+        sock = listen("127.0.0.1", 0, "port")
+        server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
         try:
-            return await asyncio.wait_for(work(server.servers[0].sockets[0].getsockname()[1]), 60)
+            return await asyncio.wait_for(work(sock.getsockname()[1]), 60)
         finally:
             server.should_exit = server.force_exit = True
             await task
+            sock.close()
 
     return asyncio.run(run())
 

@@ -10,7 +10,9 @@ import uvicorn
 
 from service.http import connections
 from service.http.addresses import Networks
-from service.http.connections import ConnectionLimits, LimitedProtocol, LimitedServer, protocol_of
+from service.http.connection_pool import ConnectionLimits, ConnectionPool
+from service.http.connections import LimitedProtocol, LimitedServer, protocol_of
+from service.http.listening import listen
 
 LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=0.2, body_timeout_s=0.2)
 BIG = b"x" * 2**20
@@ -45,14 +47,14 @@ def served(
     refused = [] if refused is None else refused
 
     async def run() -> Any:
-        config = uvicorn.Config(
-            app, port=0, http=protocol_of(limits, refused.append), lifespan="off", log_config=None, ws="none"
-        )
-        server = LimitedServer(config)
+        pool = ConnectionPool(limits)
+        config = uvicorn.Config(app, http=protocol_of(pool, refused.append), lifespan="off", log_config=None, ws="none")
+        sock = listen("127.0.0.1", 0, "port")
+        server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = sock.getsockname()[1]
         opened: list[asyncio.StreamWriter] = []
 
         async def connect(address: str = "127.0.0.1") -> Streams:
@@ -67,6 +69,7 @@ def served(
                 writer.close()
             server.should_exit = server.force_exit = True
             await task
+            sock.close()
 
     return asyncio.run(run()), refused
 
@@ -165,14 +168,34 @@ def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: pytest.M
     assert served(work, monkeypatch, refused=refused) == (0, [408])
 
 
+BEGUN = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"  # its body does not come
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+async def working(connect: Connect, count: int) -> list[Streams]:
+    """Connections whose requests are under way. A ready answer follows each only when its body has come."""
+    opened = [await connect() for _ in range(count)]
+    for _, writer in opened:
+        writer.write(BEGUN)
+    return opened
+
+
+async def answered(connect: Connect) -> list[bytes]:
+    """The answers to one request after another, until one is not 200."""
+    answers = [await told(await connect(), REQUEST)]
+    while answers[-1].startswith(b"HTTP/1.1 200 "):
+        answers.append(await told(await connect(), REQUEST))
+    return answers
+
+
 def test_more_connections_than_allowed_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(connect: Connect) -> tuple[bytes, bytes]:
-        held = [await connect() for _ in range(LIMITS.max_connections)]
-        while_full = await told(await connect(), b"GET / HTTP/1.1\r\n\r\n")
+        held = await working(connect, LIMITS.max_connections)
+        while_full = (await answered(connect))[-1]
         held.pop()[1].close()
         later = b""
         while not later.startswith(b"HTTP/1.1 200 "):  # until the server has noticed
-            later = await told(await connect(), b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+            later = await told(await connect(), REQUEST)
         return while_full, later
 
     limits = ConnectionLimits(LIMITS.max_connections, 60.0, 60.0)
@@ -183,23 +206,60 @@ def test_more_connections_than_allowed_are_told_to_come_back(monkeypatch: pytest
     assert refused[0] == 503
 
 
-def test_who_has_a_place_keeps_it_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-
+def test_a_request_under_way_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(connect: Connect) -> list[bytes]:
-        held = [await connect() for _ in range(LIMITS.max_connections)]
+        held = await working(connect, LIMITS.max_connections)
+        await answered(connect)
         crowd = [await connect() for _ in range(3)]  # they wait, and say nothing
         reader, writer = held[-1]
-        writer.write(request)
-        return [await reader.read(), *[await told(streams, request) for streams in crowd]]
+        writer.write(b"123456789")
+        answer = await reader.readuntil(b"fine")
+        writer.close()
+        return [answer, *[await told(streams, REQUEST) for streams in crowd]]
+
+    answers, _ = served(work, monkeypatch, ConnectionLimits(LIMITS.max_connections, 60.0, 60.0))
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"503", b"503", b"503"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_connections_that_ask_for_nothing_keep_nobody_out(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent ones, ones that stop in their first head, and ones that rest after an answer; far more than places."""
+
+    async def work(connect: Connect) -> list[bytes]:
+        answers = []
+        for _ in range(10 * LIMITS.max_connections):
+            reader, writer = await connect()
+            writer.write(sent)
+            if sent.endswith(b"\r\n\r\n"):
+                await reader.readuntil(b"fine")
+            if _ % 10 == 9:
+                answers.append(await told(await connect(), REQUEST))
+        return answers
 
     answers, refused = served(work, monkeypatch, ConnectionLimits(LIMITS.max_connections, 60.0, 60.0))
-    assert [answer.split(b" ")[1] for answer in answers] == [b"200", b"503", b"503", b"503"]
-    assert refused == [503] * 3
+    assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * LIMITS.max_connections
+    assert set(refused) <= {503}  # those that had begun a head are told
+
+
+def test_whoever_is_refused_hears_it_however_many_wait_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, connections beyond places and refusals were reset until the first ones ran out of time."""
+    limits = ConnectionLimits(LIMITS.max_connections, 60.0, 60.0, max_refused=4)
+
+    async def work(connect: Connect) -> list[bytes]:
+        await working(connect, LIMITS.max_connections)
+        await answered(connect)
+        answers = []
+        for _ in range(30):
+            await connect()
+            answers.append(await told(await connect(), REQUEST))
+        return answers
+
+    answers, _ = served(work, monkeypatch, limits)
+    assert [answer.split(b" ")[1] for answer in answers] == [b"503"] * 30
 
 
 def test_one_address_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    request = REQUEST
     limits = ConnectionLimits(LIMITS.max_connections, 60.0, 60.0, 3, Networks(["127.0.0.9"]))
 
     async def work(connect: Connect) -> list[bytes]:
@@ -222,7 +282,6 @@ def test_one_address_takes_no_places_of_others(monkeypatch: pytest.MonkeyPatch) 
 
 def test_nothing_is_kept_of_connections_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     protocols: list[Any] = []
-    monkeypatch.setattr(connections, "TURNED_AWAY_EACH", 2)
     whole = LimitedProtocol.connection_made
 
     def connection_made(self: Any, transport: Any) -> None:
@@ -236,10 +295,10 @@ def test_nothing_is_kept_of_connections_that_are_gone(monkeypatch: pytest.Monkey
             opened = [await connect(f"127.0.0.{2 + number % 3}") for _ in range(3)]
             for _, writer in opened:
                 writer.close()
-        of_address = protocols[0].of_address
-        while len(protocols) < 90 or of_address:
+        pool = protocols[0].pool
+        while len(protocols) < 90 or pool._of_address or pool.used:
             await asyncio.sleep(0.01)
-        return len(of_address)
+        return len(pool._silent) + len(pool._resting) + len(pool._refused)
 
     limits = ConnectionLimits(64, 60.0, 60.0, 1, Networks([]))
     assert served(work, monkeypatch, limits)[0] == 0

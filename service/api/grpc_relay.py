@@ -1,0 +1,190 @@
+"""Connections to the gRPC port: accepted within the bounds of the process, then relayed to the gRPC server.
+
+The gRPC library accepts connections in threads of its own, without a bound by address and beside all others. So its
+server listens on a socket file in the state folder, which nobody else can reach. A door accepts the connections and
+ends their TLS, and each is relayed byte for byte. Each end on our side of that socket has a name, which the server
+sees as its peer: by that an RPC finds its connection, with the address and the certificate of its caller.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from service.http.access import CHALLENGE, Refusal
+from service.http.certificates import ClientCertificate, client_certificate
+from service.http.connection_pool import ConnectionPool, Place
+
+FILES = 3  # descriptors of a connection: its own, and both ends of the way to the gRPC server
+SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113
+
+
+class GrpcConnections:
+    """The open connections by the name that the gRPC server has for them. `refused` receives a status."""
+
+    def __init__(self, folder: Path, port: int, pool: ConnectionPool, refused: Callable[[int], None]) -> None:
+        self.pool, self.refused = pool, refused
+        self._name = f"grpc-{port}.sock"  # several apis may share a folder
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self.path = f"/proc/self/fd/{self._folder}/{self._name}"  # short: the name of a socket has at most 107 bytes
+        self.target = f"unix:{self.path}"
+        self._by_peer: dict[str, GrpcConnection] = {}
+        self._clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._clear()
+        os.close(self._folder)
+
+    def _clear(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._folder)
+
+    def make(self, place: Place) -> "GrpcConnection":
+        return GrpcConnection(self, place)
+
+    def add(self, peer: str, connection: "GrpcConnection") -> None:
+        self._by_peer[peer] = connection
+
+    def remove(self, peer: str) -> None:
+        self._by_peer.pop(peer, None)
+
+    def find(self, peer: str) -> "GrpcConnection":
+        """Return the connection of an RPC. Raises Refusal for one that did not come by the port, or has gone."""
+        connection = self._by_peer.get(peer)
+        if connection is None:
+            raise Refusal("missing", 401, "unauthorized", "the call did not come by api.grpc_port", CHALLENGE)
+        return connection
+
+
+class GrpcConnection(asyncio.Protocol):
+    """A caller's connection. Its bytes go to the gRPC server and back."""
+
+    def __init__(self, connections: GrpcConnections, place: Place) -> None:
+        self._connections, self._place = connections, place
+        self._calls = 0
+        self._peer = ""
+        self._early = bytearray()  # came before the way to the server was open
+        self._server: asyncio.Transport | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._certificate: ClientCertificate | None = None
+        self.host = ""
+
+    def names(self) -> tuple[str, ...]:
+        """The names on the caller's certificate, if it has one that is still valid."""
+        return self._certificate.names() if self._certificate is not None else ()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep the connection's places while a call is under way."""
+        pool = self._connections.pool
+        self._calls += 1
+        pool.work(self._place)
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                pool.rest(self._place)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.host = str((transport.get_extra_info("peername") or ("",))[0])
+        self._certificate = client_certificate(transport.get_extra_info("ssl_object"))
+        self._place.close = transport.abort
+        if not self._place.is_open:  # it gave way while it was handed over
+            transport.abort()
+        elif self._place.refusal:
+            timeout_s = self._connections.pool.limits.header_timeout_s
+            asyncio.get_running_loop().call_later(timeout_s, transport.abort)
+        else:
+            self._opening = asyncio.ensure_future(self._open())
+
+    async def _open(self) -> None:
+        """Connect to the gRPC server."""
+        way = socket.socket(socket.AF_UNIX)
+        try:
+            way.setblocking(False)
+            way.bind("")  # the system chooses a name that nobody else has
+            way.connect(self._connections.path)
+            self._peer = "unix-abstract:" + way.getsockname()[1:].decode("ascii")
+            loop = asyncio.get_running_loop()
+            self._server, _ = await loop.create_unix_connection(lambda: _Answers(self.transport), sock=way)
+        except OSError:
+            way.close()
+            self.transport.abort()
+            return
+        if self.transport.is_closing():
+            self._server.abort()
+            return
+        self._connections.add(self._peer, self)
+        self._server.write(bytes(self._early))
+        self._early.clear()
+        self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._server is not None:
+            if not self._server.is_closing():
+                self._server.write(data)
+        elif self._place.refusal:
+            self._refuse()
+        else:
+            self._early += data
+            self.transport.pause_reading()
+
+    def _refuse(self) -> None:
+        """Tell the caller by a GOAWAY frame that there is no place, and close."""
+        limits = self._connections.pool.limits
+        if self._place.refusal == "address":
+            status, why = 429, f"{limits.max_connections_per_address:,} connections of {self._place.address} are open"
+        else:
+            status, why = 503, f"{limits.max_connections:,} connections are open"
+        self._connections.refused(status)
+        body = struct.pack(">II", 0, ENHANCE_YOUR_CALM) + f"too_many_connections: {why}".encode()
+        self.transport.write(_frame(SETTINGS, b"") + _frame(GOAWAY, body))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        if self._server is not None:
+            self._server.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._server is not None:
+            self._server.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self._peer)
+        self._connections.pool.leave(self._place)
+        if self._server is not None:
+            self._server.abort()
+
+
+class _Answers(asyncio.Protocol):
+    """The way back: the gRPC server's bytes go to the caller."""
+
+    def __init__(self, caller: asyncio.Transport) -> None:
+        self._caller = caller
+
+    def data_received(self, data: bytes) -> None:
+        if not self._caller.is_closing():
+            self._caller.write(data)
+
+    def pause_writing(self) -> None:
+        self._caller.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._caller.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._caller.close()
+
+
+def _frame(kind: int, body: bytes) -> bytes:
+    """A frame of the whole connection (RFC 9113, 4.1)."""
+    return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

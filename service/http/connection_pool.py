@@ -1,0 +1,168 @@
+"""The open connections of a process, over all of its listeners, and the descriptors that they may use.
+
+Every listener enters its connections here. A connection holds places, one for each descriptor that it costs.
+
+    silent    it has not yet sent a whole request     the oldest of these gives way first to a new connection
+    resting   its last request has been answered      gives way when no connection is silent
+    working   a request is under way                  keeps its places
+    refused   no place was left                       waits to be refused in its own protocol; the oldest gives way
+
+None gives way within its first `GRACE_S`, the time to send a request: until then, new ones wait in their listener's
+backlog. So connections that ask for nothing keep nobody out, wherever they come from.
+"""
+
+import logging
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fleet.errors import ConfigError
+from service.http.addresses import LOOPBACK, Networks, counted_as
+
+logger = logging.getLogger(__name__)
+
+RESERVED_FILES = 256  # descriptors for everything else: board, inbox, ledger, log, archive and the link to the placer
+MIN_RESERVED_FILES = 160  # the link alone may open 100
+MIN_PLACES = 32
+GRACE_S = 0.25  # wall
+DISPLACED = "displaced"
+Refusal = Literal["", "address", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The limits of a process's connections. An address that is `trusted` has no limit of its own."""
+
+    max_connections: int = 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    max_connections_per_address: int = 256
+    trusted: Networks = field(default_factory=lambda: Networks(LOOPBACK))
+    max_refused: int = 256  # connections without a place that wait to be refused
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A connection's entry in the pool. `close` ends the connection at once. Its owner may replace it."""
+
+    address: str  # empty if the address has no limit
+    files: int
+    close: Callable[[], None]
+    refusal: Refusal = ""
+    is_open: bool = True
+    since: float = field(default_factory=time.monotonic)  # it is silent, resting or refused
+
+
+class ConnectionPool:
+    """The places of one process. `count` receives a label for each connection that gives way to another one."""
+
+    def __init__(self, limits: ConnectionLimits, count: Callable[[str], None] = lambda reason: None) -> None:
+        self.limits = limits
+        self.used = 0
+        self._count = count
+        self._of_address = Counter[str]()
+        self._silent: dict[Place, None] = {}
+        self._resting: dict[Place, None] = {}
+        self._refused: dict[Place, None] = {}
+
+    def is_ready(self, files: int = 1) -> bool:
+        """Whether a connection that is accepted now finds room or is refused, without another one losing its grace."""
+        if self.used + files <= self.limits.max_connections:
+            return True
+        if self._silent or self._resting:
+            return _is_due(self._silent) or _is_due(self._resting)
+        return len(self._refused) < self.limits.max_refused or _is_due(self._refused)
+
+    def enter(self, host: str, close: Callable[[], None], files: int = 1) -> Place:
+        """Give a new connection its places. Without room, the place has a `refusal` that its protocol must send."""
+        address = counted_as(host) if host and host not in self.limits.trusted else ""
+        place = Place(address, files, close)
+        place.refusal = self._make_room(place)
+        if place.refusal:
+            if len(self._refused) >= self.limits.max_refused:
+                self._displace(self._refused)
+            self._refused[place] = None
+        else:
+            self.used += files
+            self._of_address[address] += files
+            self._silent[place] = None
+        return place
+
+    def work(self, place: Place) -> None:
+        """Record that a request is under way: the connection keeps its places."""
+        self._silent.pop(place, None)
+        self._resting.pop(place, None)
+
+    def rest(self, place: Place) -> None:
+        """Record that all requests have been answered."""
+        self.work(place)
+        if place.is_open and not place.refusal:
+            place.since = time.monotonic()
+            self._resting[place] = None
+
+    def leave(self, place: Place) -> None:
+        """Free the places of a connection that has ended. Repeating it changes nothing."""
+        if not place.is_open:
+            return
+        place.is_open = False
+        self.work(place)
+        if place.refusal:
+            self._refused.pop(place, None)
+            return
+        self.used -= place.files
+        self._of_address[place.address] -= place.files
+        if not self._of_address[place.address]:
+            del self._of_address[place.address]
+
+    def _make_room(self, place: Place) -> Refusal:
+        limits = self.limits
+        if place.address and self._of_address[place.address] + place.files > limits.max_connections_per_address:
+            return "address"
+        while self.used + place.files > limits.max_connections:
+            idle = [places for places in (self._silent, self._resting) if places]
+            if not idle:
+                return "process"
+            self._displace(next(filter(_is_due, idle), idle[0]))
+        return ""
+
+    def _displace(self, places: dict[Place, None]) -> None:
+        """Close the connection that has been among these for longest."""
+        place = next(iter(places))
+        self.leave(place)
+        self._count(DISPLACED)
+        place.close()
+
+
+def _is_due(places: dict[Place, None]) -> bool:
+    """Whether the oldest of these has had its grace."""
+    return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
+
+
+def fit_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
+    """Raise the soft limit of open files as far as the limits need it and the system allows, or reduce the limits.
+
+    Raises ConfigError if the system allows too few files to serve anybody.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + limits.max_refused + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    room = soft - max(MIN_RESERVED_FILES, min(RESERVED_FILES, soft // 2))
+    if room < MIN_PLACES:
+        raise ConfigError(
+            f"ulimit -n is {soft}: at least {MIN_RESERVED_FILES + MIN_PLACES} are needed, and {wanted} for "
+            f"{key} = {limits.max_connections}: raise it (systemd: LimitNOFILE)"
+        )
+    max_refused = min(limits.max_refused, room // 4)
+    fitted = replace(limits, max_connections=min(limits.max_connections, room - max_refused), max_refused=max_refused)
+    logger.warning(
+        "ulimit -n is %d: at most %d connections are open at once instead of %s = %d, which needs %d",
+        *(soft, fitted.max_connections, key, limits.max_connections, wanted),
+    )
+    return fitted

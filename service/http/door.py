@@ -1,0 +1,110 @@
+"""The listening socket of a port: accepts connections, enters them in the process's pool, hands them to a protocol.
+
+The event loop's own servers accept all connections that wait before any of them can be counted. Here each is counted
+as it is accepted, so the descriptors of a process have a bound.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from service.http.connection_pool import ConnectionPool, Place
+from service.http.tls import Tls
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 0.02  # wall; until the system has a connection to give, and the pool room for one
+BACKLOG = 1024
+BATCH = 16  # connections accepted before those that gave way to them are closed
+SHUTDOWN_S = 1.0  # wall; a TLS client's time to answer our goodbye
+
+
+class Door:
+    """`make` returns the protocol of a connection. `dropped` is called for each that failed its TLS handshake.
+
+    A connection in its handshake holds its places and has `header_timeout_s`. `files`: descriptors of a connection.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pool: ConnectionPool,
+        make: Callable[[Place], asyncio.Protocol],
+        tls: Tls | None = None,
+        dropped: Callable[[], None] = lambda: None,
+        files: int = 1,
+    ) -> None:
+        self._sock, self._pool, self._make, self._tls = sock, pool, make, tls
+        self._dropped, self._files = dropped, files
+        self._is_open = False
+        self._arriving: dict[asyncio.Task[None], socket.socket] = {}
+
+    def open(self) -> None:
+        """Accept connections from now on."""
+        self._sock.setblocking(False)
+        self._sock.listen(BACKLOG)
+        self._is_open = True
+        self._watch()
+
+    async def close(self) -> None:
+        """Accept none any more, and end the handshakes under way."""
+        if self._is_open:
+            self._is_open = False
+            asyncio.get_running_loop().remove_reader(self._sock)
+        for connection in self._arriving.values():  # its task then ends by itself; cancelled, it would leave it open
+            _shut(connection)
+        await asyncio.gather(*self._arriving, return_exceptions=True)
+
+    def _watch(self) -> None:
+        if self._is_open:
+            asyncio.get_running_loop().add_reader(self._sock, self._accept)
+
+    def _pause(self) -> None:
+        """Leave new connections in the backlog for a moment."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock)
+        loop.call_later(PAUSE_S, self._watch)
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            if not self._pool.is_ready(self._files):
+                self._pause()
+                return
+            try:
+                connection, peer = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # the client has gone already, or no descriptor is left
+                logger.debug("no connection accepted: %s", error)
+                self._pause()
+                return
+            connection.setblocking(False)
+            place = self._pool.enter(str(peer[0]), functools.partial(_shut, connection), self._files)
+            task = asyncio.ensure_future(self._hand_over(connection, place))
+            self._arriving[task] = connection
+            task.add_done_callback(self._arriving.pop)
+
+    async def _hand_over(self, connection: socket.socket, place: Place) -> None:
+        secure: dict[str, Any] = {}
+        if self._tls is not None:
+            secure = {
+                "ssl": self._tls.context,
+                "ssl_handshake_timeout": self._pool.limits.header_timeout_s,
+                "ssl_shutdown_timeout": SHUTDOWN_S,
+            }
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._make(place), connection, **secure)
+        except OSError as error:  # no TLS, a version or certificate that is not accepted, too slow, or gone
+            logger.debug("no TLS with a client: %s", error)
+            self._dropped()
+            self._pool.leave(place)
+            connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,192 @@
+"""Hundreds of connections that ask for nothing, on every port of real processes with few descriptors."""
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import tomli_w
+
+from clients.grpc_stubs import externalscaler_pb2 as scaler
+from schedulers.external_metrics import VERSION
+from tests.ports import free_ports
+from tests.service.certificate_files import Authority, Pair
+from tests.service.grpc_process import DemandBoard
+from tests.service.grpc_world import KEDA, METADATA
+
+FILES, CONNECTIONS = 256, 300  # what the operating system allows, and how many come
+PATIENCE_S = 90.0
+GRPC_BEGUN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SAID = {
+    "nothing": b"",
+    "half a head": b"GET / HTTP/1.1\r\nhost: loc",
+    "half a TLS hello": b"\x16\x03\x01\x02\x00\x01",
+    "a whole request": b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "HTTP/2 settings": GRPC_BEGUN,
+}
+
+
+@dataclass
+class Site:
+    """An api and a placer, with a board that stays fresh."""
+
+    ports: dict[str, int]
+    servers: Authority
+    aggregator: Pair
+    log: Path
+
+    def ask(self, port: str, path: str) -> tuple[int, bytes]:
+        """Ask once, without another try."""
+        if port == "external metrics":
+            tls = ssl.create_default_context(cafile=str(self.servers.cert))
+            tls.load_cert_chain(self.aggregator.cert, self.aggregator.key)
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                "localhost", self.ports[port], context=tls, timeout=PATIENCE_S
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers={"x-remote-user": "me"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def call(self) -> bool:
+        """Ask by gRPC, on a connection of its own, without another try."""
+        body = scaler.ScaledObjectRef(scalerMetadata=METADATA | {"pool": "serve"}).SerializeToString()
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        with grpc.insecure_channel(f"127.0.0.1:{self.ports['gRPC']}", options) as channel:
+            answer = channel.unary_unary(f"{KEDA}IsActive")(body, timeout=PATIENCE_S)
+        return bool(scaler.IsActiveResponse.FromString(answer).result)
+
+    def check(self) -> None:
+        """Every port answers a newcomer at once, with what was asked for."""
+        assert self.ask("api", "/healthz")[0] == 200
+        status, fleet = self.ask("api", "/v1/fleet")
+        assert (status, "as_of_ms" in json.loads(fleet)) == (200, True)
+        assert self.ask("api", "/v1/queue")[0] == 200  # from the placer
+        assert self.ask("api", "/")[0] == 200  # from a file
+        assert self.ask("placer", "/healthz")[0] == 200
+        assert self.ask("external metrics", f"/apis/{VERSION}")[0] == 200
+        assert self.call()
+
+    def counted(self) -> dict[str, float]:
+        """Connections that the api refused or closed, by reason."""
+        page = self.ask("api", "/metrics")[1].decode()
+        rows = re.findall(r'^fleetcast_api_refused_connections_total\{status="(\w+)"\} (\S+)', page, re.MULTILINE)
+        return {status: float(value) for status, value in rows}
+
+    def files(self, role: str) -> int:
+        """How many descriptors the process of a role has open."""
+        pid = self.pids[role]
+        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    def __post_init__(self) -> None:
+        self.pids: dict[str, int] = {}
+
+
+@contextlib.contextmanager
+def running(folder: Path, files: int) -> Iterator[Site]:
+    """Start both roles with a limit of open files, and wait until they answer."""
+    names = ("api", "placer", "gRPC", "external metrics")
+    ports = dict(zip(names, free_ports(4), strict=True))
+    servers, front = Authority(folder / "servers", "servers"), Authority(folder / "front", "front")
+    ours, state = servers.sign("fleetcast"), folder / "state"
+    state.mkdir()
+    board = DemandBoard([state])
+    board.values["serve"] = 20.0
+    tls = {"tls_cert": str(ours.cert), "tls_key": str(ours.key), "client_ca": str(front.cert)}
+    config = {
+        "state": str(state),
+        "api": {"port": ports["api"], "grpc_port": ports["gRPC"]},
+        "placer": {"port": ports["placer"]},
+        "external_metrics": {"port": ports["external metrics"], **tls},
+    }
+    (folder / "fleetcast.toml").write_text(tomli_w.dumps(config))
+    site = Site(ports, servers, front.sign("front-proxy-client"), folder / "log")
+    limited = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", sys.executable, "-m", "cli.main", "run"]
+    processes = []
+    with site.log.open("wb") as log:
+        for role in ("placer", "api"):
+            command = [*limited, "--role", role, "--config", str(folder / "fleetcast.toml")]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            site.pids[role] = processes[-1].pid
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                site.check()
+                break
+            except (OSError, AssertionError, grpc.RpcError, http.client.HTTPException):
+                assert time.monotonic() < deadline, site.log.read_text()[-3000:]
+                time.sleep(0.2)
+        yield site
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        board.stop()
+
+
+@contextlib.contextmanager
+def flood(port: int, said: bytes, count: int, seconds_each: float = 0.0) -> Iterator[None]:
+    """Hold so many connections to a port open. Those that the other side closes stay closed."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            opened = stack.enter_context(socket.socket())
+            opened.settimeout(PATIENCE_S)
+            with contextlib.suppress(OSError):
+                opened.connect(("127.0.0.1", port))
+                opened.sendall(said)
+        yield
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with running(tmp_path_factory.mktemp("floods"), FILES) as made:
+        yield made
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("port", ["api", "placer", "gRPC", "external metrics"])
+def test_connections_that_ask_for_nothing_keep_nobody_out(site: Site, port: str, said: str) -> None:
+    for _ in range(2):
+        with flood(site.ports[port], SAID[said], CONNECTIONS):
+            site.check()
+            for role in site.pids:
+                assert site.files(role) < FILES
+
+
+def test_a_flood_on_all_ports_at_once_keeps_nobody_out(site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        for port, said in (
+            *(("gRPC", GRPC_BEGUN), ("external metrics", b""), ("api", SAID["a whole request"])),
+            *(("placer", b""), ("gRPC", b""), ("api", b"")),
+        ):
+            stack.enter_context(flood(site.ports[port], said, CONNECTIONS))
+        site.check()
+    assert site.counted()["displaced"] > CONNECTIONS
+
+
+def test_the_limits_are_reduced_to_the_open_files_and_the_log_says_so(site: Site) -> None:
+    log = site.log.read_text()
+    assert f"ulimit -n is {FILES}: at most 72 connections are open at once instead of api.max_connections = 1024" in log
+    assert "instead of connections of the placer = 1024" in log
+    assert b"fleetcast_api_max_connections 72.0" in site.ask("api", "/metrics")[1]
+
+
+def test_too_few_open_files_end_the_start_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(tomli_w.dumps({"state": str(tmp_path / "state")}))
+    command = f"ulimit -n 150; exec {sys.executable} -m cli.main run --role api --config {tmp_path / 'c.toml'}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 2
+    assert "ulimit -n is 150: at least 192 are needed, and 1536 for api.max_connections = 1024" in ended.stderr
