@@ -1,7 +1,8 @@
 """The HTTP connections of a server: how long each may take, and how one without a place is refused.
 
 uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its body,
-`WRITE_TIMEOUT_S` to take some of an answer (wall time). One check of all connections a second: a request costs no timer.
+`WRITE_TIMEOUT_S` to take some of an answer (wall time). One check of all
+connections a second: a request costs no timer.
 `service/http/connection_pool.py` says which connections find a place.
 
     too many connections    503 and Retry-After    a head or body that comes too slowly    408
