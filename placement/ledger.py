@@ -221,6 +221,13 @@ class Ledger(LedgerFile):
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
+    def decisions_at(self, cursors: Sequence[int]) -> list[Committed]:
+        """Stored decisions with these cursors, in the order of their commit."""
+        marks = ",".join("?" * len(cursors))
+        rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
+        with self.readable():
+            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
+
     def newest_requests(self, limit: int) -> list[PlacementRequest]:
         """Requests that were decided last, the oldest of them first."""
         rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
@@ -351,13 +358,26 @@ class Ledger(LedgerFile):
         if request_id is not None:
             where, values = [*where, "request_id = ?"], [*values, request_id]
         order = "ASC" if after is not None else "DESC"
-        query = f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(where)}"
-        found = self.rows(f"{query} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        found = self._lines(f"{' AND '.join(where)} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        if request_id is None:
+            with self.readable():
+                self._check_links(found if after is not None else found[::-1])
+        return self._audit_rows(found)
+
+    def audit_at(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Lines of the audit trail with these numbers, the oldest first."""
+        marks = ",".join("?" * len(audit_ids))
+        return self._audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
+
+    def _lines(self, where: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        found = self.rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
         with self.readable():
             for line in found:
                 self.unchanged(f"line {line[0]!r} of the audit trail", line, line_hash)
-            if request_id is None:
-                self._check_links(found if after is not None else found[::-1])
+        return found
+
+    def _audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        with self.readable():
             rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]
             for row in rows:
                 row["models"] = _decode_models(row["models"])

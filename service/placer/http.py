@@ -90,19 +90,18 @@ async def enqueue(request: Request, context: PlacerContext, query: Query) -> Res
 
 
 async def placements(request: Request, context: PlacerContext, query: Query) -> Response:
-    rows = context.service.ledger.decisions_after(query["after"], query["limit"])
-    cursor = rows[-1].cursor if rows else query["after"]
-    rows = OwnQueues(request, context.service).decisions(rows)
+    rows, cursor = await OwnQueues(request, context.service).decisions_after(query["after"], query["limit"])
     return answer(page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
 
 
 async def one_placement(request: Request, context: PlacerContext, query: Query) -> Response:
     request_id = request.path_params["request_id"]
-    OwnQueues(request, context.service).check(request_id)
+    own = OwnQueues(request, context.service)
+    own.check(request_id)
     reply = context.service.ledger.find(request_id)
     if reply is None:
         raise UnknownEntity(f"no request {request_id!r}")
-    return answer(reply)
+    return answer(own.reply(reply))
 
 
 async def cancel(request: Request, context: PlacerContext, query: Query) -> Response:
@@ -133,10 +132,9 @@ async def withdraw(request: Request, context: PlacerContext, query: Query) -> Re
 
 
 async def audit(request: Request, context: PlacerContext, query: Query) -> Response:
-    ledger = context.service.ledger
-    rows = ledger.audit(query["limit"], query["after"], query["request_id"])
-    rows = OwnQueues(request, context.service).audit(rows)
-    body = {"as_of_ms": context.service.clock.now_ms(), "head": ledger.head, "rows": rows}
+    own = OwnQueues(request, context.service)
+    head, rows = await own.audit(query["limit"], query["after"], query["request_id"])
+    body = {"as_of_ms": context.service.clock.now_ms(), "head": head, "rows": rows}
     return answer(encode(body), headers=NOW)
 
 

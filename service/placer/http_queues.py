@@ -24,7 +24,8 @@ CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 
 async def queues(request: Request, context: Any, query: Query) -> Response:
-    answer = context.desk.queues(OwnQueues(request, context.service).caller.queues)
+    own = OwnQueues(request, context.service)
+    answer = own.queues(context.desk.queues(own.caller.queues))
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 

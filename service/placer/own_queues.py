@@ -1,26 +1,38 @@
-"""What a caller who is bound to queues is shown: what is theirs. Of others there is nothing, not even a name."""
+"""The rows of a caller who is bound to queues: its own, as if no other tenant had any.
+
+Nothing in an answer says how many rows others have: no number, cursor, position, hash or sum counts them.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import structs
 from starlette.requests import Request
 
 from fleet.errors import UnknownEntity
-from fleet.requests import PlacementRequest
+from fleet.requests import Decision, PlacementRequest
 from placement.charges import Charge
 from placement.ledger import Committed
+from placement.ledger_chain import QUEUED, ChainHead, encode
 from placement.standing import amounts_of
 from placement.tree import ANY
 from placement.words import count_of
 from service.answers.placements import Queue, QueueRow
-from service.answers.queues import WhyStep, WhyWaiting
+from service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
 from service.http.access import viewer_of
 from service.placer.charging import leaf_name
+from service.placer.own_numbers import after, places
 from service.placer.service import PlacementService
+from service.placer.why_waiting import NAMED
 
 OWN_STEPS = frozenset({"gone", "limit", "stale", "start"})  # their sentences name nobody else
 OF_OTHERS = frozenset({"window", "ends"})  # theirs name nothing else
+WAITS = "waits for its turn and room"
+Audited = tuple[ChainHead, list[dict[str, Any]]]
+NO_CHAIN = {"stored": "", "previous": "", "hash": ""}  # they are made of numbers that count all rows
+decode = msgspec.json.Decoder(Decision).decode
 
 
 class OwnQueues:
@@ -54,47 +66,119 @@ class OwnQueues:
     def charges(self, rows: Iterable[Charge]) -> list[Charge]:
         return [row for row in rows if self.caller.sees(row.leaf)]
 
-    def decisions(self, rows: Sequence[Committed]) -> list[Committed]:
-        return [row for row in rows if self.has_request(row.request_id)]
+    async def decisions_after(self, count: int, limit: int) -> tuple[list[Committed], int]:
+        """Return stored decisions, and the cursor of the last one. A bound caller's cursors count its own."""
+        ledger = self._service.ledger
+        if not self.is_bound:
+            rows = ledger.decisions_after(count, limit)
+            return rows, rows[-1].cursor if rows else count
+        own = await self._service.own_decisions.find(self.has)
+        rows = ledger.decisions_at(own[count : count + limit].tolist())
+        numbers = places(own, [row.cursor for row in rows])
+        return [
+            replace(row, cursor=number, reply=self.reply(row.reply))
+            for row, number in zip(rows, numbers, strict=True)
+            if self.has_request(row.request_id)
+        ], (numbers[-1] if numbers else count)
 
-    def audit(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row for row in rows if not self.is_bound or (row["request_id"] and self.has_request(row["request_id"]))]
+    def reply(self, reply: bytes) -> bytes:
+        """A stored reply, without a sentence about other requests."""
+        if not self.is_bound:
+            return reply
+        decision = decode(reply)
+        sentence = self._own_sentence(decision.outcome, decision.sentence)
+        return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
+
+    async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
+        """Return the head and lines of the audit trail. A bound caller's lines are numbered by themselves, and have
+        no hashes: those are of a chain through the lines of all."""
+        ledger = self._service.ledger
+        if not self.is_bound:
+            return ledger.head, ledger.audit(limit, count, request_id)
+        own = await self._service.own_lines.find(self.has)
+        if request_id is not None:
+            rows = ledger.audit(limit, None if count is None else after(own, count), request_id)
+        elif count is not None:
+            rows = ledger.audit_at(own[count : count + limit].tolist())
+        else:
+            rows = ledger.audit_at(own[-limit:].tolist())[::-1]
+        rows = [row for row in rows if row["request_id"] and self.has_request(row["request_id"])]
+        numbers = places(own, [row["audit_id"] for row in rows])
+        return ChainHead(len(own)), [
+            {**row, **NO_CHAIN, "audit_id": number, "sentence": self._own_sentence(row["action"], row["sentence"])}
+            for row, number in zip(rows, numbers, strict=True)
+        ]
+
+    def _own_sentence(self, what: str, sentence: str) -> str:
+        """A sentence of the ledger, unless it counts the requests or the GPUs of others."""
+        if what in (QUEUED, "queued"):
+            return "queued"
+        head, of, rest = sentence.partition("refused: queue ")
+        if of and not head and not self._is_own(f"queue {rest}"):
+            return "refused: a queue above its own is at its limit"
+        return sentence
 
     def queue(self, answer: Queue) -> Queue:
-        """The rows of his requests, and no word of others."""
+        """The rows of its requests. Positions count these alone, and sums over all requests are left out."""
         if not self.is_bound:
             return answer
         requests = {entry.request.request_id: entry.request for entry in self._service.ledger.queued()}
-        rows = [_own_row(row) for row in answer.rows if self.has(requests.get(row.request_id))]
-        return Queue(answer.as_of_ms, rows, room=answer.room, record=answer.record)
+        rows = [row for row in answer.rows if self.has(requests.get(row.request_id))]
+        return Queue(answer.as_of_ms, [_own_row(row, place) for place, row in enumerate(rows, 1)])
 
     def why(self, answer: WhyWaiting) -> WhyWaiting:
-        """The ladder without the names of others and what they do."""
+        """The ladder without the names, numbers and doings of others."""
         if not self.is_bound:
             return answer
-        request = self._service.ledger.request(answer.request_id)
-        ladder = [self._own_step(step, request) for step in answer.ladder if step.code not in OF_OTHERS]
-        sentence = ladder[-1].sentence if ladder else answer.sentence
-        return structs.replace(answer, ladder=ladder, sentence=sentence)
+        service, request = self._service, self._service.ledger.request(answer.request_id)
+        order = [entry.request for entry in service.in_order(service.ledger.queued())]
+        before = [one for one in order[: answer.position - 1] if self.has(one)]
+        steps = [self._own_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS]
+        ladder = [step for step in steps if step is not None]
+        sentence = ladder[-1].sentence if ladder else WAITS
+        return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
+
+    def queues(self, answer: QueuesAnswer) -> QueuesAnswer:
+        """Its queues. A share of what queues of one parent held says how much the others held: it is left out
+        where the caller does not see those."""
+        if not self.is_bound:
+            return answer
+        names = {row.queue for row in answer.rows}
+        rows = [
+            row if row.parent in names else structs.replace(row, share_7d=None, share_days=None) for row in answer.rows
+        ]
+        return structs.replace(answer, rows=rows)
 
     def _is_own(self, sentence: str) -> bool:
         """Whether `queue 'a' is at its limit: …` is of a queue of his."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
-    def _own_step(self, step: WhyStep, request: PlacementRequest | None) -> WhyStep:
+    def _own_step(
+        self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest], request: PlacementRequest | None
+    ) -> WhyStep | None:
         if step.code == "limit" and not self._is_own(step.sentence):
             return WhyStep(step.code, "a queue above its own is at its limit")
         if step.code in OWN_STEPS:
             return step
         if step.code == "before":
-            own = [name for name in step.requests if self.has_request(name)]
-            count = " ".join(step.sentence.split()[:2])  # "12 requests"
-            return WhyStep(step.code, f"{count} before it", own)
+            return self._own_before(step, answer, before)
         return WhyStep(step.code, _waits_for(request) if request else "waits")
 
+    def _own_before(self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]) -> WhyStep | None:
+        """Requests before it in its queue are all its caller's. Of those in other queues, count its caller's."""
+        if f"before it in queue {answer.queue!r}" in step.sentence:
+            return step
+        tree = self._service.queues.tree
+        others = [one.request_id for one in before if leaf_name(one, tree) != answer.queue]
+        if not others:
+            return None
+        return WhyStep(
+            "before", f"{count_of(len(others), 'request')} of its other queues before it", others[-NAMED:][::-1]
+        )
 
-def _own_row(row: QueueRow) -> QueueRow:
-    return structs.replace(row, why="waits for its turn and room")
+
+def _own_row(row: QueueRow, place: int) -> QueueRow:
+    return structs.replace(row, why=WAITS, position=place)
 
 
 def _waits_for(request: PlacementRequest) -> str:

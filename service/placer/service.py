@@ -38,6 +38,7 @@ from service.config import Config
 from service.placer.charging import leaf_name
 from service.placer.failures import Failures
 from service.placer.metrics import PlacerMetrics
+from service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from service.placer.queue_pass import QueuePass
 from service.placer.queue_rows import NOT_LOOKED_AT, queue_row
 from service.placer.queues import ServedQueues
@@ -72,6 +73,7 @@ class PlacementService:
             for name, function in load_functions("placer.scorers", config.placer.scorers)
         )
         self.demand = RecentDemand(ledger)
+        self.own_decisions, self.own_lines = OwnNumbers(ledger, DECISIONS), OwnNumbers(ledger, LINES)
         self._watch = ClockWatch(clock)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._expiry = Expiry(config)

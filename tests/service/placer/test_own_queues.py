@@ -1,5 +1,6 @@
 """A caller who is bound to queues reads what is theirs from the placer, and learns nothing of others."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 
 from service.http.access import Access, load_access, parse_subjects, parse_tokens
+from service.placer import own_numbers
 from service.placer.http import make_app
 from tests.service.placer.test_queues import QueueWorld
 
@@ -93,3 +95,106 @@ def test_a_certificate_is_bound_in_the_same_way_and_the_api_says_so() -> None:
     assert placer.check("GET", raw, None, by_queue=True) == caller
     with pytest.raises(Exception, match="expected some of the scopes"):
         load_access("127.0.0.1", {}, {"x": ["queues=a"]})
+
+
+class Tenants:
+    """The same requests of tenant `a` in two worlds: alone, and among others whose number a seed chooses."""
+
+    def __init__(self, folder: Path, seed: int, others: bool) -> None:
+        folder.mkdir()
+        self.world = QueueWorld(folder)
+        self.world.board.jobs = {"old": range(16)}  # no GPU is free: what is placed depends on nobody
+        self.world.board.publish()
+        draw = random.Random(seed)
+        for number in range(9):
+            for foreign in range(draw.randint(0, 4)):
+                queue, waits = draw.choice(["b", "c/users"]), draw.random() < 0.5
+                if others:
+                    self._one(f"x{number}-{foreign}", queue, waits)
+            self._one(f"a{number}", "a", False)
+        self.world.pass_()
+        if others:
+            self.world.wait("x-late", "b", gang=4, priority=9)
+        self.world.wait("a-late", "a", gang=16)
+        self.world.wait("a-later", "a", gang=16)
+        if others:
+            self.world.wait("x-last", "c/users", user="ada", gang=15, priority=9)
+        self.world.pass_()
+        self.world.app = make_app(self.world.service, access=ACCESS)
+
+    def _one(self, name: str, queue: str, waits: bool) -> None:
+        """A request that holds no GPU: refused at once, or withdrawn while it waits."""
+        if waits:
+            self.world.wait(name, queue, user="ada", priority=3)
+            self.world.ask("DELETE", f"/queue/{name}")
+            return
+        body = {"request_id": name, "queue": queue, "user": "ada", "gpus_per_node": 9}
+        self.world.ask("POST", "/placements", json=body)
+
+    def pages(self, path: str, key: str, limit: int) -> list[list[Any]]:
+        """All pages, by the cursor of each, as (number, request) of their rows."""
+        found, after = [], 0
+        while True:
+            answer = self.world.ask("GET", f"{path}?limit={limit}&after={after}", headers=LEAD)
+            found.append([[row[key], row["request_id"], row.get("sentence")] for row in answer["rows"]])
+            if not answer["rows"]:
+                return [*found, [answer.get("cursor"), answer.get("head")]]
+            after = answer["rows"][-1][key]
+            assert answer.get("cursor", after) == after
+
+    def answers(self) -> dict[str, Any]:
+        """All that the lead of `a` reads, but for times and what forecasts and nodes say."""
+        ask = self.world.ask
+        found: dict[str, Any] = {}
+        for limit in (1, 2, 3, 100):
+            found[f"placements {limit}"] = self.pages("/placements", "cursor", limit)
+            found[f"audit {limit}"] = self.pages("/audit", "audit_id", limit)
+            newest = ask("GET", f"/audit?limit={limit}", headers=LEAD)
+            found[f"newest {limit}"] = [[row["audit_id"], row["request_id"], row["hash"]] for row in newest["rows"]]
+        found["one"] = [row["audit_id"] for row in ask("GET", "/audit?request_id=a3&after=1", headers=LEAD)["rows"]]
+        queue = ask("GET", "/queue", headers=LEAD)
+        found["queue"] = [[row["request_id"], row["position"], row["why"]] for row in queue["rows"]]
+        found["sums"] = {key: value for key, value in queue.items() if key not in ("as_of_ms", "rows")}
+        why = ask("GET", "/queue/a-later/why", headers=LEAD)
+        found["why"] = [why["position"], why["position_in_queue"], why["ladder"]]
+        found["reply"] = ask("GET", "/placements/a-late", headers=LEAD)["sentence"]
+        for row in ask("GET", "/queues", headers=LEAD)["rows"]:
+            found[f"queue {row['queue']}"] = [row["waiting"], row["running"], row["share_7d"], row["share_days"]]
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_bound_caller_reads_the_same_with_and_without_other_tenants(tmp_path: Path, seed: int) -> None:
+    alone, among = (Tenants(tmp_path / name, seed, others) for name, others in (("alone", False), ("among", True)))
+    try:
+        seen, expected = among.answers(), alone.answers()
+        for name, answer in expected.items():
+            assert seen[name] == answer, name
+        assert len(among.world.ask("GET", "/audit?limit=1000", headers=BOSS)["rows"]) > len(
+            alone.world.ask("GET", "/audit?limit=1000", headers=BOSS)["rows"]
+        )
+    finally:
+        alone.world.close()
+        among.world.close()
+
+
+def test_a_bound_caller_gets_as_many_rows_of_its_own_as_it_asks_for(world: QueueWorld) -> None:
+    for path, key in (("/audit", "audit_id"), ("/placements", "cursor")):
+        rows = world.ask("GET", f"{path}?limit=2&after=0", headers=LEAD)["rows"]
+        assert [(row["request_id"], row[key]) for row in rows] == [("a0", 1), ("a1", 2)]
+    newest = world.ask("GET", "/audit?limit=1", headers=LEAD)["rows"]
+    assert [row["request_id"] for row in newest] == ["a-waits"]
+
+
+def test_own_rows_are_found_in_batches_and_followed(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_numbers, "BATCH", 3)
+
+    def names() -> list[str]:
+        return [row["request_id"] for row in world.ask("GET", "/audit?after=0&limit=1000", headers=LEAD)["rows"]]
+
+    before = names()
+    for number in range(7):
+        for name, queue in ((f"new-{number}", "a"), (f"foreign-new-{number}", "b")):
+            body = {"request_id": name, "queue": queue, "gpus_per_node": 8}
+            world.ask("POST", "/queue", 202, json=body, headers=BOSS)
+    assert names() == [*before, *(f"new-{number}" for number in range(7))]

@@ -1,0 +1,84 @@
+"""Decisions and audit lines as a caller who is bound to queues counts them: from 1, its own alone.
+
+The ledger numbers the rows of all tenants together, so its numbers would say how many rows others have. Which rows are
+whose is read from the ledger once and then followed, so that a caller's rows are found without a search.
+"""
+
+import asyncio
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from placement.ledger import Ledger
+
+BATCH = 2000  # rows read in one step of the event loop
+DECISIONS = "SELECT cursor, body FROM decisions WHERE cursor > ? ORDER BY cursor LIMIT ?"
+LINES = """
+SELECT audit_id, coalesce(decisions.body, queue.body) FROM audit
+LEFT JOIN decisions USING (request_id) LEFT JOIN queue ON queue.request_id = audit.request_id
+WHERE audit_id > ? ORDER BY audit_id LIMIT ?
+"""
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """The fields of a request that choose its queue."""
+
+    queue: str = "default"
+    tenant: str = ""
+    user: str = ""
+
+
+_decode = msgspec.json.Decoder(_Owner).decode
+
+
+class OwnNumbers:
+    """The numbers of one kind of rows, by owner. `query` gives numbers in order, and the body of each row's request."""
+
+    def __init__(self, ledger: Ledger, query: str) -> None:
+        self._ledger, self._query = ledger, query
+        self._by_owner: dict[_Owner, array[int]] = defaultdict(lambda: array("q"))
+        self._read_to = 0
+
+    async def find(self, sees: Callable[[PlacementRequest], bool]) -> NDArray[np.int64]:
+        """Return the numbers of the rows that a caller sees, in order."""
+        while self._read():
+            await asyncio.sleep(0)  # others are answered in between
+        own = [numbers for owner, numbers in self._by_owner.items() if sees(_request_of(owner))]
+        return np.sort(np.concatenate([np.array(numbers, np.int64) for numbers in own] or [np.empty(0, np.int64)]))
+
+    def _read(self) -> bool:
+        """Read a batch of new rows. Returns whether there may be more."""
+        rows = self._ledger.rows(self._query, [self._read_to, BATCH])
+        for number, body in rows:
+            if (owner := _owner_of(body)) is not None:
+                self._by_owner[owner].append(number)
+            self._read_to = number
+        return len(rows) == BATCH
+
+
+def _owner_of(body: Any) -> _Owner | None:
+    """The owner of a row. None for one of no request, or of a damaged one, which nobody who is bound sees."""
+    try:
+        return _decode(body) if body is not None else None
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
+        return None
+
+
+def _request_of(owner: _Owner) -> PlacementRequest:
+    return PlacementRequest(request_id="-", queue=owner.queue, tenant=owner.tenant, user=owner.user)
+
+
+def after(own: NDArray[np.int64], count: int) -> int:
+    """Return the ledger's number of a caller's `count`th row, or of its last one."""
+    return int(own[min(count, len(own)) - 1]) if count and len(own) else 0
+
+
+def places(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
+    """Return how a caller counts the rows of these numbers of the ledger."""
+    return [int(place) + 1 for place in np.searchsorted(own, np.asarray(numbers, np.int64))]
