@@ -41,9 +41,7 @@ class ApiServer(LimitedServer):
         context: Context,
         on_started: Callable[[], None],
     ) -> None:
-        super().__init__(
-            config, sock, pool, tls, context.metrics.refused_connections.labels("no_tls").inc, on_started
-        )
+        super().__init__(config, sock, pool, tls, context.metrics.refused_connections.labels("no_tls").inc, on_started)
         self.context = context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -27,6 +27,12 @@ from tests.service.grpc_world import KEDA, METADATA
 FILES, CONNECTIONS = 256, 300  # what the operating system allows, and how many come
 PATIENCE_S = 90.0
 GRPC_BEGUN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+PORTS = {
+    "api": "api.port",
+    "placer": "placer.port",
+    "gRPC": "api.grpc_port",
+    "external metrics": "external_metrics.port",
+}
 SAID = {
     "nothing": b"",
     "half a head": b"GET / HTTP/1.1\r\nhost: loc",
@@ -97,8 +103,7 @@ class Site:
 @contextlib.contextmanager
 def running(folder: Path, files: int) -> Iterator[Site]:
     """Start both roles with a limit of open files, and wait until they answer."""
-    names = ("api", "placer", "gRPC", "external metrics")
-    ports = dict(zip(names, free_ports(4), strict=True))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     servers, front = Authority(folder / "servers", "servers"), Authority(folder / "front", "front")
     ours, state = servers.sign("fleetcast"), folder / "state"
     state.mkdir()
@@ -138,7 +143,7 @@ def running(folder: Path, files: int) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def flood(port: int, said: bytes, count: int, seconds_each: float = 0.0) -> Iterator[None]:
+def flood(port: int, said: bytes, count: int) -> Iterator[None]:
     """Hold so many connections to a port open. Those that the other side closes stay closed."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
@@ -157,13 +162,34 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("said", SAID)
-@pytest.mark.parametrize("port", ["api", "placer", "gRPC", "external metrics"])
+@pytest.mark.parametrize("port", PORTS)
 def test_connections_that_ask_for_nothing_keep_nobody_out(site: Site, port: str, said: str) -> None:
     for _ in range(2):
         with flood(site.ports[port], SAID[said], CONNECTIONS):
             site.check()
             for role in site.pids:
                 assert site.files(role) < FILES
+
+
+def test_half_a_head_is_not_waited_for_on_any_port(site: Site) -> None:
+    """All of them end by the deadline of a head, without a flood that takes their places."""
+    said = {
+        "api": SAID["half a head"],
+        "placer": SAID["half a head"],
+        "gRPC": GRPC_BEGUN[:9],
+        "external metrics": b"\x16",
+    }
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for port, part in said.items():
+            opened[port] = stack.enter_context(socket.create_connection(("127.0.0.1", site.ports[port]), PATIENCE_S))
+            opened[port].sendall(part)
+        for port, connection in opened.items():
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := connection.recv(65_536):
+                    answer += piece
+            assert port not in ("api", "placer") or answer.startswith(b"HTTP/1.1 408 "), port
 
 
 def test_a_flood_on_all_ports_at_once_keeps_nobody_out(site: Site) -> None:

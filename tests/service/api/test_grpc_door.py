@@ -258,7 +258,10 @@ def test_answers_are_counted_by_method_and_status(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_refused_with_its_key(tmp_path: Path) -> None:
     async def play(world: GrpcWorld) -> None:
-        with pytest.raises(ConfigError, match=r"api\.grpc_port = 127\.0\.0\.1:\d+: cannot listen there \(Address already in use\): set another"):
+        with pytest.raises(
+            ConfigError,
+            match=r"api\.grpc_port = 127\.0\.0\.1:\d+: cannot listen there \(Address already in use\): set another",
+        ):
             async with serve_grpc(world.context, ConnectionPool(ConnectionLimits()), None):
                 pass
 
