@@ -32,6 +32,7 @@ ALLOWED = {
     ("service/api/grpc_door.py", "add_insecure_port"): "a socket file in the state folder, behind api.grpc_port",
     ("service/api/external_metrics.py", "listen"): "external_metrics.port",
     ("service/placer/role.py", "listen"): "placer.port",
+    ("service/start_checks.py", "listen"): "a check of the ports before the start: it accepts nothing",
     ("simulator/exporters.py", "create_server"): "simulated exporters",
     ("benchmarks/exporters.py", "create_server"): "simulated exporters",
     ("benchmarks/http.py", "uvicorn.run"): "what a benchmark compares us with",
