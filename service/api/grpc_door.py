@@ -23,7 +23,7 @@ from service.api.routes.context import Context
 from service.config import ApiConfig
 from service.http.access import Scope
 from service.http.connection_pool import ConnectionPool
-from service.http.door import Door
+from service.http.door import Listener
 from service.http.listening import listen
 from service.http.problems import Problem, as_problem
 from service.http.tls import Tls
@@ -64,7 +64,7 @@ async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) ->
         async with contextlib.AsyncExitStack() as stack:
             if tls is not None:
                 await stack.enter_async_context(tls.watched())
-            door = Door(sock, pool, connections.make, tls, dropped, FILES)
+            door = Listener(sock, pool, connections.make, tls, dropped, FILES)
             door.open()
             logger.info("gRPC on %s:%d", api.host, api.grpc_port)
             try:

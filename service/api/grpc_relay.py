@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from service.http.access import CHALLENGE, Refusal
 from service.http.certificates import ClientCertificate, client_certificate
-from service.http.connection_pool import ConnectionPool, Place
+from service.http.connection_pool import ConnectionPlace, ConnectionPool
 
 FILES = 3  # descriptors of a connection: its own, and both ends of the way to the gRPC server
 SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113
@@ -46,7 +46,7 @@ class GrpcConnections:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
 
-    def make(self, place: Place) -> "GrpcConnection":
+    def make(self, place: ConnectionPlace) -> "GrpcConnection":
         return GrpcConnection(self, place)
 
     def add(self, peer: str, connection: "GrpcConnection") -> None:
@@ -66,7 +66,7 @@ class GrpcConnections:
 class GrpcConnection(asyncio.Protocol):
     """A caller's connection. Its bytes go to the gRPC server and back."""
 
-    def __init__(self, connections: GrpcConnections, place: Place) -> None:
+    def __init__(self, connections: GrpcConnections, place: ConnectionPlace) -> None:
         self._connections, self._place = connections, place
         self._calls = 0
         self._peer = ""

@@ -45,7 +45,7 @@ class ConnectionLimits:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ConnectionPlace:
     """A connection's entry in the pool. `close` ends the connection at once. Its owner may replace it."""
 
     address: str  # empty if the address has no limit
@@ -64,9 +64,9 @@ class ConnectionPool:
         self.used = 0
         self._count = count
         self._of_address = Counter[str]()
-        self._silent: dict[Place, None] = {}
-        self._resting: dict[Place, None] = {}
-        self._refused: dict[Place, None] = {}
+        self._silent: dict[ConnectionPlace, None] = {}
+        self._resting: dict[ConnectionPlace, None] = {}
+        self._refused: dict[ConnectionPlace, None] = {}
 
     def is_ready(self, files: int = 1) -> bool:
         """Whether a connection that is accepted now finds room or is refused, without another one losing its grace."""
@@ -76,10 +76,10 @@ class ConnectionPool:
             return _is_due(self._silent) or _is_due(self._resting)
         return len(self._refused) < self.limits.max_refused or _is_due(self._refused)
 
-    def enter(self, host: str, close: Callable[[], None], files: int = 1) -> Place:
+    def enter(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
         """Give a new connection its places. Without room, the place has a `refusal` that its protocol must send."""
         address = counted_as(host) if host and host not in self.limits.trusted else ""
-        place = Place(address, files, close)
+        place = ConnectionPlace(address, files, close)
         place.refusal = self._make_room(place)
         if place.refusal:
             if len(self._refused) >= self.limits.max_refused:
@@ -91,19 +91,19 @@ class ConnectionPool:
             self._silent[place] = None
         return place
 
-    def work(self, place: Place) -> None:
+    def work(self, place: ConnectionPlace) -> None:
         """Record that a request is under way: the connection keeps its places."""
         self._silent.pop(place, None)
         self._resting.pop(place, None)
 
-    def rest(self, place: Place) -> None:
+    def rest(self, place: ConnectionPlace) -> None:
         """Record that all requests have been answered."""
         self.work(place)
         if place.is_open and not place.refusal:
             place.since = time.monotonic()
             self._resting[place] = None
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ConnectionPlace) -> None:
         """Free the places of a connection that has ended. Repeating it changes nothing."""
         if not place.is_open:
             return
@@ -117,7 +117,7 @@ class ConnectionPool:
         if not self._of_address[place.address]:
             del self._of_address[place.address]
 
-    def _make_room(self, place: Place) -> Refusal:
+    def _make_room(self, place: ConnectionPlace) -> Refusal:
         limits = self.limits
         if place.address and self._of_address[place.address] + place.files > limits.max_connections_per_address:
             return "address"
@@ -128,7 +128,7 @@ class ConnectionPool:
             self._displace(next(filter(_is_due, idle), idle[0]))
         return ""
 
-    def _displace(self, places: dict[Place, None]) -> None:
+    def _displace(self, places: dict[ConnectionPlace, None]) -> None:
         """Close the connection that has been among these for longest."""
         place = next(iter(places))
         self.leave(place)
@@ -136,7 +136,7 @@ class ConnectionPool:
         place.close()
 
 
-def _is_due(places: dict[Place, None]) -> bool:
+def _is_due(places: dict[ConnectionPlace, None]) -> bool:
     """Whether the oldest of these has had its grace."""
     return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
 

@@ -21,8 +21,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.http.certificates import NAMES, ClientCertificate, client_certificate
-from service.http.connection_pool import ConnectionLimits, ConnectionPool, Place
-from service.http.door import Door
+from service.http.connection_pool import ConnectionLimits, ConnectionPlace, ConnectionPool
+from service.http.door import Listener
 from service.http.problems import Problem
 from service.http.tls import Tls
 
@@ -40,7 +40,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.limits = self.pool.limits
-        self.place: Place | None = None  # set by the door that accepted the connection
+        self.place: ConnectionPlace | None = None  # set by the door that accepted the connection
         self._in_head = False
         self._head_bytes = 0
         self._deadline = time.monotonic() + self.limits.header_timeout_s  # of a head or body; inf while we answer
@@ -193,9 +193,9 @@ class LimitedServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self.door = Door(sock, pool, self._protocol, tls, dropped)
+        self.door = Listener(sock, pool, self._protocol, tls, dropped)
 
-    def _protocol(self, place: Place) -> LimitedProtocol:
+    def _protocol(self, place: ConnectionPlace) -> LimitedProtocol:
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         made = cast(LimitedProtocol, self.config.http_protocol_class(config=self.config, **state))  # type: ignore[call-arg]
         made.place = place

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from service.http.connection_pool import ConnectionPool, Place
+from service.http.connection_pool import ConnectionPlace, ConnectionPool
 from service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ BATCH = 16  # connections accepted before those that gave way to them are closed
 SHUTDOWN_S = 1.0  # wall; a TLS client's time to answer our goodbye
 
 
-class Door:
+class Listener:
     """`make` returns the protocol of a connection. `dropped` is called for each that failed its TLS handshake.
 
     A connection in its handshake holds its places and has `header_timeout_s`. `files`: descriptors of a connection.
@@ -33,7 +33,7 @@ class Door:
         self,
         sock: socket.socket,
         pool: ConnectionPool,
-        make: Callable[[Place], asyncio.Protocol],
+        make: Callable[[ConnectionPlace], asyncio.Protocol],
         tls: Tls | None = None,
         dropped: Callable[[], None] = lambda: None,
         files: int = 1,
@@ -88,7 +88,7 @@ class Door:
             self._arriving[task] = connection
             task.add_done_callback(self._arriving.pop)
 
-    async def _hand_over(self, connection: socket.socket, place: Place) -> None:
+    async def _hand_over(self, connection: socket.socket, place: ConnectionPlace) -> None:
         secure: dict[str, Any] = {}
         if self._tls is not None:
             secure = {

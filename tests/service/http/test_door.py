@@ -14,7 +14,7 @@ from service.config import ApiConfig
 from service.http.addresses import Networks
 from service.http.connection_pool import ConnectionLimits, ConnectionPool
 from service.http.connections import LimitedServer, protocol_of
-from service.http.door import Door
+from service.http.door import Listener
 from service.http.tls import Tls
 from tests.service.certificate_files import Authority
 
@@ -41,7 +41,7 @@ def trusting(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-Work = Callable[[int, ConnectionPool, Door], Awaitable[Any]]
+Work = Callable[[int, ConnectionPool, Listener], Awaitable[Any]]
 
 
 def served(tls: Tls, limits: ConnectionLimits, work: Work) -> tuple[Any, int]:
@@ -88,7 +88,7 @@ async def settled(check: Callable[[], bool]) -> None:
 def test_a_silent_address_takes_only_its_own_places(tls: Tls) -> None:
     limits = ConnectionLimits(64, 60.0, 60.0, 3, Networks([]))
 
-    async def work(port: int, pool: ConnectionPool, door: Door) -> list[bytes]:
+    async def work(port: int, pool: ConnectionPool, door: Listener) -> list[bytes]:
         opened = [await silent(port, "127.0.0.2") for _ in range(3)]
         await settled(lambda: pool.used == 3)
         answers = [await ask(port, tls, "127.0.0.2"), await ask(port, tls, "127.0.0.3")]
@@ -104,7 +104,7 @@ def test_a_silent_address_takes_only_its_own_places(tls: Tls) -> None:
 
 
 def test_silent_connections_give_way_during_their_handshake(tls: Tls) -> None:
-    async def work(port: int, pool: ConnectionPool, door: Door) -> tuple[list[bytes], list[bytes]]:
+    async def work(port: int, pool: ConnectionPool, door: Listener) -> tuple[list[bytes], list[bytes]]:
         opened = [await silent(port) for _ in range(8)]
         await settled(lambda: pool.used == 4)
         answers = [await ask(port, tls) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_silent_connections_give_way_during_their_handshake(tls: Tls) -> None:
 
 
 def test_a_handshake_that_takes_too_long_is_ended(tls: Tls) -> None:
-    async def work(port: int, pool: ConnectionPool, door: Door) -> bytes:
+    async def work(port: int, pool: ConnectionPool, door: Listener) -> bytes:
         reader, writer = await silent(port)
         answer = await reader.read()
         writer.close()
@@ -129,7 +129,7 @@ def test_a_handshake_that_takes_too_long_is_ended(tls: Tls) -> None:
 
 
 def test_more_connections_than_allowed_are_refused_by_https(tls: Tls) -> None:
-    async def work(port: int, pool: ConnectionPool, door: Door) -> bytes:
+    async def work(port: int, pool: ConnectionPool, door: Listener) -> bytes:
         held = [await asyncio.open_connection("127.0.0.1", port, ssl=trusting(tls)) for _ in range(2)]
         for _, writer in held:
             writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
@@ -144,10 +144,10 @@ def test_more_connections_than_allowed_are_refused_by_https(tls: Tls) -> None:
 
 
 def test_a_closed_door_accepts_nobody_and_leaves_nothing(tls: Tls) -> None:
-    doors: list[Door] = []
+    doors: list[Listener] = []
     with socket.socket() as client:  # it outlives the server
 
-        async def work(port: int, pool: ConnectionPool, door: Door) -> bytes:
+        async def work(port: int, pool: ConnectionPool, door: Listener) -> bytes:
             doors.append(door)
             client.connect(("127.0.0.1", port))
             await settled(lambda: pool.used == 1)
