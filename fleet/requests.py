@@ -157,6 +157,7 @@ MAX_GPUS_PER_NODE = 1024
 MAX_AVOIDED = 100_000
 MAX_MODELS = 100
 MAX_COUNT = 2**53  # what every JSON reader and the ledger can hold exactly
+LEAST_AMOUNT = 1e-6  # of seconds and GiB: a microsecond, a kilobyte; less is a mistake, and quotients must stay finite
 MAX_AMOUNT = 1e12  # of seconds, GiB, CPUs: more is a mistake, and sums must stay finite
 NOT_HONOURED_YET = (
     "mig_profile",
@@ -194,8 +195,8 @@ def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
         raise RequestError(f"max_risk is {request.max_risk}, it must lie in 0..1", "max_risk")
     for name in ("gpu_memory_gib", "cpus", "host_memory_gib", "limit_s"):
         value = getattr(request, name)
-        if value is not None and not 0 < value <= MAX_AMOUNT:
-            limits = f"greater than 0 and at most {MAX_AMOUNT:.0e}"
+        if value is not None and not LEAST_AMOUNT <= value <= MAX_AMOUNT:
+            limits = f"greater than 0, at least {LEAST_AMOUNT:.0e} and at most {MAX_AMOUNT:.0e}"
             raise RequestError(f"{name} is {_shown(value)}, it must be {limits}", name)
     if request.checkpoint_cost_s is not None and not 0 <= request.checkpoint_cost_s <= MAX_AMOUNT:
         cost = _shown(request.checkpoint_cost_s)

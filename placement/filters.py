@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.nodes import NodeState
-from fleet.requests import MAX_MEMBERS, PlacementRequest
+from fleet.requests import LEAST_AMOUNT, MAX_MEMBERS, PlacementRequest
 from fleet.topology import Level
 from placement.options import Filter, Options, worst_risk
 from placement.slots import WHOLE, count_rows
@@ -68,7 +68,7 @@ def _room(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
     room = room_on_gpus(request, view)
     for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
         if each is not None:
-            room = np.minimum(room, np.nan_to_num(free, nan=0.0) // each)
+            room = np.minimum(room, np.nan_to_num(free, nan=0.0) // max(each, LEAST_AMOUNT))
     return room.astype(np.int64)
 
 

@@ -33,6 +33,7 @@ MAX_RECORD_BYTES = 1_048_576
 MAX_MESSAGE_LENGTH = 8_192
 MAX_COUNT = 2**53  # what every JSON reader can hold exactly
 MAX_AMOUNT = 1e12  # of seconds, GiB, tokens in a row: more is a mistake, and sums must stay finite
+LEAST_STEP_S = 1e-6  # a shorter step than a microsecond is a mistake, and quotients must stay finite
 MAX_GPU_INDEX = 1_023
 MAX_GANG = 1_000_000
 MAX_LABELS = 64
@@ -272,6 +273,8 @@ def _check_step(event: Step) -> None:
     _check_place(event)
     _check_count("step", event.step)
     _check_amount("duration_s", event.duration_s)
+    if 0 < event.duration_s < LEAST_STEP_S:
+        raise RecordError("out_of_range", f"duration_s {shown(event.duration_s)}, 0 or at least {LEAST_STEP_S:.0e}")
     for field in ("stage", "tokens"):
         _check_count(field, getattr(event, field))
     _check_amount("sequence_length", event.sequence_length)

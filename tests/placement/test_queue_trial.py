@@ -3,31 +3,53 @@
 from contextlib import suppress
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RequestError
+from fleet.errors import RecordError, RequestError
+from fleet.requests import PlacementRequest, check_request
+from ingest.inbox.job_events import decode_event
+from placement.filters import screen
+from placement.options import Options
 from placement.queue_trial import try_tree
 from placement.queues_file import read_queues
 from placement.tree import QueueNode, QueueTree, TreePolicy
+from tests.placement.conftest import MakeView
 
 INTEGERS = ("0", "1", "-1", "8", "1000", "2147483648", "9007199254740992", "-9007199254740992", "9223372036854775807")
 HUGE = ("99999999999999999999", "-99999999999999999999", "0x" + "f" * 40, "0x" + "f" * 5000)
 FLOATS = ("5e-324", "1e-320", "1e-300", "1e-7", "1e-6", "0.001", "0.5", "2.5", "1e6", "1e9", "1e12", "1e300", "-0.0")
 ODD = ("nan", "inf", "-inf", "1e400", "true", '"x"', "2026-01-01", "[1]")
 TIMES = ("0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "2030-01-01T00:00:00", "9999-12-31T23:59:59-14:00")
-good_numbers = st.sampled_from(INTEGERS[:5] + FLOATS[4:10])
-numbers = st.one_of(good_numbers, good_numbers, good_numbers, st.sampled_from(INTEGERS + HUGE + FLOATS + ODD))
-amounts = st.dictionaries(st.sampled_from(("gpu", "H100", "A100")), numbers, max_size=2).map(
-    lambda found: "{" + ", ".join(f"{name} = {value}" for name, value in found.items()) + "}"
-)
+odd = st.sampled_from(INTEGERS + HUGE + FLOATS + ODD)
+
+
+def number(*usual: str) -> st.SearchStrategy[str]:
+    """Mostly numbers at the bounds of a key, sometimes any other."""
+    return st.integers(0, 24).flatmap(lambda roll: odd if roll == 0 else st.sampled_from(usual))
+
+
+def amounts(*usual: str) -> st.SearchStrategy[str]:
+    """GPUs of no, one or several resources."""
+    found = st.dictionaries(st.sampled_from(("gpu", "H100", "A100")), number(*usual), max_size=2)
+    return found.map(lambda named: "{" + ", ".join(f"{name} = {value}" for name, value in named.items()) + "}")
+
+
+hours = number("0.001", "1e6", "24")
 queue_keys = st.fixed_dictionaries(
-    {},
+    {"guaranteed": amounts("8", "1e-6", "1e9")},
     optional={
-        **dict.fromkeys(("weight", "max_wait_h", "max_waiting"), numbers),
-        **dict.fromkeys(("guaranteed", "limit", "lend", "borrow"), amounts),
-        "credits": st.builds("{{rate = {}, cap_gpu_h = {}}}".format, numbers, numbers),
+        "weight": number("1e-6", "1e9", "40"),
+        "max_wait_h": hours,
+        "max_waiting": number("0", "9007199254740992", "10"),
+        "limit": amounts("1e9"),
+        "lend": amounts("0"),
+        "borrow": amounts("0", "1e-6", "1e9"),
+        "credits": st.builds(
+            "{{rate = {}, cap_gpu_h = {}}}".format, number("1e-6", "1", "0.5"), number("0", "1e12", "100")
+        ),
         "order": st.sampled_from(('"fifo"', '"shortest"', '"attained"')),
         "class": st.just('"c"'),
         "per_user": st.booleans().map(lambda yes: str(yes).lower()),
@@ -36,21 +58,25 @@ queue_keys = st.fixed_dictionaries(
 policy_keys = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(("half_life_h", "max_wait_h", "claims", "preempt_gpu_h_per_h"), numbers),
+        "half_life_h": hours,
+        "max_wait_h": hours,
+        "claims": number("0", "1000"),
+        "preempt_gpu_h_per_h": number("0", "1e9"),
         "overcommit": st.just("true"),
     },
 )
-prices = st.dictionaries(st.sampled_from(("gpu", "H100")), numbers, max_size=2)
-windows = st.lists(st.tuples(st.sampled_from(TIMES), st.sampled_from(TIMES)), max_size=1)
+priorities = number("9007199254740992", "-9007199254740992", "100")
+prices = st.dictionaries(st.sampled_from(("gpu", "H100")), number("0", "1e9", "2.5"), max_size=2)
+windows = st.lists(st.tuples(st.sampled_from(TIMES), st.sampled_from(TIMES)), max_size=1) | st.just([])
 
 
 @st.composite
 def files(draw: st.DrawFn) -> str:
     """Files of queues with numbers of every size, about half of which are accepted."""
-    tables = {"policy": draw(policy_keys), "class.c": {"priority": draw(numbers)}}
+    tables = {"policy": draw(policy_keys), "class.c": {"priority": draw(priorities)}}
     for name in draw(st.lists(st.sampled_from(("a", "b", "c")), min_size=1, max_size=3, unique=True)):
         tables[f"queue.{name}"] = draw(queue_keys)
-        if draw(st.booleans()):
+        if draw(st.integers(0, 3)) == 0:
             tables[f'queue."{name}/x"'] = draw(queue_keys)
     tables["prices"] = draw(prices)
     text = "".join(
@@ -130,3 +156,22 @@ def test_a_chain_of_parents_and_names_without_end_are_refused_in_linear_time() -
     names = ", ".join(f"'gone{at}'" for at in range(100_000))
     with pytest.raises(RequestError, match="is no class and no queue"):
         read_queues(f"[class.c]\npreempts = [{names}]\n" + "".join(f"[queue.q{at}]\n" for at in range(10_000)))
+
+
+@pytest.mark.parametrize("name", ["host_memory_gib", "gpu_memory_gib", "limit_s"])
+def test_a_request_names_no_amount_that_quotients_overflow_with(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is 5e-324, it must be greater than 0, at least 1e-06"):
+        check_request(PlacementRequest(request_id="r", **{name: 5e-324}))
+
+
+def test_a_stored_request_of_almost_no_memory_fits_as_often_as_gpus_allow(make_view: MakeView) -> None:
+    view = make_view({"r1": [8, 4]})
+    with np.errstate(all="raise", under="ignore"):
+        room = screen(PlacementRequest(request_id="r", host_memory_gib=5e-324), view, Options()).room
+    assert room.tolist() == [8, 4]
+
+
+def test_a_step_of_almost_no_time_is_counted_and_skipped() -> None:
+    body = b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "step", "step": 1, "duration_s": 5e-324}'
+    with pytest.raises(RecordError, match="duration_s 5e-324, 0 or at least 1e-06"):
+        decode_event(body, now_ms=10)
