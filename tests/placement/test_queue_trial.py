@@ -67,7 +67,9 @@ policy_keys = st.fixed_dictionaries(
 )
 priorities = number("9007199254740992", "-9007199254740992", "100")
 prices = st.dictionaries(st.sampled_from(("gpu", "H100")), number("0", "1e9", "2.5"), max_size=2)
-windows = st.lists(st.tuples(st.sampled_from(TIMES), st.sampled_from(TIMES)), max_size=1) | st.just([])
+windows: st.SearchStrategy[list[tuple[str, str]]] = st.lists(
+    st.tuples(st.sampled_from(TIMES), st.sampled_from(TIMES)), max_size=1
+) | st.just([])
 
 
 @st.composite
@@ -161,7 +163,7 @@ def test_a_chain_of_parents_and_names_without_end_are_refused_in_linear_time() -
 @pytest.mark.parametrize("name", ["host_memory_gib", "gpu_memory_gib", "limit_s"])
 def test_a_request_names_no_amount_that_quotients_overflow_with(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} is 5e-324, it must be greater than 0, at least 1e-06"):
-        check_request(PlacementRequest(request_id="r", **{name: 5e-324}))
+        check_request(PlacementRequest(request_id="r", **{name: 5e-324}))  # type: ignore[arg-type]
 
 
 def test_a_stored_request_of_almost_no_memory_fits_as_often_as_gpus_allow(make_view: MakeView) -> None:
