@@ -5,7 +5,6 @@ python -m benchmarks.exporters NODES PORT
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.child import ChildProcess
 from benchmarks.decode import NODE, page_of
 from benchmarks.service import free_port
 from benchmarks.tick import USUAL
@@ -42,11 +42,11 @@ class Farm:
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
         self.port = free_port()
-        self.process = subprocess.Popen([sys.executable, "-m", "benchmarks.exporters", str(nodes), str(self.port)])
+        command = [sys.executable, "-m", "benchmarks.exporters", str(nodes), str(self.port)]
+        self.process = ChildProcess("the farm of exporters", command)
         deadline = time.monotonic() + START_S
         while not self._answers():
-            assert self.process.poll() is None, "the exporters ended"
-            assert time.monotonic() < deadline, "the exporters do not answer"
+            self.process.check(unless="the exporters do not answer" if time.monotonic() > deadline else "")
             time.sleep(0.1)
 
     def _answers(self) -> bool:
@@ -64,8 +64,7 @@ class Farm:
         path.write_text(json.dumps(groups), encoding="utf-8")
 
     def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+        self.process.stop()
 
 
 def _name(node: int) -> str:

@@ -10,8 +10,6 @@ ticks and forecasts included. Sizes are targets of 8 GPUs.
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ import numpy as np
 import tomli_w
 
 from benchmarks.case import record
+from benchmarks.child import ChildProcess
 from benchmarks.decode import FIELDS, GPUS
 from benchmarks.exporters import Farm
 from benchmarks.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
@@ -63,14 +62,12 @@ class FleetProcess:
         path = folder / "config.toml"
         path.write_text(tomli_w.dumps(config | sections), encoding="utf-8")
         command = [sys.executable, "-m", "cli.main", "run", "--config", str(path)]
-        with open(folder / "fleetcast.log", "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.process = ChildProcess("fleetcast", command)
 
     def wait(self) -> None:
         deadline = time.monotonic() + START_S
         while self.ingestion() is None:
-            assert self.process.poll() is None, "fleetcast ended"
-            assert time.monotonic() < deadline, "no board in time"
+            self.process.check(unless=f"no board within {START_S:.0f} s" if time.monotonic() > deadline else "")
             time.sleep(0.2)
 
     def ingestion(self) -> dict[str, Any] | None:
@@ -93,7 +90,7 @@ class FleetProcess:
         seen = (self.ingestion() or {}).get("ticks")
         deadline = time.monotonic() + START_S
         while (self.ingestion() or {}).get("ticks") == seen:
-            assert time.monotonic() < deadline, "the pipeline does not tick"
+            self.process.check(unless="the pipeline does not tick" if time.monotonic() > deadline else "")
             time.sleep(0.1)
 
     def cpu_s(self, *, everything: bool = False) -> float:
@@ -102,12 +99,7 @@ class FleetProcess:
         return sum(cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
     def close(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.stop()
 
 
 def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:

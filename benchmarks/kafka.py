@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import Peer, measure, record
+from benchmarks.child import ChildProcess
 from benchmarks.decode import GPUS
 from clients.kafka import KafkaReader, KafkaWriter
 from clients.kafka_access import KafkaAccess
@@ -246,15 +246,14 @@ def _after_a_stop(brokers: list[str], nodes: int) -> dict[str, Any]:
     topic = _Topic.made(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))
     command = [sys.executable, "-m", "benchmarks.kafka", ",".join(brokers), topic.name, str(nodes)]
-    fleet = subprocess.Popen(command)
+    fleet = ChildProcess("the writing fleet", command)
     try:
         time.sleep(3.0)
         began, cpu_s = time.perf_counter(), time.process_time()
         taken = asyncio.run(_catch_up(topic))
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     finally:
-        fleet.terminate()
-        fleet.wait()
+        fleet.stop()
     assert taken >= backlog, f"only {taken} of {backlog} records were taken"
     size = _size(nodes) | {"records": backlog}
     return record("kafka", "lag zero after a stop of 60 s", size, [took_s], "s", cpu_s=cpu_s)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from typing import Any
 import tomli_w
 
 from benchmarks.case import record
+from benchmarks.child import ChildProcess
 from benchmarks.service import free_port, process_cpu_s
 
 SIZES = (100_000,)  # jobs, and as many nodes
@@ -127,14 +127,12 @@ class _Fleet:
         }
         (folder / "config.toml").write_text(tomli_w.dumps(config))
         command = [sys.executable, "-m", "cli.main", "run", "--config", str(folder / "config.toml")]
-        with open(folder / "log", "wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._process = ChildProcess("fleetcast", command)
 
     def __enter__(self) -> "_Fleet":
         deadline = time.monotonic() + START_S
         while self.ask("GET", "/readyz")[0] != 200:
-            assert self._process.poll() is None, f"it ended with {self._process.returncode}: {self._log()}"
-            assert time.monotonic() < deadline, f"not ready within {START_S:.0f} s: {self._log()}"
+            self._process.check(unless=f"not ready within {START_S:.0f} s" if time.monotonic() > deadline else "")
             time.sleep(LOOK_S)
         ranks = [{"rank": 0, "node": "n001", "gpus": [0]}]
         ours = {"job": "ours", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "started", "ranks": ranks}
@@ -143,12 +141,7 @@ class _Fleet:
 
     def __exit__(self, *error: object) -> None:
         pids = self._pids()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.stop(STOP_S)
         for pid in pids.values():  # none is left, unless the supervisor had to be killed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -191,9 +184,6 @@ class _Fleet:
             lines = (self.folder / "state" / "pids").read_text(encoding="utf-8").splitlines()
             return {role: int(pid) for role, pid in (line.split() for line in lines)}
         return {}
-
-    def _log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")[-2000:]
 
 
 def _field(pid: int, name: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.child import ChildProcess
 from benchmarks.service import free_port
 
 VARIABLE = "FLEETCAST_PROMETHEUS"
@@ -49,17 +50,17 @@ class PrometheusPeer:
             f"--web.listen-address=127.0.0.1:{self.port}",
             "--web.enable-remote-write-receiver",
         ]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = ChildProcess(self.name, command)
         self._wait()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}"
+            self.process.check()
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
                 return
             time.sleep(0.05)
-        raise AssertionError(f"{self.name} is not ready within {START_S:.0f} s")
+        self.process.check(unless=f"not ready within {START_S:.0f} s")
 
     @property
     def _url(self) -> str:
@@ -73,12 +74,7 @@ class PrometheusPeer:
         return round(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)))
 
     def close(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.stop()
 
 
 def cpu_s(pid: int) -> float:

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -17,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+
+from benchmarks.child import ChildProcess
+from benchmarks.tick import GPUS_PER_NODE
 
 START_S = 30.0
 TICK_PAUSE_S = 1.0
@@ -61,13 +63,26 @@ def free_port() -> int:
     raise RuntimeError("no free port")
 
 
+def write_topology(folder: Path, gpus: int) -> Path:
+    """Write `topology.toml`: the nodes n00000, n00001, … of a fleet of this size in racks of 16. Returns its path."""
+    last = max(1, gpus // GPUS_PER_NODE) - 1
+    racks = [
+        {"name": f"r{first // 16}", "nodes": f"n[{first:05d}-{min(first + 15, last):05d}]"}
+        | {"gpus": GPUS_PER_NODE, "gpu_model": "H100"}
+        for first in range(0, last + 1, 16)
+    ]
+    path = folder / "topology.toml"
+    path.write_text(tomli_w.dumps({"rack": racks}), encoding="utf-8")
+    return path
+
+
 class ServerProcess:
     """An HTTP server on the first core; the caller keeps to the others, where there are any."""
 
     def __init__(self, port: int, command: list[str]) -> None:
         self.port = port
         with pinned({cores()[0]}):
-            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.process = ChildProcess("the server", command)
 
     @classmethod
     def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
@@ -84,14 +99,14 @@ class ServerProcess:
         """Until `path` is answered with 200, and `said` is in the body."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
+            self.process.check()
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
                     body = response.read()
                 if said in body:
                     return
             time.sleep(0.05)
-        raise AssertionError(f"{path}: no answer within {START_S:.0f} s")
+        self.process.check(unless=f"{path}: no answer within {START_S:.0f} s")
 
     def cpu_s(self) -> float:
         return process_cpu_s(self.process.pid)
@@ -100,12 +115,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.stop(10)
 
 
 class BoardProcess:
@@ -119,13 +129,22 @@ class BoardProcess:
             self._process.start()
         theirs.close()  # so that its end is seen here
         assert self._line.poll(MAKE_S), "the fleet was not made in time"
-        self.nodes: int = self._line.recv()
+        self.nodes: int = self._receive()
 
     def say(self, mode: str) -> None:
         """`swap`, `tick` or `rest`; returns once it is obeyed."""
         self._line.send(mode)
         assert self._line.poll(MAKE_S), "the pipeline does not answer"
-        assert self._line.recv() == mode
+        assert self._receive() == mode
+
+    def _receive(self) -> Any:
+        try:
+            return self._line.recv()
+        except EOFError:
+            self._process.join(10)
+            raise AssertionError(
+                f"the pipeline ended with {self._process.exitcode}; its traceback is printed above"
+            ) from None
 
     def __enter__(self) -> "BoardProcess":
         return self

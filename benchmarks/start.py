@@ -5,7 +5,6 @@ behind: full rings, a file for each of the last minutes, running jobs with their
 """
 
 import asyncio
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,9 +15,10 @@ from typing import Any
 import tomli_w
 
 from benchmarks.case import free_bytes, record
-from benchmarks.service import process_cpu_s
+from benchmarks.child import ChildProcess
+from benchmarks.service import process_cpu_s, write_topology
 from benchmarks.snapshot import old_site
-from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, BusyFleet
+from benchmarks.tick import BYTES_PER_GPU, BusyFleet
 from service.board.board import BoardReader
 
 MINUTES = 10  # saves since the last whole one
@@ -60,31 +60,22 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
     sequence = before.sequence if before else 0
     command = [sys.executable, "-m", "cli.main", "run", "--role", "pipeline", "--config", str(config)]
     began = time.monotonic()
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = ChildProcess("the pipeline", command)
     try:
         while (board := reader.latest()) is None or board.sequence == sequence:
-            assert process.poll() is None, f"the pipeline ended with {process.returncode}"
-            assert time.monotonic() - began < PATIENCE_S, "no board"
+            process.check(unless="no first board in time" if time.monotonic() - began > PATIENCE_S else "")
             time.sleep(0.005)
         took_s, cpu_s = time.monotonic() - began, process_cpu_s(process.pid)
     finally:
-        process.kill()
-        process.wait()
+        process.stop(0)
     assert len(board.json("jobs.running")) == jobs > 0, "the board does not know what runs"
     return took_s, cpu_s
 
 
 def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
     """A configuration whose clock goes on from when the snapshot was saved, and a topology file."""
-    topology, config = folder / "topology.toml", folder / "config.toml"
-    last = max(1, gpus // GPUS_PER_NODE) - 1
-    racks = [
-        {"name": f"r{first // 16}", "nodes": f"n[{first:05d}-{min(first + 15, last):05d}]"}
-        | {"gpus": GPUS_PER_NODE, "gpu_model": "H100"}
-        for first in range(0, last + 1, 16)
-    ]
-    topology.write_text(tomli_w.dumps({"rack": racks}), encoding="utf-8")
+    config = folder / "config.toml"
     clock = {"epoch_ms": now_ms, "wall_ms": time.time_ns() // 1_000_000}
-    settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(topology)}}
+    settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(write_topology(folder, gpus))}}
     config.write_text(tomli_w.dumps(settings), encoding="utf-8")
     return config

@@ -8,7 +8,6 @@ import asyncio
 import http.client
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,7 +23,8 @@ import numpy as np
 import tomli_w
 
 from benchmarks.case import free_bytes, record
-from benchmarks.service import START_S, free_port, process_cpu_s
+from benchmarks.child import ChildProcess
+from benchmarks.service import START_S, free_port, process_cpu_s, write_topology
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, jobs, rows_of, scrape_of
 from fleet.clock import Clock
 from fleet.entities import Entities
@@ -36,7 +36,7 @@ NODES_WITH_XID, NODES_DRAINED = 24, 24
 INTERVAL_S = 15.0
 SLICES = 150  # of a scrape of the fleet: one every 0.1 s
 TICKS = 2  # at least, while signals come
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 POLL_S = 0.004
 FILL_PER_GPU_S = 0.002
 
@@ -140,6 +140,7 @@ class UrgentSite:
         self._port = free_port()
         config = {
             "state": str(folder / "state"),
+            "fleet": {"topology": str(write_topology(folder, gpus))},  # unknown GPUs are bounded
             "api": {"port": self._port},
             "placer": {"port": free_port()},
             "scrape": {"targets": self._exporters.urls, "interval_s": INTERVAL_S},
@@ -148,12 +149,11 @@ class UrgentSite:
         (folder / "site.toml").write_text(tomli_w.dumps(config))
         self._patience_s = START_S + gpus * FILL_PER_GPU_S
         self._client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ChildProcess] = []
 
-    def _role(self, name: str) -> "subprocess.Popen[bytes]":
+    def _role(self, name: str) -> ChildProcess:
         command = [sys.executable, "-m", "cli.main", "run", "--role", name, "--config", str(self._folder / "site.toml")]
-        with open(self._folder / f"{name}.log", "wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log)
+        return ChildProcess(f"the {name}", command)
 
     def _is_whole(self) -> bool:
         """The board knows every node, and the api serves."""
@@ -222,9 +222,9 @@ class UrgentSite:
     def _until(self, what: str, patience_s: float, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + patience_s
         while not holds():
-            assert time.monotonic() < deadline, f"{what}: not within {patience_s:.0f} s"
+            late = f"{what}: not within {patience_s:.0f} s" if time.monotonic() > deadline else ""
             for process in self._processes:
-                assert process.poll() is None, f"a process ended with {process.returncode}"
+                process.check(unless=late)
             time.sleep(POLL_S)
 
     def cpu_s(self) -> float:
@@ -246,11 +246,5 @@ class UrgentSite:
     def _end(self) -> None:
         self._client.close()
         for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.stop()
         self._exporters.close()

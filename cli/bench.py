@@ -16,7 +16,8 @@ from cli.options import check_outputs
 from cli.results_table import bench_rows, machine_note, short, write_table
 
 SIZES = (1_000, 10_000, 100_000)
-TOOLS = {"autoscale", "case", "exporters", "load", "peer_prometheus", "service", "written"}  # parts of benchmarks
+# parts of benchmarks
+TOOLS = {"autoscale", "case", "child", "exporters", "load", "peer_prometheus", "service", "written"}
 
 
 def bench(
