@@ -64,7 +64,9 @@ def list_versions(
 @app.command("show")
 def show(
     kind: KindArgument,
-    version: Annotated[str, typer.Argument(help="Which one [the one that serves].", metavar="[VERSION]")] = "",
+    version: Annotated[
+        str, typer.Argument(help="Which one [the one that serves, else the newest].", metavar="[VERSION]")
+    ] = "",
     config: ConfigOption = None,
     state: StateOption = None,
     folder: FolderOption = None,
@@ -80,7 +82,7 @@ def show(
       fleetcast models show demand 0003 --html card.html
     """
     registry = _registry(config, state, folder)
-    version = version or _serving(registry, _known(kind))
+    version = version or _serving_or_newest(registry, _known(kind))
     card = registry.card(_known(kind), version)
     if html is not None:
         _write_page(card, html)
@@ -223,14 +225,16 @@ def _known(kind: str) -> str:
     return kind
 
 
-def _serving(registry: "Registry", kind: str) -> str:
+def _serving_or_newest(registry: "Registry", kind: str) -> str:
+    """Return the version that serves. If none does, return the newest and say so. Raises UnknownEntity without any."""
     from fleet.errors import UnknownEntity
 
-    version = registry.current_version(kind)
-    if version is None:
-        known = ", ".join(registry.names(kind)[-5:]) or "none"
-        raise UnknownEntity(f"no version of {kind} serves in {registry.root}: name one; the newest are: {known}")
-    return version
+    if (version := registry.current_version(kind)) is not None:
+        return version
+    if not (names := registry.names(kind)):
+        raise UnknownEntity(f"no version of {kind} in {registry.root}; `fleetcast train {kind}` makes one")
+    typer.echo(f"no version of {kind} serves; this is the newest", err=True)
+    return names[-1]
 
 
 def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:

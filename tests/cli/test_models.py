@@ -126,6 +126,11 @@ def test_a_version_is_chosen_for_the_shadow(state: Path) -> None:
         invoke("shadow", "duration", "1", "--state", state)
 
 
+def test_show_without_a_version_is_the_newest_where_none_serves(tmp_path: Path) -> None:
+    Registry(tmp_path / "models").add("risk", write, msgspec.structs.replace(card(LOST), kind="risk"))
+    assert "no version of risk serves; this is the newest" in invoke("show", "risk", "--state", tmp_path)
+
+
 def test_pruning_says_first_what_would_go(state: Path) -> None:
     Registry(state / "models").add("demand", write, card(WON))
     assert "demand: would delete 0003" in invoke("prune", "--keep", 1, "--dry-run", "--state", state)
@@ -148,7 +153,7 @@ def test_wrong_names_are_errors_that_name_the_fix(state: Path) -> None:
         invoke("list", "--folder", state / "nowhere")
     with pytest.raises(UnknownEntity, match=r"no version 9 of demand .* the newest are: 0001, 0002, 0003"):
         invoke("promote", "demand", "9", "--state", state)
-    with pytest.raises(UnknownEntity, match=r"no version of duration serves .* the newest are: none"):
+    with pytest.raises(UnknownEntity, match=r"no version of duration in .*`fleetcast train duration` makes one"):
         invoke("show", "duration", "--state", state)
 
 
