@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.options import ConfigOption, StateOption, configured
+
 if TYPE_CHECKING:
     from service.adapter_records import AdapterRecords, AdapterStatus
     from service.config import Config
@@ -19,10 +21,6 @@ app = typer.Typer(
     "Example:  fleetcast adapters list",
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="The file that `fleetcast run` reads.")]
-StateOption = Annotated[
-    str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
-]
 NameArgument = Annotated[str, typer.Argument(help="Its name in `fleetcast adapters list`.", metavar="NAME")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="As JSON.")]
 LINES = 20
@@ -119,10 +117,9 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
 
 
 def _loaded(config: Path | None, state: str | None) -> "Config":
-    from service.config import load_config, override
     from service.doors import open_doors
 
-    loaded = override(load_config(config), state=state)
+    loaded = configured(config, state)
     open_doors(loaded.adapters)  # refuses what cannot be
     return loaded
 

@@ -49,15 +49,14 @@ def verify_trail(
 
       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
-    from cli.options import check_outputs
+    from cli.options import check_outputs, configured
     from fleet.errors import ConfigError
     from placement.ledger_verify import verify
-    from service.config import load_config, override
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):  # an empty one is a file that was not found
         raise ConfigError(f"--head {head!r}: expected the 64 hexadecimal digits of a line's hash")
     check_outputs(Path(json_path) if json_path else None)
-    path = override(load_config(config), state=state).ledger
+    path = configured(config, state).ledger
     verdict = verify(path, head or "")
     if json_path is None:
         for line in _told(path, head, verdict):

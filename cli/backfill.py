@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.options import configured
 from fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def backfill(
     step: Annotated[str, typer.Option(help="Resample to this step, e.g. 60s; without, samples as recorded.")] = "",
     match: Annotated[str, typer.Option(help="Only series with these labels, e.g. 'cluster=\"a\"'.")] = "",
     window: Annotated[str, typer.Option(help="How much is asked for at once, of each metric.")] = "1h",
-    config: Annotated[Path | None, typer.Option(help="The file that `fleetcast run` reads.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The file that `fleetcast run` reads [what it saved in --state].")
+    ] = None,
     state: Annotated[str | None, typer.Option(help="The folder that `fleetcast run` keeps its state in [var].")] = None,
     timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
@@ -54,9 +57,8 @@ def backfill(
     """
     from clients.prometheus import SilentServer
     from ingest.remote_write.backfill import Wish
-    from service.config import load_config, override
 
-    loaded = override(load_config(config), state=state)
+    loaded = configured(config, state)
     if not loaded.archive.enabled:
         raise ConfigError("archive.enabled = false: there is nothing to write into")
     now_ms = time.time_ns() // 1_000_000

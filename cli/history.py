@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.backfill import time_of
+from cli.options import ConfigOption, configured
 from fleet.redaction import redacted
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ app = typer.Typer(
     "Example:  fleetcast history show",
 )
 
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file that says where it is.")]
 StateOption = Annotated[str | None, typer.Option("--state", help="State folder that it lies in [var].")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The archive itself: a folder or an fsspec URL.")]
 
@@ -155,9 +155,8 @@ def prune_days(
 
 def _files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
     from ingest.archive.files import ArchiveFiles
-    from service.config import load_config, override
 
-    return ArchiveFiles(url or override(load_config(config), state=state).archive_url)
+    return ArchiveFiles(url or configured(config, state).archive_url)
 
 
 def _now_ms() -> int:

@@ -23,7 +23,9 @@ ArchiveOption = Annotated[
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Only these sets of --data. Repeat for more.")]
 UntilOption = Annotated[str | None, typer.Option("--until", help="Read nothing later: a date, or seconds.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", help="The file that `fleetcast run` reads.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="The file that `fleetcast run` reads [what it saved in --state].")
+]
 StateOption = Annotated[
     str | None, typer.Option("--state", help="The folder `fleetcast run` keeps its state in [var].")
 ]
@@ -106,9 +108,15 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
 
 
 def configured(config: Path | None, state: str | None) -> "Config":
-    """The configuration that says where archive and models are."""
-    from service.config import load_config, override
+    """Return the site's configuration: --config, else the one that `fleetcast run` saved in its state folder.
 
+    Returns the defaults if neither is there.
+    """
+    from service.config import Config, load_config, override
+
+    saved = Path(state or Config().state) / "config.toml"
+    if config is None and os.access(saved, os.R_OK):
+        config = saved
     return override(load_config(config), state=state)
 
 
