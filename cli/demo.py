@@ -153,7 +153,7 @@ class DemoRun:
                     break
                 await self._poll(session)
                 if self.options.input == "h100" and not self.placements["placed"]:
-                    await self._place_one(session)
+                    await self._place_on_idle_node(session)
                 self.screen.show(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
                 await asyncio.sleep(POLL_S)
                 for process, name in ((simulation, "simulation"), (service, "service")):
@@ -235,8 +235,11 @@ class DemoRun:
                     self.screen.say(turn["sentence"])
             self._story_lines = len(lines)
 
-    async def _place_one(self, session: Any) -> None:
-        """Queue one GPU for the idle node of recorded runs, which bring no job queue. Asking again changes nothing."""
+    async def _place_on_idle_node(self, session: Any) -> None:
+        """Queue one GPU once all recorded jobs run: the idle node has room for it. Repeating it changes nothing."""
+        jobs = (await _get(session, "/v1/jobs") or {"rows": []})["rows"]
+        if sum(row["state"] == "running" for row in jobs) < self._simulated()["jobs"]["running"]:
+            return
         async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
             if response.status >= 400:
                 self.screen.say((await response.json()).get("detail", f"status {response.status}"))
@@ -246,7 +249,7 @@ class DemoRun:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cli.main", "simulate", "day", "--seed", str(self.options.seed)),
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         work = asyncio.ensure_future(process.communicate())
@@ -255,10 +258,13 @@ class DemoRun:
         stopped.cancel()
         if not work.done():
             process.terminate()
-        output, _ = await work
+        output, errors = await work
         if self.stop.is_set():
             return None
-        return dict(json.loads(output)) if process.returncode == 0 else {"error": f"ended with {process.returncode}"}
+        if process.returncode == 0:
+            return dict(json.loads(output))
+        tail = errors.decode(errors="replace").strip().splitlines()[-3:]
+        return {"error": f"ended with {process.returncode}: {' / '.join(tail) or 'it printed nothing'}"}
 
     def _is_past_told(self) -> bool:
         """Whether the service knows the fleet's history, running jobs and queue: the page opens on all of it."""
@@ -367,6 +373,8 @@ def _write_config(options: DemoOptions, folder: Path, clock: _Clock) -> Path:
         config = msgspec.structs.replace(config, scrape=ScrapeConfig(timeout_s=15.0), pipeline=pipeline)
     if (queues := folder / "queues.toml").exists():
         config = msgspec.structs.replace(config, placer=PlacerConfig(queues=str(queues)))
+    if options.input == "h100":  # one node is idle with a model loaded: the demo's request may have it
+        config = msgspec.structs.replace(config, placer=PlacerConfig(unknown_use="ignore"))
     if not topology.exists():
         config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
     path = folder / "config.toml"

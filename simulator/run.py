@@ -9,6 +9,7 @@ SIGTERM and SIGINT end it; after SIGUSR1 no further page is broken, so that both
 """
 
 import asyncio
+import itertools
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -166,10 +167,17 @@ async def _run_recorded(options: SimulationOptions, stop: asyncio.Event, quiet: 
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
         works = [outbox.run(), _send_runs(fleet, outbox, options)]
-        about = {"note": f"{len(fleet.names)} recorded H100 nodes", "source": "h100", "skipped_jobs": 0, "live": True}
+        running = {"running": len(recorded_jobs(fleet))}
+        about = {
+            "note": f"{len(fleet.names)} recorded H100 nodes",
+            "source": "h100",
+            "skipped_jobs": 0,
+            "jobs": running,
+            "live": True,
+        }
         async with _served(fleet, options) as served:
             works.append(_break_when_ready(api, served))
-            await _until(stop, works, served, options, quiet, lambda: about | {"jobs": {"running": len(fleet.names)}})
+            await _until(stop, works, served, options, quiet, lambda: about)
 
 
 async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
@@ -177,15 +185,19 @@ async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
     served.breakage.share = BAD_SHARE
 
 
-async def _send_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
-    """A recorded run is a job on its nodes (`t10-node0` and `t10-node1` are one); it runs as long as we do.
+def recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
+    """Return the nodes of each recorded job: `t10-node0` and `t10-node1` are one job's.
 
-    Nodes without a page of their GPUs are left out: nobody knows of GPUs there. The baseline ran no job.
+    Nodes without a page of their GPUs are left out, since no GPU is known there. The baseline ran no job.
     """
+    nodes = sorted({node for node, exporter in fleet.targets() if exporter == "dcgm"} - {IDLE_RUN})
+    return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}
+
+
+async def _send_runs(fleet: RecordedFleet, outbox: Outbox, options: SimulationOptions) -> None:
+    """Send the events of each recorded job. It runs as long as this process does."""
     now_ms = options.clock.now_ms()
-    seen = [node for node, exporter in fleet.targets() if exporter == "dcgm"]
-    for job in sorted({name.split("-")[0] for name in seen} - {IDLE_RUN}):
-        nodes = [name for name in seen if name.split("-")[0] == job]
+    for job, nodes in recorded_jobs(fleet).items():
         ranks = tuple(RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(nodes))
         await outbox.put(
             Submitted(job=job, sequence=0, time_ms=now_ms, queue="recorded", gang=len(nodes), gpus_per_node=8),

@@ -8,20 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.errors import ConfigError
-from simulator.h100 import FOLDER, PORTS, RecordedFleet, load_recorded_fleet
+from simulator.h100 import FOLDER, RecordedFleet, load_recorded_fleet
+from simulator.run import recorded_jobs
+from tests.simulator.small_recordings import COLUMNS, record_ports, record_small_runs, write_recording
 
-COLUMNS = (
-    "timestamp,phase,gpu,gpu_model,power_w,temp_c,mem_used_mib,mem_total_mib,gpu_util_pct,mem_util_pct,sm_active,"
-    "tensor_active,dram_active,fp16_active,pcie_tx_bytes_s,pcie_rx_bytes_s,nvlink_tx_bytes_s,nvlink_rx_bytes_s,"
-    "throttle_reasons,energy_mj"
-)
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
-
-
-def write(folder: Path, name: str, lines: list[str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / name, "wt") as file:
-        file.write("\n".join(lines) + "\n")
 
 
 def small_run(data: Path) -> RecordedFleet:
@@ -32,11 +23,8 @@ def small_run(data: Path) -> RecordedFleet:
         for second in range(10)
         for gpu in range(2)
     ]
-    write(data / FOLDER, "t1_telemetry.csv.gz", [COLUMNS, *rows])
-    names = [f"ib{port}_{column}" for port in range(PORTS) for column in ("tx_bytes_s", "rx_bytes_s")]
-    names += [f"ib{port}_{column}" for port in range(PORTS) for column in ("tx_pkts_s", "rx_pkts_s")]
-    rates = [f"{1000 + second}.5,steady," + ",".join(["1000"] * 16 + ["10"] * 16) for second in range(10)]
-    write(data / FOLDER, "t1_ib.csv.gz", ["timestamp,phase," + ",".join(names), *rates])
+    write_recording(data / FOLDER, "t1_telemetry.csv.gz", [COLUMNS, *rows])
+    record_ports(data, "t1")
     return load_recorded_fleet(data)
 
 
@@ -82,10 +70,17 @@ def test_a_value_that_was_not_recorded_stands_as_before(tmp_path: Path) -> None:
         lines = file.read().splitlines()
     # second 3: GPU 0 lacks the PCIe bytes, which the page shows as whole numbers
     lines[7] = lines[7].replace(",10,20,30,40,", ",,20,30,40,")
-    write(tmp_path / FOLDER, path.name, lines)
+    write_recording(tmp_path / FOLDER, path.name, lines)
     fleet = load_recorded_fleet(tmp_path)
     fleet.advance(0)
     assert read(fleet.page("t1", "dcgm", 3000), "DCGM_FI_PROF_PCIE_TX_BYTES") == [10, 10]
+
+
+def test_the_idle_run_is_no_job(tmp_path: Path) -> None:
+    record_small_runs(tmp_path)
+    fleet = load_recorded_fleet(tmp_path)
+    assert fleet.names == ("b1", "t1")
+    assert recorded_jobs(fleet) == {"t1": ["t1"]}
 
 
 def test_missing_recordings_are_refused_with_the_place_and_the_way_out(tmp_path: Path) -> None:
@@ -94,7 +89,7 @@ def test_missing_recordings_are_refused_with_the_place_and_the_way_out(tmp_path:
 
 
 def test_a_recording_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path / FOLDER, "t1_telemetry.csv.gz", ["timestamp,gpu", "1,0"])
+    write_recording(tmp_path / FOLDER, "t1_telemetry.csv.gz", ["timestamp,gpu", "1,0"])
     with pytest.raises(ConfigError, match="mem_total_mib"):
         load_recorded_fleet(tmp_path)
 
