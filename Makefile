@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
-.PHONY: demo test setup integration integration-outside simulation explore fuzz soak bench docs lint lock sbom clean
+.PHONY: demo test setup integration integration-outside simulation explore fuzz soak bench docs docs-run lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -42,6 +42,10 @@ soak: $(VENV)/.installed-dev ## the long runs of the integration suite, longer: 
 
 bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
 	$(BIN)/fleetcast bench --json - $(ARGS)
+
+docs-run: $(VENV)/.installed-dev ## every command of the documents, the slow ones too: command, exit code, seconds
+	FLEETCAST_DOCS=slow $(BIN)/python -m pytest -m integration -n 0 tests/integration/test_documents.py $(ARGS); \
+	code=$$?; cat var/docs-run.txt; exit $$code
 
 docs: $(VENV)/.installed-dev ## the documentation as a site that needs no network: var/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.programs import needed
+from tests.training.made_archive import events_of, live
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -38,7 +40,29 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output
     )
     assert "within a factor of two" in shown
-    assert "no archive in var/archive" in shown
+    assert "no archive in var/archive or var/demo/state/archive" in shown
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("place", "days", "says"),
+    [("var/archive", 3, r"^wanted \("), ("var/demo/state/archive", 1, r"^demand: .*too little")],
+)
+def test_a_notebook_reads_the_archive_of_a_site_and_of_a_demo(
+    place: str,
+    days: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live(tmp_path / place, events_of(days=days, jobs_a_day=12))
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples/forecasting.ipynb").read_text(encoding="utf-8"))["cells"]
+    exec("".join(cells[-1]["source"]), {})  # the last cell, which is for an archive
+    shown = capsys.readouterr().out
+    assert re.search(says, shown, re.MULTILINE)
+    assert re.search(r"^\d+ jobs$", shown, re.MULTILINE)
 
 
 RULES = ROOT / "examples/alert_on_risk.yml"

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +17,7 @@ from models.run_times.boosted_quantiles import BoostedQuantiles
 from models.run_times.duration import DurationModel
 from models.versions.registry import Registry
 from tests.training.made_archive import T0, events_of, live
+from tests.training.made_data import make_data
 
 DAY_MS = 86_400_000
 
@@ -34,18 +34,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a daily square wave of active nodes, and jobs."""
     folder = tmp_path_factory.mktemp("data")
-    for name in ("demand/made", "jobs/made"):
-        (folder / name).mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    bins = np.arange(9 * 144)
-    times = pd.to_datetime("2020-04-01") + pd.to_timedelta(bins * 10, unit="min")
-    running = np.round(60 + 50 * ((bins // 72) % 2) + rng.normal(0, 1, len(bins)))
-    table = pd.DataFrame({"time": times, "active": running})
-    table.to_parquet(folder / "demand/made/made.parquet")
-    submit = np.sort(rng.uniform(0, 8e5, 300)).round()
-    jobs = {"job_id": np.arange(300), "submit_s": submit, "wait_s": 5.0, "user": rng.integers(0, 5, 300)}
-    jobs |= {"run_s": rng.lognormal(6, 1, 300).round(), "procs_alloc": 8, "procs_req": 8, "status": 1, "group": 1}
-    pd.DataFrame(jobs).to_parquet(folder / "jobs/made/made.parquet")
+    make_data(folder)
     return folder
 
 

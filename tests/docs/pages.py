@@ -11,7 +11,7 @@ OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "ingest/README.md", 
 RESULTS = tuple(ROOT / name for name in ("benchmarks/RESULTS.md", "training/RESULTS.md"))
 PAGES = (*DOCS, *(ROOT / name for name in OTHERS), *RESULTS)
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _ASIDE = re.compile(r"^(?:\||#|<!--|!\[| {4}).*$", re.MULTILINE)  # tables, headings, markers, pictures, indented code
 _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+", re.MULTILINE)
 

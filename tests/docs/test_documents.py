@@ -224,8 +224,8 @@ def test_every_module_and_target_that_is_run_exists(page: Path) -> None:
     for module in re.findall(r"python -m ([\w.]+)", text):
         if (ROOT / module.partition(".")[0] / "__init__.py").exists() or module.startswith("tests."):
             assert importlib.util.find_spec(module), f"python -m {module}"
-    targets = re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
-    for target in re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE):
+    targets = re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from features.store import WindowStore
 from fleet.entities import Entities
-from fleet.events import Failed, Finished, JobEvent, Preempted, Resized, Started, Step, Submitted
+from fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted, Resized, Started, Step, Submitted
 from fleet.requests import RankPlacement
 from fleet.topology import Topology
 from ingest.archive.archive import Archive, ArchiveLimits
@@ -17,6 +17,7 @@ from service.pipeline.state import FleetState
 
 T0 = 1_795_276_800_000
 MINUTE_MS = 60_000
+KINDS = ("drain", "undrain")
 
 
 def events_of(days: int, jobs_a_day: int, seed: int = 0) -> list[JobEvent]:
@@ -47,8 +48,17 @@ def events_of(days: int, jobs_a_day: int, seed: int = 0) -> list[JobEvent]:
     return sorted((event for event in events if event.time_ms < end_ms), key=lambda event: event.time_ms)
 
 
-def live(folder: Path, events: Sequence[JobEvent]) -> FleetState:
-    """A service's state that was told all this, and archived it under the folder."""
+def drains_of(days: int, nodes: int = 3) -> list[NodeEvent]:
+    """Return one drain and its end a day, of nodes n0, n1, … in turn."""
+    said = [(day, kind, day * DAY_MS + hour * 60 * MINUTE_MS) for day in range(days) for hour, kind in enumerate(KINDS)]
+    return [
+        NodeEvent(node=f"n{day % nodes}", source="s", sequence=row, time_ms=T0 + at_ms, type=kind)
+        for row, (day, kind, at_ms) in enumerate(said)
+    ]
+
+
+def live(folder: Path, events: Sequence[JobEvent], node_events: Sequence[NodeEvent] = ()) -> FleetState:
+    """Return a service's state after these events, all of them archived in the folder."""
     entities = Entities()
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
     state.archive = Archive(ArchiveFiles(str(folder)), entities, limits=ArchiveLimits(keep_days=0))
@@ -56,6 +66,7 @@ def live(folder: Path, events: Sequence[JobEvent]) -> FleetState:
     for first in range(0, len(events), 50):
         some = [events[first + row] for row in rng.permutation(len(events[first : first + 50]))]
         state.apply(Batch(events=(*some, some[0])), T0)
+    state.apply(Batch(node_events=tuple(node_events)), T0)
     state.archive.hand_over(state.topology, T0)()
     state.archive.close()
     return state
