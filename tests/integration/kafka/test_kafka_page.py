@@ -22,7 +22,7 @@ def test_every_command_of_the_page_works(cluster: Cluster, folder_server: tuple[
     event = {"job": "a", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "submitted"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
     (folder / "topology.toml").write_text(f'[[rack]]\nname = "r1"\nnodes = "hand01"\ngpus = {GPUS}\n')
-    reader = Reader(folder, {"kafka-1:9092": cluster.addresses, "http://n001:9400/metrics": url})
+    reader = Reader(folder, {"kafka-1:9092": ",".join(cluster.addresses), "http://n001:9400/metrics": url})
     done = reader.run_page(ROOT / "docs/sources/kafka.md", "run in kafka")
-    assert len(done) == 3
+    assert len(done) == 4
     assert "fleetcast.telemetry" in done[0].output
