@@ -116,7 +116,9 @@ class Clients:
                 job.event = b""
                 then()
             elif isinstance(answer, dict):
-                job.event = b""  # the clock was set back: it is told again, with the time as it is now
+                job.event = b""  # it was bad, or the clock was set back: it is told again, with the time as it is now
+                if kind == "started" and not self.quiet:
+                    job.start_ms = self.world.steady_ms + self.rng.choice((0, 5000, 40_000))
             elif isinstance(answer, Problem):  # all places are taken
                 job.event = b""
                 if kind == "submitted":
@@ -177,7 +179,8 @@ class Clients:
         assert job.decision is not None
         if self.world.steady_ms >= job.start_ms:
             ranks = [{"rank": rank.rank, "node": rank.node, "gpus": list(rank.gpus)} for rank in job.decision.ranks]
-            self._tell(job, "started", {"ranks": ranks}, lambda: self._started(job))
+            bad = {"unreadable": True} if not self.quiet and self.rng.random() < 0.1 else {}
+            self._tell(job, "started", {"ranks": ranks, **bad}, lambda: self._started(job))
 
     def _started(self, job: Job) -> None:
         """It runs, if that was in time as the client sees it; else it ends at once."""

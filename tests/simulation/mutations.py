@@ -100,7 +100,7 @@ def _commits_seldom(self: LedgerFile) -> Iterator[None]:
 
 
 MUTATIONS = {
-    "expire-by-the-clock": Mutation(1, ("given once",), Expiry, "expired", _by_the_clock),
+    "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "expired", _by_the_clock),
     "forget-promises": Mutation(1, ("given once",), placer_service, "with_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
     "folders-not-synced": Mutation(6, ("found once", "progress"), files, "make_folder", _made_in_passing),
