@@ -15,6 +15,7 @@ from placement.tree import DEFAULT_QUEUE, QueueTree
 from placement.view import ClusterView
 from service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
 from service.board.board import Board
+from service.placer.charged_clock import ChargedClock
 from service.placer.view import Observed
 
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
@@ -25,15 +26,17 @@ SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to
 
 
 class Charging:
-    """Follows boards. `leaf_of`: the leaf of a request by the queues that serve."""
+    """Opens, changes and closes charges by what boards show. `time`: the clock of the charges."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, clock: ChargedClock) -> None:
         self.ledger = ledger
+        self.time = clock
         self._followed: Board | None = None
         self._gpu_time: dict[tuple[str, int], GpuTimeRow] = {}
 
-    def follow(self, board: Board, observed: Observed, tree: QueueTree | None) -> None:
+    def follow(self, board: Board, observed: Observed, tree: QueueTree | None, now_ms: int) -> None:
         """Take in a board; the same one again changes nothing."""
+        self.time.follow()
         if board is self._followed:
             return
         book = self.ledger.charges
@@ -44,42 +47,59 @@ class Charging:
         self._gpu_time = {(row.job, row.attempt): row for row in seen}
         for row in running:
             known = book.opened().get((row.job, row.attempt))
-            changes += self._runs(row, known, observed.view, tree, board.as_of_ms)
+            changes += self._runs(row, known, observed.view, tree, now_ms)
         for row in ended:
             known = book.opened().get((row.job, row.attempt))
-            if known is not None and (parts := self._resized(known, row, observed.view)):
-                changes += [(book.change, parts[0]), (self._open_and_close(row), parts[1])]
+            if known is not None and (parts := self._resized(known, row, observed.view, now_ms)):
+                changes += [(book.change, parts[0]), (self._open_and_close(row, now_ms), parts[1])]
             elif known is not None:
-                changes.append((book.change, self._ended(known, row)))
+                changes.append((book.change, self._ended(known, row, now_ms)))
             elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
-                changes.append((self._open_and_close(row), self._new(row, observed.view, tree, row.started_ms)))
-        changes += self._gone(running, ended, observed, board.as_of_ms)
+                new, ended_ms = self._new(row, observed.view, tree, row.started_ms), self.time.unseen_end(row)
+                row = msgspec.structs.replace(row, ended_ms=ended_ms)
+                changes.append((self._open_and_close(row, now_ms), new))
+        changes += self._gone(running, ended, observed, now_ms)
         if changes:
             with self.ledger.transaction():
                 for write, charge in changes:
                     write(charge)
         self._followed = board
+        self.time.record_board(now_ms)
 
     def _runs(
         self, row: RunningJobRow, known: Charge | None, view: ClusterView, tree: QueueTree | None, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         book = self.ledger.charges
         if known is None:
-            return [(book.open, self._new(row, view, tree, row.started_ms or now_ms))]
-        if parts := self._resized(known, row, view):
-            return [(book.change, parts[0]), (book.open, parts[1])]
+            started_ms = row.started_ms or now_ms
+            return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
+        if parts := self._resized(known, row, view, now_ms):
+            return [(book.change, parts[0]), (self._open(row.placed_ms or now_ms, now_ms), parts[1])]
         if known.started_ms is None and row.started_ms is not None:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
-            return [(book.change, replace(known, started_ms=row.started_ms, held=held))]
+            begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
+            self.time.record_start(begun, row.started_ms)
+            return [(book.change, begun)]
         return []
 
-    def _resized(self, known: Charge, row: RunningJobRow, view: ClusterView) -> tuple[Charge, Charge] | None:
+    def _open(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
+        """Return a function that opens the charge of a job whose events state a start at `stated_ms`."""
+
+        def write(charge: Charge) -> None:
+            if charge.started_ms is not None:
+                started_ms = self.time.started(replace(charge, request_id=""), charge.started_ms, now_ms)
+                charge = replace(charge, started_ms=started_ms, held_ms=max(started_ms, charge.held_ms))
+            self.time.record_start(self.ledger.charges.open(charge), stated_ms)
+
+        return write
+
+    def _resized(
+        self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
+    ) -> tuple[Charge, Charge] | None:
         """Return the charge closed at the job's last resize, and one for what it holds since; None without a resize."""
-        if known.started_ms is None or row.placed_ms is None:
+        if known.started_ms is None or row.placed_ms is None or row.placed_ms <= self.time.stated_start_ms(known):
             return None
-        since_ms = row.placed_ms
-        if since_ms <= max(known.held_ms, known.started_ms):
-            return None
+        since_ms = self.time.ended(known, row.placed_ms, now_ms)
         new = replace(known, held=self._held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
         return replace(known, ended_ms=since_ms, outcome="resized"), replace(new, queued_ms=None)
 
@@ -109,14 +129,17 @@ class Charging:
             started_ms=row.started_ms,
         )
 
-    def _open_and_close(self, row: EndedJobRow) -> Callable[[Charge], Any]:
+    def _open_and_close(self, row: EndedJobRow, now_ms: int) -> Callable[[Charge], Any]:
         def write(charge: Charge) -> None:
-            self.ledger.charges.change(self._ended(self.ledger.charges.open(charge), row))
+            self.ledger.charges.change(self._ended(self.ledger.charges.open(charge), row, now_ms))
 
         return write
 
-    def _ended(self, charge: Charge, row: EndedJobRow) -> Charge:
-        closed = _ended(charge, row)
+    def _ended(self, charge: Charge, row: EndedJobRow, now_ms: int) -> Charge:
+        if charge.started_ms is None and row.started_ms is not None:
+            charge = replace(charge, started_ms=self.time.started(charge, row.started_ms, now_ms))
+            self.time.record_start(charge, row.started_ms)
+        closed = _ended(charge, row, self.time.ended(charge, row.ended_ms, now_ms))
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
     def told(self, charge: Charge, until_ms: int) -> Charge:
@@ -139,20 +162,22 @@ class Charging:
         alive |= {(intent.job, intent.attempt) for intent in self.ledger.active_intents()}
         book = self.ledger.charges
         return [
-            (book.change, replace(charge, ended_ms=max(now_ms, charge.held_ms), outcome=UNSEEN))
+            (
+                book.change,
+                replace(charge, ended_ms=max(self.time.last_board_ms(now_ms), charge.held_ms), outcome=UNSEEN),
+            )
             for key, charge in book.opened().items()
             if key not in alive and key not in observed.seen
         ]
 
 
-def _ended(charge: Charge, row: EndedJobRow) -> Charge:
-    """Closed, with what is lost of an attempt that failed: all since its last checkpoint, or its start."""
-    started_ms = charge.started_ms or row.started_ms
-    ended_ms = max(row.ended_ms, charge.held_ms)
-    lost = None
-    if row.outcome == "failed" and started_ms is not None:
-        lost = charge.gpus * max(0, ended_ms - max(started_ms, row.kept_ms or 0)) / 1000
-    return replace(charge, started_ms=started_ms, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
+def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
+    """Close a charge. An attempt that failed has lost all since its last checkpoint, or since its start."""
+    lost, started_ms = None, charge.started_ms
+    if row.outcome == "failed" and started_ms is not None and row.started_ms is not None:
+        at_risk_ms = max(0, row.ended_ms - max(row.started_ms, row.kept_ms or 0))
+        lost = charge.gpus * min(at_risk_ms, max(0, ended_ms - started_ms)) / 1000
+    return replace(charge, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
 
 
 def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:

@@ -16,6 +16,7 @@ from placement.tree import QueueTree
 from placement.turns import QueueTurns, TreeTurns, is_below
 from placement.words import count_of
 from service.board.board import Board
+from service.placer.charged_clock import ChargedClock
 from service.placer.charging import Charging, leaf_name
 from service.placer.queue_file import QueueFile, ReadQueues
 from service.placer.view import Observed
@@ -24,12 +25,13 @@ from service.placer.view import Observed
 class ServedQueues:
     """What the placer knows of queues. `file.tree` is None where all wait in one line."""
 
-    def __init__(self, path: str, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, path: str, ledger: Ledger, clock: Clock, tick_s: float = 30.0) -> None:
         self.clock = clock
         self.ledger = ledger
         self.file = QueueFile(path, ledger, clock.now_ms())
         self.reads_in_thread = False  # set by the worker, which then reads the file when it changes
-        self.charging = Charging(ledger)
+        self.time = ChargedClock(ledger, clock, round(tick_s * 1000))
+        self.charging = Charging(ledger, self.time)
         ledger.charges.before_change = self.settle_banks
         self.settle_banks()
 
@@ -39,7 +41,7 @@ class ServedQueues:
 
     def follow(self, board: Board, observed: Observed) -> None:
         """Take in a new board and a file that has changed."""
-        self.charging.follow(board, observed, self.tree)
+        self.charging.follow(board, observed, self.tree, self.clock.now_ms())
         if self.file.has_changed() and not self.reads_in_thread:
             self._serve(self.file.read(installed_gpus(observed.view.topology.nodes)))
 
@@ -62,6 +64,7 @@ class ServedQueues:
 
     def settle_banks(self) -> None:
         """Bring the banks of queues with credits up to now, before anything that they depend on changes."""
+        self.time.follow()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
         if tree is None:
             return

@@ -86,7 +86,7 @@ class PlacementService:
         self.turns: QueueTurns = ONE_LINE
         self.waits: dict[str, Wait] = {}
         self.stalled = ""
-        self.queues = ServedQueues(config.placer.queues, ledger, clock)
+        self.queues = ServedQueues(config.placer.queues, ledger, clock, config.pipeline.tick_s)
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
@@ -368,8 +368,9 @@ class PlacementService:
                     continue
                 now_ms, leaf = begun.options.now_ms, leaf_name(request, self.queues.tree)
                 times = observed.run_times
+                queued_ms = self.queues.time.queued_ms(request.request_id, entry.queued_ms)
                 decision = msgspec.structs.replace(decision, ignored=self.ignored(request))
-                charge = charge_of(request, decision, leaf, view, times, now_ms, entry.queued_ms)
+                charge = charge_of(request, decision, leaf, view, times, now_ms, queued_ms)
                 self.ledger.commit(request, decision, now_ms, "queue", "place", charge)
                 turns.take(request, decision)
                 self.metrics.decisions.labels("placed", "queue").inc()

@@ -1,0 +1,123 @@
+"""The clock of the charges: a run is charged by the time that passed, not by what a clock was set by.
+
+An open charge moves with our clock, so that its age stays the time that passed since the job was first seen. A job
+event has the time of its own clock, which may have moved with ours, or not. Of the two run times that follow, the end
+of a charge takes the longer one that is no more than that age.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fleet.clock import Clock, ClockWatch
+from placement.charges import Charge
+from placement.ledger import Ledger
+from service.answers.jobs import EndedJobRow
+
+logger = logging.getLogger(__name__)
+
+STEP_MS = 5000  # smaller steps of the clock are added up until they are as large as this
+MARK = "charges_moved"  # in the ledger: charge → by how many ms its times are later than its events state
+
+
+class ChargedClock:
+    """Moves open charges and credits when the clock is set."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, tick_ms: int) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._watch = ClockWatch(clock)
+        self._tick_ms = tick_ms
+        self._owed_ms = 0
+        self._ahead_ms = self._least_ms = 0  # of the clock, since the start of this process
+        self._since_board_ms = 0  # by how much it was set ahead since the last board
+        self._board_ms: int | None = None  # the time of the last board that was followed
+        self._queued_ms: dict[str, int] = {}  # request that waits → by how much the clock was set meanwhile
+
+    def follow(self) -> None:
+        """Move what is open if the clock was set. It is on disk when this returns."""
+        self._owed_ms += self._watch.set_by_ms()
+        if abs(self._owed_ms) < STEP_MS:
+            return
+        by_ms, self._owed_ms = self._owed_ms, 0
+        self._ahead_ms += by_ms
+        self._least_ms = min(self._least_ms, self._ahead_ms)
+        self._since_board_ms += max(0, by_ms)
+        self._board_ms = None if self._board_ms is None else self._board_ms + by_ms
+        waiting = {entry.request.request_id for entry in self._ledger.queued()}
+        self._queued_ms = {name: self._queued_ms.get(name, 0) + by_ms for name in waiting}
+        book = self._ledger.charges
+        charges, banks = list(book.opened().values()), dict(book.banks())
+        logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
+        with self._ledger.transaction():
+            book.keep_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
+            for charge in charges:
+                book.change(_later(charge, by_ms))
+            moved = self._moved()
+            self._remember({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
+
+    def queued_ms(self, request_id: str, queued_ms: int) -> int:
+        """Return since when a request waits, on the clock as it is now."""
+        return queued_ms + self._queued_ms.get(request_id, 0)
+
+    def started(self, charge: Charge, started_ms: int, now_ms: int) -> int:
+        """Return when a job started on our clock: as its event states it, but for what the clock may be ahead of it.
+
+        A start within the last tick before the clock was set, or by a clock that stayed, would be too early by that.
+        """
+        ahead_ms = self._ahead_ms - self._least_ms
+        found_ms = started_ms if not ahead_ms else min(started_ms + ahead_ms, max(started_ms, now_ms))
+        found_ms = min(found_ms, now_ms)
+        return max(found_ms, charge.held_ms) if charge.request_id else found_ms
+
+    def record_start(self, charge: Charge, stated_ms: int) -> None:
+        """Remember by how much a charge begins later than the event of its job's start states."""
+        by_ms = (charge.started_ms or stated_ms) - stated_ms
+        if by_ms:
+            self._remember({**self._known(), charge.charge_id: by_ms})
+
+    def ended(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
+        """Return when a run ends on our clock, given the time of the event of its end."""
+        since_ms = charge.started_ms if charge.started_ms is not None else charge.held_ms
+        passed_ms = max(0, now_ms - since_ms)
+        moved_ms = self._moved().get(str(charge.charge_id), 0)
+        runs_ms = {ended_ms - since_ms, ended_ms - since_ms + moved_ms}
+        run_ms = max((run for run in runs_ms if run <= passed_ms + self._tick_ms), default=passed_ms)
+        return max(since_ms + max(0, run_ms), charge.held_ms)
+
+    def unseen_end(self, row: EndedJobRow) -> int:
+        """Return when a run ended that began since the last board; a clock set meanwhile must not lengthen it."""
+        return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
+
+    def stated_start_ms(self, charge: Charge) -> int:
+        """Return when a charge began by the clock of its job's events."""
+        return (charge.started_ms or charge.held_ms) - self._moved().get(str(charge.charge_id), 0)
+
+    def record_board(self, now_ms: int) -> None:
+        """Record that a board was followed: what runs on it is charged until now at least."""
+        self._board_ms, self._since_board_ms = now_ms, 0
+
+    def last_board_ms(self, now_ms: int) -> int:
+        """Return when the board before this one was followed; now where there was none."""
+        return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
+
+    def _moved(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = self._ledger.marks().get(MARK, {})
+        return found
+
+    def _known(self) -> dict[int, int]:
+        """Charges that are still open, by their numbers."""
+        is_open = {str(row.charge_id) for row in self._ledger.charges.opened().values()}
+        return {int(name): by_ms for name, by_ms in self._moved().items() if name in is_open}
+
+    def _remember(self, moved: Mapping[int, int]) -> None:
+        self._ledger.remember(**{MARK: {str(number): by_ms for number, by_ms in moved.items() if by_ms}})
+
+
+def _later(charge: Charge, by_ms: int) -> Charge:
+    return replace(
+        charge,
+        queued_ms=None if charge.queued_ms is None else charge.queued_ms + by_ms,
+        held_ms=charge.held_ms + by_ms,
+        started_ms=None if charge.started_ms is None else charge.started_ms + by_ms,
+    )
