@@ -28,6 +28,7 @@ from cli import (
     run,
     simulate,
     state,
+    state_backup,
     topology,
     train,
 )
@@ -57,6 +58,8 @@ app.command("check-config")(check.check_config_file)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")
+for command in (state_backup.backup, state_backup.verify, state_backup.restore):
+    state.app.command(command.__name__)(command)
 app.add_typer(state.app, name="state")
 app.add_typer(history.app, name="history")
 app.add_typer(audit.app, name="audit")

@@ -1,4 +1,4 @@
-"""`fleetcast state`: whether the parts of the state belong together, and how to go on where one is lost."""
+"""`fleetcast state`: check the parts of the state, accept the loss of one, back all of them up and restore them."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The parts of the state folder (ledger, snapshots, board, inbox): whether they belong together.\n\n"
+    help="The parts of the state folder (ledger, snapshots, board, inbox): check, back up, restore.\n\n"
     "Example:  fleetcast state show",
 )
 
@@ -46,7 +46,7 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     from service.state_parts import survey
 
     check_outputs(Path(json_path) if json_path else None)
-    parts = survey(_settings(config, state))
+    parts = survey(settings_of(config, state))
     body = report(parts, doubts(parts))
     if json_path is None:
         tell(body)
@@ -70,7 +70,7 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     from service.state_identity import doubts, sentence
     from service.state_parts import survey
 
-    settings = _settings(config, state)
+    settings = settings_of(config, state)
     parts = survey(settings)
     found = doubts(parts)
     if not found:
@@ -83,7 +83,7 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     typer.echo(f"the state is {identity} from now on; the ledger's audit says so")
 
 
-def _settings(config: Path | None, state: str | None) -> "Config":
+def settings_of(config: Path | None, state: str | None) -> "Config":
     """ConfigError where there is no folder: nobody may hear that the parts of a mistyped one agree."""
     settings = configured(config, state)
     if not settings.folder.is_dir():

@@ -25,6 +25,7 @@ OPERATIONS = {
     "archive": DURABLE,  # a part, or a compacted file that takes its place
     "ledger": ("commit",),  # a transaction: decisions, intents, queue, audit
     "migration": ("rename", "sync_folder"),  # the copy of a ledger of an earlier version
+    "backup": DURABLE,  # the manifest of a backup, and the renames that make it one
     "queues": DURABLE,  # the file of queues, as an operator puts it
     "models": DURABLE,  # which version serves
     "progress": DURABLE,  # windows that a backfill has done

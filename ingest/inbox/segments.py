@@ -179,8 +179,16 @@ def places(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]
     return ((_name_of(segment), int(offset)) for segment, offset in position.items())
 
 
+KEEP_LOCK = "backup.lock"  # in the inbox: while a backup holds it, no segment is deleted
+
+
 def prune(folder: Path, position: Mapping[str, Any]) -> int:
-    """Delete the segments that `position` has passed. The newest of each writer stays: it holds the numbering."""
+    """Delete the segments that `position` has passed. The newest of each writer stays: it holds the numbering.
+
+    While a backup copies the inbox, nothing is deleted: the next snapshot makes up for it.
+    """
+    if _is_backed_up(folder):
+        return 0
     reached = dict(key for key, _ in places(position))
     deleted = 0
     for writer, rows in segments_of(folder).items():
@@ -189,3 +197,16 @@ def prune(folder: Path, position: Mapping[str, Any]) -> int:
                 path.unlink(missing_ok=True)
                 deleted += 1
     return deleted
+
+
+def _is_backed_up(folder: Path) -> bool:
+    """Return whether a process that lives holds the inbox for a backup."""
+    if not (folder / KEEP_LOCK).exists():
+        return False
+    try:
+        files.lock(folder / KEEP_LOCK)()
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        logger.warning("%s: %s; segments are deleted as if no backup ran", folder / KEEP_LOCK, error.strerror)
+    return False

@@ -1,0 +1,85 @@
+"""`fleetcast state backup`, `verify` and `restore`: a copy of the whole state, made while the service runs."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.options import ConfigOption, StateOption, configured
+
+if TYPE_CHECKING:
+    from service.state_backup import Manifest
+
+
+def backup(
+    to: Annotated[Path, typer.Argument(help="A new folder, or a new file that ends in .tar, .tar.gz or .tgz.")],
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Copy the whole state while Fleetcast runs: ledger, snapshots, inbox, board, models, adapters, identity, keys.
+
+    The copy is whole or absent: it gets its name once its parts agree, and a manifest holds the size and checksum of
+    each file and the head of the audit. Nothing that was acknowledged before the moment that is printed is missing. The
+    archive is not copied: copy it at any time. The copy holds the placer's key: keep it as private as the state.
+
+    Exit code 0: done; 1: the state is in doubt, or cannot be read or written; 2: wrong usage.
+
+    Examples:
+
+      fleetcast state backup /backup/monday
+
+      fleetcast state backup /backup/monday.tar.gz --config fleet.toml
+    """
+    from cli.state import settings_of
+    from service.state_backup import back_up
+
+    _tell(back_up(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
+
+
+def verify(
+    backup: Annotated[Path, typer.Argument(help="A folder or tar file that `fleetcast state backup` wrote.")],
+    config: ConfigOption = None,
+) -> None:
+    """Check a backup: each file against the manifest, the parts against each other, the audit chain. Nothing changes.
+
+    Exit code 0: it is what was written; 1: it is not, and the reasons are printed; 2: wrong usage.
+
+    Example:  fleetcast state verify /backup/monday
+    """
+    from service.state_backup import verify_backup
+
+    with tempfile.TemporaryDirectory(prefix="fleetcast-verify-") as scratch:
+        _tell(verify_backup(configured(config, None), backup, Path(scratch), _say), f"{backup} is what was written")
+
+
+def restore(
+    backup: Annotated[Path, typer.Argument(help="A folder or tar file that `fleetcast state backup` wrote.")],
+    config: ConfigOption = None,
+    state: StateOption = None,
+) -> None:
+    """Make a state folder of a backup. The folder must be new or empty, and Fleetcast must not run on it.
+
+    The backup is verified first. A site that goes on beside its copy would place on the same GPUs: the first one must
+    not come back. Then start Fleetcast, and ask `fleetcast state show`.
+
+    Exit code 0: done; 1: the backup is not what was written; 2: wrong usage, or the folder is not empty.
+
+    Example:  fleetcast state restore /backup/monday --state var
+    """
+    from service.state_backup import restore as restore_state
+
+    settings = configured(config, state)
+    _tell(restore_state(settings, backup, _say), f"{settings.folder} is restored")
+
+
+def _say(step: str) -> None:
+    typer.echo(f"{step} …", err=True)
+
+
+def _tell(manifest: "Manifest", done: str) -> None:
+    from fleet.clock import moment
+
+    size = sum(row.bytes for row in manifest.files)
+    typer.echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {moment(manifest.time_ms)}")
+    typer.echo(f"state {manifest.identity}; head of the audit: line {manifest.head_line}, {manifest.head}")
