@@ -82,7 +82,7 @@ steps = st.lists(
 @given(steps, st.booleans(), st.booleans(), st.integers(0, 3), st.integers(1, 3))
 @example([(0, HOUR_MS)], True, False, 0, 1)
 @example([(1, -HOUR_MS), (1, HOUR_MS)], False, False, 1, 1)
-def test_any_sequence_of_clock_steps_charges_the_time_that_passed(
+def test_no_sequence_of_clock_steps_charges_more_than_the_time_that_passed(
     drawn: list[tuple[int, int]], shared: bool, placed: bool, start_at: int, restart_every: int
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -114,4 +114,4 @@ def _play(
     world.fold(Finished(job="j", sequence=2, time_ms=time.now_ms()))
     true_s = (world.clock.steady_ms() - began_ms) / 1000
     world.beat(1000)
-    assert abs(granted(world) - GPUS * true_s) <= GPUS * (TICK_S + 6), (granted(world) / GPUS, true_s)
+    assert granted(world) <= GPUS * (true_s + TICK_S), (granted(world) / GPUS, true_s)
