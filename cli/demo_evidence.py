@@ -1,6 +1,7 @@
-"""Which reasons of a flagged node show which kind of injected fault, and on which part. Pure.
+"""The reasons of a flagged node that show an injected fault, by its kind and part. Pure.
 
 The service's answers name no rule, so the rule of a reason is found by its feature and by its sentence's template.
+Functions import the product's modules: the command checks its installation before it loads any of them.
 """
 
 import re
@@ -8,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from models.risk.rules import BY_NAME, RULES
 
 UNFLAGGED = frozenset({"none", "watch"})
 SLOW_CLOCK = frozenset({"clock_low", "clock_halved", "gang_outlier"})  # they do not say why a clock is slow
@@ -25,23 +24,16 @@ SHOWN_BY: Mapping[str, frozenset[str]] = {
     "cpu_contention": frozenset({"cpu_stolen"}),
 }
 XIDS: Mapping[int, str] = {79: "gpu_off_bus", **dict.fromkeys((48, 63, 64, 92, 94, 95), "ecc_storm")}
-REPORTED = (
-    frozenset(  # by the events of a site or of a visitor: whoever reports a healthy node is wrong, not the service
-        {
-            "node_lost",
-            "xid_reported",
-            "xid_noted",
-            "health_failed",
-            "health_degraded",
-            "link_predicted",
-            "drain_requested",
-        }
-    )
-)
+REPORTED = frozenset(
+    {
+        *("node_lost", "xid_reported", "xid_noted", "health_failed", "health_degraded"),
+        *("link_predicted", "drain_requested"),
+    }
+)  # rules of the events of a site or a visitor: whoever reports a healthy node is wrong, not the service
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FlagReason:
     """One reason of a flagged node. `rule` is empty for a sentence of no rule."""
 
     rule: str
@@ -52,6 +44,8 @@ class Evidence:
     @property
     def flags(self) -> bool:
         """Whether its rule asks for more than watching."""
+        from models.risk.rules import BY_NAME
+
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
     def shows(self, fault: Mapping[str, Any]) -> bool:
@@ -72,10 +66,10 @@ class Evidence:
         return gpu is None and port is not None and part[0] == f"mlx5_{port}"
 
 
-def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[Evidence, ...]:
+def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
     """The `reasons` of `/v1/nodes/{node}`."""
     return tuple(
-        Evidence(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
+        FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
         for row in reasons
     )
 
@@ -85,6 +79,8 @@ def _rule_of(feature: str, sentence: str) -> str:
     >>> _rule_of("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
     'power_brake'
     """
+    from models.risk.rules import RULES
+
     said = re.sub(r"^(GPU|port) [^:]*: ", "", sentence)
     return next((rule.name for rule in RULES if rule.feature == feature and _template(rule.says).fullmatch(said)), "")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.demo_evidence import REPORTED, UNFLAGGED, Evidence
+from cli.demo_evidence import REPORTED, UNFLAGGED, FlagReason
 
 COUNTED = ("samples_total", "bad_telemetry", "ticks")
 SETTLED_AFTER_MS = 60_000
@@ -26,9 +26,9 @@ class Flag:
     since_ms: int
     until_ms: int
     reason: str
-    seen: dict[tuple[str, str, int], tuple[int, Evidence]] = field(default_factory=dict)
+    seen: dict[tuple[str, str, int], tuple[int, FlagReason]] = field(default_factory=dict)
 
-    def add(self, evidence: Iterable[Evidence], now_ms: int) -> None:
+    def add(self, evidence: Iterable[FlagReason], now_ms: int) -> None:
         """Record what speaks against the node now."""
         for each in evidence:
             code = round(each.value) if each.rule.startswith("xid_") else 0
@@ -79,7 +79,7 @@ class Watch:
         until_ms = self.flags[node][-1].until_ms
         return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
 
-    def record(self, node: str, evidence: Iterable[Evidence], now_ms: int) -> None:
+    def record(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
         """Record what speaks against a node that is flagged."""
         if node in self._open:
             self.flags[node][-1].add(evidence, now_ms)
