@@ -113,7 +113,7 @@ MUTATIONS = {
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
     "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
     "the-fold-drops-what-was-placed": Mutation(1, ("found once",), FleetState, "_is_placed", lambda *_: False),
-    "outages-stop-no-clock": Mutation(1, ("waits",), Listening, "covers", lambda *_: True),
+    "outages-stop-no-clock": Mutation(5, ("waits",), Listening, "covers", lambda *_: True),
     "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "marked", lambda *_: set()),
     "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
 }
