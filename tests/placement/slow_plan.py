@@ -1,13 +1,14 @@
 """A pass over the queue as it is defined: every entry in turn, and every question is asked again.
 
-Two requests fail alike if the filters, an operator's own too, read the same of both.
+Two requests fail alike if the built-in filters read the same of both and no filter of an operator rejected a node.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from fleet.requests import PlacementRequest, RankPlacement
+from placement.asks import IDS_AND_TIMES
 from placement.engine import decide, fits_now
 from placement.filters import screen
 from placement.options import Options
@@ -31,7 +32,10 @@ class RecordedReads:
 
 @dataclass
 class SlowPass:
-    """The state of it. codes: request_id → why it waits, in order."""
+    """The state of it. codes: request_id → why it waits, in order. known: form → `never` or `unknown`, once for a pass.
+
+    failed: forms that found no room. (form, False): forms that found none beside the head.
+    """
 
     view: ClusterView
     running: dict[str, RunningJob]
@@ -43,74 +47,83 @@ class SlowPass:
     head: Reservation | None = None
     tries: int = 0
     failed: set[Any] = field(default_factory=set)
-    never: set[Any] = field(default_factory=set)
+    known: dict[Any, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.before = self.view
 
-    def form(self, request: PlacementRequest) -> Any:
-        """What the filters read of a request, and the least gang that must fit."""
+    def forms(self, request: PlacementRequest) -> tuple[Any, Any]:
+        """What the built-in filters read of a request and the least gang that must fit; and all but ids and times."""
         reads = RecordedReads(request)
-        screen(cast(PlacementRequest, reads), self.before, self.options)
-        return request.members.min, request.required, frozenset(reads.values.items())
+        screen(cast(PlacementRequest, reads), self.before, replace(self.options, filters=()))
+        wide = request.members.min, request.required, frozenset(reads.values.items())
+        rest = {name: getattr(request, name) for name in request.__struct_fields__ if name not in IDS_AND_TIMES}
+        return wide, frozenset(rest.items())
+
+    def failed_form(self, request: PlacementRequest, view: ClusterView) -> Any:
+        """The form of those that fail alike: a filter of the operator may treat any two requests differently."""
+        reasons = screen(request, view, self.options).by_reason
+        return self.forms(request)[any(name in reasons for name, _ in self.options.filters)]
+
+    def code_of(self, request: PlacementRequest) -> str:
+        """Why no request of its forms is tried in this pass; "" if one may be."""
+        for form in self.forms(request):
+            if form in self.known or form in self.failed:
+                return self.known.get(form, "room")
+        return ""
 
     def take_turn(self, entry: Waiting) -> None:
         request = entry.request
-        shape = self.form(request)
-        if shape not in self.failed and shape not in self.never:
+        code = self.code_of(request)
+        if not code:
             allowed = self.turns.allow(request)
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
                 later = self.turns.later(request) if self.head is None else None
-                if (
-                    later is None
-                    or self.form(later) in self.failed | self.never
-                    or fits_now(later, self.view, self.options)
-                ):
+                if later is None or self.code_of(later) or fits_now(later, self.view, self.options):
                     return
-                self.codes[request.request_id] = self.consider(entry, later, self.form(later))
+                self.codes[request.request_id] = self.consider(entry, later)
                 return
-            shape = self.form(allowed)
-            code = self.consider(entry, allowed, shape)
-        else:
-            code = "never" if shape in self.never else "room"
+            code = self.consider(entry, allowed)
         if code:
             self.codes[request.request_id] = code
             if code != "never":
                 self.turns.want(request)
 
-    def consider(self, entry: Waiting, request: PlacementRequest, shape: Any) -> str:
+    def consider(self, entry: Waiting, request: PlacementRequest) -> str:
         """Why it waits; "" where it was placed."""
-        if shape in self.never:
-            return "never"
+        if code := self.code_of(request):
+            return code
         if self.head is not None:
-            return self.backfill(entry, request, shape, self.head)
+            return self.backfill(entry, request, self.head)
         if self.place(entry, request, self.view):
             return ""
         ahead = Timeline(self.view, releases(self.view, self.running, self.run_times, self.options.now_ms))
         step = ahead.first_fit(request, self.options)
         if step is None:
-            if request.gpus_per_node:
-                self.never.add(shape)
-            return "never" if request.gpus_per_node else "unknown"
+            code, view = ("never", ahead.at(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
+            self.known[self.failed_form(request, view)] = code
+            return code
         last = ahead.ahead[step - 1]
         self.head = claim(Waiting(request, entry.queued_ms), ahead.at(step), last.end_ms, last.job, self.options)
         return "next"
 
-    def backfill(self, entry: Waiting, request: PlacementRequest, shape: Any, head: Reservation) -> str:
+    def backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> str:
         gpus = request.members.desired * request.gpus_per_node
         run_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
         if request.limit_s is not None and self.turns.is_overdue(head.entry.request):
             run_s = request.limit_s
         in_time = self.options.now_ms + 1000 * run_s <= head.shadow_ms
-        if shape in self.failed or (shape, in_time) in self.failed:
+        if any((form, in_time) in self.failed for form in self.forms(request)):
             return "room"
         if self.tries >= BACKFILL_TRIES:
             return "untried"
         self.tries += 1
-        if self.place(entry, request, self.view if in_time else head.spare(self.view)):
+        view = self.view if in_time else head.spare(self.view)
+        if self.place(entry, request, view):
             return ""
-        self.failed.add(shape if in_time else (shape, False))
+        form = self.failed_form(request, view)
+        self.failed.add(form if in_time else (form, False))
         return "room"
 
     def place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
