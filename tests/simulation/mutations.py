@@ -106,7 +106,7 @@ MUTATIONS = {
     "folders-not-synced": Mutation(6, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
     "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
-    "board-while-held-up": Mutation(3, ("found once", "given once"), pipeline, "caught_up", _impatient),
+    "board-while-held-up": Mutation(8, ("found once", "given once"), pipeline, "caught_up", _impatient),
     "number-boards-anew": Mutation(3, ("never back",), BoardWriter, "__init__", _numbered_anew),
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
