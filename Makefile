@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
-.PHONY: demo test setup integration integration-outside simulation explore fuzz soak bench docs docs-run lint lock sbom clean
+.PHONY: demo test setup integration integration-outside simulation explore fuzz fuzz-guided soak bench docs docs-run lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -33,6 +33,9 @@ explore: $(VENV)/.installed-dev ## property tests with a fresh seed, for four mi
 
 fuzz: $(VENV)/.installed-dev ## ten million requests, right and wrong, with a fresh seed; ARGS="--seed N" goes on with one
 	$(BIN)/python -m tests.fuzz.campaign --keep var/fuzz.json $(ARGS)
+
+fuzz-guided: $(VENV)/.installed-dev ## the decoders, guided by coverage; goes on where it was stopped
+	$(BIN)/python -m tests.fuzz.guided $(ARGS)
 
 soak: $(VENV)/.installed-dev ## the long runs of the integration suite, longer: hours of processor time
 	FLEETCAST_SOAK_GPUS=1024 FLEETCAST_SOAK_HOURS=48 CRASH_KILLS=300 CRASH_PIPELINE_KILLS=200 BACKPRESSURE_S=60 \

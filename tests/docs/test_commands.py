@@ -114,7 +114,7 @@ def test_every_command_within_a_sentence_can_be_read(page: str, code: str) -> No
     alternatives = re.search(r"\S+(?:\|\S+)+", code)
     for choice in alternatives[0].split("|") if alternatives else [""]:
         text = code.replace(alternatives[0], choice) if alternatives else code
-        words = re.sub(r"\bN\b", "1", text.replace("…", "")).split()
+        words = shlex.split(re.sub(r"\bN\b", "1", text.replace("…", "")))
         read([words[0].removeprefix(".venv/bin/"), *words[1:]], whole=False)
 
 
