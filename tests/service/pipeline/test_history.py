@@ -138,7 +138,8 @@ def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
         history.archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
         waits = asyncio.create_task(history.room())
         await asyncio.sleep(0)
-        await history.flush()
+        async with history.still:
+            history.hand_over()()  # without an await: the waiting task cannot run before the assertion
         assert (history.full, history.holds_up) == (False, True)
         await waits
         assert not history.holds_up
