@@ -92,12 +92,16 @@ class ManualClock:
 
 
 class ClockWatch:
-    """Measures by how much somebody (NTP, an administrator, a resumed virtual machine) set a clock."""
+    """Measures by how much somebody (NTP, an administrator, a resumed virtual machine) set a clock.
+
+    Steps that are smaller than `least_ms` are added up until they are as large as that.
+    """
 
     TRIES, SURE_MS = 5, 100
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, least_ms: int = 0) -> None:
         self._clock = clock
+        self._least_ms = least_ms
         self._ahead_ms = self._measure()[0]
 
     def set_by_ms(self) -> int:
@@ -114,7 +118,7 @@ class ClockWatch:
         """
         ahead_ms, within_ms = self._measure()
         by_ms = ahead_ms - self._ahead_ms
-        if abs(by_ms) <= within_ms:
+        if abs(by_ms) <= within_ms or abs(by_ms) < self._least_ms:
             return 0
         self._ahead_ms = ahead_ms
         return by_ms

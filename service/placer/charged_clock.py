@@ -1,8 +1,8 @@
 """The clock of the charges: a run is charged by the time that passed, not by what a clock was set by.
 
 An open charge moves with our clock, so that its age stays the time that passed since the job was first seen. A job
-event has the time of its own clock, which may have moved with ours, or not. Of the two run times that follow, the end
-of a charge takes the longer one that is no more than that age.
+event has the time of its own clock, which may have moved with ours, or not. Of the two run times that follow, a charge
+ends by the one that is nearer to its age when the placer hears of the end.
 """
 
 import logging
@@ -26,9 +26,8 @@ class ChargedClock:
     def __init__(self, ledger: Ledger, clock: Clock, tick_ms: int) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._watch = ClockWatch(clock)
+        self._watch = ClockWatch(clock, STEP_MS)
         self._tick_ms = tick_ms
-        self._owed_ms = 0
         self._ahead_ms = self._least_ms = 0  # of the clock, since the start of this process
         self._since_board_ms = 0  # by how much it was set ahead since the last board
         self._board_ms: int | None = None  # the time of the last board that was followed
@@ -36,10 +35,9 @@ class ChargedClock:
 
     def follow(self) -> None:
         """Move what is open if the clock was set. It is on disk when this returns."""
-        self._owed_ms += self._watch.set_by_ms()
-        if abs(self._owed_ms) < STEP_MS:
+        by_ms = self._watch.set_by_ms()
+        if not by_ms:
             return
-        by_ms, self._owed_ms = self._owed_ms, 0
         self._ahead_ms += by_ms
         self._least_ms = min(self._least_ms, self._ahead_ms)
         self._since_board_ms += max(0, by_ms)
@@ -73,7 +71,7 @@ class ChargedClock:
     def record_start(self, charge: Charge, stated_ms: int) -> None:
         """Remember by how much a charge begins later than the event of its job's start states."""
         by_ms = (charge.started_ms or stated_ms) - stated_ms
-        if by_ms:
+        if by_ms != self._moved().get(str(charge.charge_id), 0):  # a promise moved with the clock before its start
             self._remember({**self._known(), charge.charge_id: by_ms})
 
     def ended(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
@@ -81,9 +79,9 @@ class ChargedClock:
         since_ms = charge.started_ms if charge.started_ms is not None else charge.held_ms
         passed_ms = max(0, now_ms - since_ms)
         moved_ms = self._moved().get(str(charge.charge_id), 0)
-        runs_ms = {ended_ms - since_ms, ended_ms - since_ms + moved_ms}
-        run_ms = max((run for run in runs_ms if run <= passed_ms + self._tick_ms), default=passed_ms)
-        return max(since_ms + max(0, run_ms), charge.held_ms)
+        runs_ms = (ended_ms - since_ms, ended_ms - since_ms + moved_ms)  # by a clock that moved with ours, or stayed
+        run_ms = min(runs_ms, key=lambda run_ms: (abs(passed_ms - run_ms), -run_ms))
+        return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def unseen_end(self, row: EndedJobRow) -> int:
         """Return when a run ended that began since the last board; a clock set meanwhile must not lengthen it."""

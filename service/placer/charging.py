@@ -51,7 +51,7 @@ class Charging:
         for row in ended:
             known = book.opened().get((row.job, row.attempt))
             if known is not None and (parts := self._resized(known, row, observed.view, now_ms)):
-                changes += [(book.change, parts[0]), (self._open_and_close(row, now_ms), parts[1])]
+                changes += [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
             elif known is not None:
                 changes.append((book.change, self._ended(known, row, now_ms)))
             elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
@@ -74,7 +74,7 @@ class Charging:
             started_ms = row.started_ms or now_ms
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
         if parts := self._resized(known, row, view, now_ms):
-            return [(book.change, parts[0]), (self._open(row.placed_ms or now_ms, now_ms), parts[1])]
+            return [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
         if known.started_ms is None and row.started_ms is not None:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
             begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
@@ -88,8 +88,19 @@ class Charging:
         def write(charge: Charge) -> None:
             if charge.started_ms is not None:
                 started_ms = self.time.started(replace(charge, request_id=""), charge.started_ms, now_ms)
-                charge = replace(charge, started_ms=started_ms, held_ms=max(started_ms, charge.held_ms))
+                charge = replace(charge, started_ms=started_ms, held_ms=started_ms)
             self.time.record_start(self.ledger.charges.open(charge), stated_ms)
+
+        return write
+
+    def _reopen(self, row: RunningJobRow, now_ms: int) -> Callable[[Charge], Any]:
+        """Return a function that opens the charge of a resized job, and closes it if the job ended."""
+
+        def write(charge: Charge) -> None:
+            opened = self.ledger.charges.open(charge)
+            self.time.record_start(opened, row.placed_ms or charge.held_ms)
+            if isinstance(row, EndedJobRow):
+                self.ledger.charges.change(self._ended(opened, row, now_ms))
 
         return write
 

@@ -35,6 +35,7 @@ from service.board.age import why_stale
 from service.board.board import Board, BoardReader
 from service.board.expiry import Expiry
 from service.config import Config
+from service.placer.charged_clock import STEP_MS
 from service.placer.charging import leaf_name
 from service.placer.failures import Failures
 from service.placer.metrics import PlacerMetrics
@@ -49,7 +50,6 @@ from service.plugins import load_functions
 
 logger = logging.getLogger(__name__)
 
-CLOCK_STEP_MS = 5000
 StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
 WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 
@@ -74,7 +74,7 @@ class PlacementService:
         )
         self.demand = RecentDemand(ledger)
         self.own_decisions, self.own_lines = OwnNumbers(ledger, DECISIONS), OwnNumbers(ledger, LINES)
-        self._watch = ClockWatch(clock)
+        self._watch = ClockWatch(clock, STEP_MS)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
@@ -164,7 +164,7 @@ class PlacementService:
         """The active intents; when the clock was set, each lasts as long as it was to."""
         active = self.ledger.active_intents()
         by_ms = self._watch.set_by_ms()
-        if abs(by_ms) >= CLOCK_STEP_MS:
+        if by_ms:
             logger.warning("the clock was set by %+.0f s: promises last as long as before", by_ms / 1000)
             self._expiry.listening.clock_was_set()
             self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there

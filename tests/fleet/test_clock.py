@@ -20,6 +20,17 @@ def test_a_step_is_told_once_and_time_that_passes_is_none() -> None:
     assert watch.set_by_ms() == 7_200_000
 
 
+def test_small_steps_are_added_up_until_they_are_large_enough() -> None:
+    clock = ManualClock(10_000)
+    watch = ClockWatch(clock, least_ms=5000)
+    found = []
+    for _ in range(4):
+        clock.time_ms += 2000
+        clock.advance(5)
+        found.append(watch.set_by_ms())
+    assert found == [0, 0, 6000, 0]
+
+
 class Hesitant(ManualClock):
     """An hour may pass between two readings of it."""
 

@@ -122,6 +122,20 @@ def test_an_intent_that_nobody_starts_expires(world: World) -> None:
     assert world.ask("DELETE", "/placements/a").status_code == 409
 
 
+def test_many_small_steps_of_the_clock_do_not_end_an_intent(world: World) -> None:
+    world.place("a", gang=16, gpus_per_node=8)
+    for _ in range(100):
+        world.clock.time_ms += 4000
+        world.board.as_of_ms += 4000
+        world.board.publish()
+        world.step()
+    assert world.place("b")["outcome"] == "refused"
+    world.clock.advance(301)
+    world.board.as_of_ms += 301_000
+    world.board.publish()
+    assert world.place("c")["outcome"] == "placed"
+
+
 def test_cancelling_gives_the_gpus_back_once_and_for_all(world: World) -> None:
     world.place("a", gang=16, gpus_per_node=8)
     for _ in range(2):
