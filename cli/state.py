@@ -110,6 +110,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
         sentence=f"the state, {was} before, is accepted as it is, and is {file.identity} from now on: {why}",
         ledger=(parts.ledger.identity, parts.ledger.position),
         snapshots=[(number, row.saved_ms) for number, row in glances(config.home(0) / "snapshot").items()],
+        expect_head=config.placer.expect_head,
     )
     write_identity(config.inbox, StateFile(file.identity, accepted))
     _tell_ledger(config)

@@ -120,6 +120,11 @@ class Ledger(LedgerFile):
         """The newest line of the audit trail. Kept elsewhere, it shows later that nothing up to it was changed."""
         return self._memory.head
 
+    def hashes(self, audit_id: int) -> tuple[str | None, ChainHead]:
+        """Return the hash of a line of the audit, None if there is no such line, and the head of the audit."""
+        found = self.rows("SELECT hash FROM audit WHERE audit_id = ?", [audit_id])
+        return found[0][0] if found else None, self.head
+
     # -- decisions
 
     def stored_reply(self, request: PlacementRequest) -> bytes | None:

@@ -23,6 +23,7 @@ placement pays for three digests of some 1.5 KB, microseconds beside the fsync t
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,19 @@ class ChainHead:
 
     audit_id: int = 0
     hash: str = NO_HASH
+
+    @classmethod
+    def parse(cls, text: str) -> "ChainHead | None":
+        """Decode a head as an operator stored it. Returns None if it is none.
+
+        >>> ChainHead.parse(f"12:{NO_HASH}").audit_id
+        12
+        """
+        found = re.fullmatch(r"([1-9][0-9]{0,17}):([0-9a-f]{64})", text, re.ASCII)
+        return cls(int(found[1]), found[2]) if found else None
+
+    def __str__(self) -> str:
+        return f"{self.audit_id}:{self.hash}"
 
 
 def line_hash(line: Sequence[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fleet import failpoints, files
-from placement.ledger_chain import encode
+from placement.ledger_chain import ChainHead, encode
 from placement.ledger_migrate import begin, migrate
 from placement.ledger_rows import LedgerAway, LedgerError
 from placement.ledger_schema import SCHEMA_VERSION, missing, shape, strange
@@ -234,6 +234,22 @@ def peek(path: Path) -> tuple[str, int] | None:
             return msgspec.json.decode(rows[0][0], type=str) if rows else "", int(
                 db.execute(LAST_NUMBER["audit"]).fetchone()[0]
             )
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from None
+
+
+def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
+    """Return the hash of a line of a ledger file's audit, None if it has no such line, and the head of the audit."""
+    if not peek(path):
+        return None, ChainHead()
+    try:
+        with closing(files.connect_to_read(path)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version <= 1:  # a chain came with version 2
+                return None, ChainHead()
+            line = db.execute("SELECT hash FROM audit WHERE audit_id = ?", [audit_id]).fetchone()
+            newest = db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchone()
+            return line[0] if line else None, ChainHead(*newest) if newest else ChainHead()
     except (sqlite3.DatabaseError, ValueError, TypeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 

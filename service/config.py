@@ -10,6 +10,7 @@ import tomli_w
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
 from fleet.toml_text import read_toml
+from placement.ledger_chain import ChainHead
 from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
 
@@ -152,6 +153,7 @@ class PlacerConfig(_Section, frozen=True):
     max_risk: float = 0.5
     unknown_use: str = "avoid"
     queues: str = ""  # the file of queues; empty: one line
+    expect_head: str = ""  # a head of the audit that the ledger must contain, LINE:HASH; empty: any ledger serves
     filters: tuple[str, ...] = ()  # import paths of further filter functions
     scorers: tuple[str, ...] = ()  # import paths of further scorer functions
 
@@ -270,6 +272,11 @@ def check_config(config: Config) -> None:
     check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
+    if config.placer.expect_head and ChainHead.parse(config.placer.expect_head) is None:
+        raise ConfigError(
+            f"placer.expect_head = {config.placer.expect_head!r}: must be LINE:HASH, a number and 64 hexadecimal "
+            "digits, as the placer logs the head of its audit; empty: any ledger serves"
+        )
     if config.placer.unknown_use not in UNKNOWN_USE:
         raise ConfigError(f"placer.unknown_use = {config.placer.unknown_use!r}: must be {' or '.join(UNKNOWN_USE)}")
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):

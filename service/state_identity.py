@@ -121,6 +121,8 @@ def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
     if part is None:
         return
     yield from _of_another_state(LEDGER, parts)
+    if part.lost is not None:
+        yield part.lost
     told = {name: seen for name, seen in claims.items() if seen.ledger is not None}
     last, since_ms, who = _most(told, lambda seen: seen.ledger or 0)
     if told and not part.identity:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,15 +21,17 @@ import msgspec
 from features.arrays_file import TornFileError, read_arrays
 from fleet import files
 from ingest.inbox.reach import inbox_end, inbox_first
-from placement.ledger_file import peek, peek_marks
+from placement.ledger_chain import ChainHead
+from placement.ledger_file import peek, peek_hashes, peek_marks
 from placement.ledger_rows import LedgerError
 from service.board.board import Board, BoardReader
 from service.config import Config
-from service.state_identity import Doubt, InboxPart, Part, PartView, StateParts
+from service.state_identity import LEDGER, Doubt, InboxPart, Part, PartView, StateParts
 
 logger = logging.getLogger(__name__)
 
 AREA = "inbox"  # of failpoints
+ACCEPTED_HEAD = "accepted_head"  # the ledger's mark: an expected head whose loss the operator accepted
 TRIES, PAUSE_S = 100, 0.02  # wall
 T = TypeVar("T")
 Positions = dict[str, dict[str, Any]]
@@ -42,6 +45,7 @@ class Accepted(msgspec.Struct, frozen=True):
     sentence: str
     ledger: tuple[str, int]  # identity, last line
     snapshots: list[tuple[int, int]]  # number, saved_ms
+    expect_head: str = ""  # the head of the audit that the ledger need not contain any more
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -110,14 +114,38 @@ def inbox_part(inbox: Path) -> InboxPart:
     )
 
 
-def ledger_part(path: Path) -> Part | None:
-    """None where the file cannot be read now, so nobody can judge it."""
+def ledger_part(path: Path, expect_head: str = "") -> Part | None:
+    """Return the ledger as it lies on disk, or None if the file cannot be read now.
+
+    `expect_head`: as in `missing_head`.
+    """
     try:
-        found = peek(path)
-        return Part(False) if found is None else Part(True, *found, seen=seen_of(peek_marks(path)))
+        found, marks = peek(path), peek_marks(path)
+        lost = missing_head(expect_head, marks, lambda audit_id: peek_hashes(path, audit_id))
+        return Part(False, lost=lost) if found is None else Part(True, *found, seen=seen_of(marks), lost=lost)
     except LedgerError as error:
         logger.debug("%s", error)
         return None
+
+
+def missing_head(
+    expect_head: str, marks: dict[str, Any], hashes: Callable[[int], tuple[str | None, ChainHead]]
+) -> Doubt | None:
+    """Return the doubt about a ledger whose audit lacks the head that the operator stored elsewhere.
+
+    Returns None without such a head, or if the operator accepted its loss. `hashes`: see `peek_hashes`.
+    """
+    expected = ChainHead.parse(expect_head)
+    if expected is None or marks.get(ACCEPTED_HEAD) == expect_head:
+        return None
+    there, head = hashes(expected.audit_id)
+    if there == expected.hash:
+        return None
+    is_older = "is older than" if there is None else "is not the one of"
+    found = f"its head is {head}" if head.audit_id else "it is empty"
+    if there is not None:
+        found = f"its line {expected.audit_id} is {there}, and {found}"
+    return Doubt(LEDGER, f"the ledger {is_older} [placer] expect_head: expected {expected}, and {found}")
 
 
 def seen_of(marks: dict[str, Any]) -> PartView:
@@ -163,7 +191,7 @@ def survey(config: Config) -> StateParts:
     """All parts as they lie on disk."""
     return StateParts(
         inbox=inbox_part(config.inbox),
-        ledger=ledger_part(config.ledger),
+        ledger=ledger_part(config.ledger, config.placer.expect_head),
         board=board_part(config.board),
         snapshot=snapshot_part(config.home(0) / "snapshot"),
     )

@@ -56,6 +56,9 @@ class PlacerMetrics:
             "Parts of the state that lack what another has seen; nothing is placed while there is one.",
             registry=self.registry,
         )
+        self.audit_position = Gauge(
+            "fleetcast_placer_audit_position", "Number of the newest line of the audit trail.", registry=self.registry
+        )
         self.start_coverage = Gauge(
             "fleetcast_start_coverage_ratio",
             "Share of the last requests (up to 1,000) that started by the quantile that they were told.",

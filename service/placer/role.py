@@ -109,7 +109,7 @@ async def tell_head_daily(service: PlacementService) -> None:
 def tell_head(service: PlacementService) -> None:
     with contextlib.suppress(LedgerError):  # who asks it for anything is told
         head = service.ledger.head
-        logger.info("the audit trail's head: line %d, %s", head.audit_id, head.hash)
+        logger.info("the audit trail's head: %s", head)
 
 
 def open_service(config: Config) -> PlacementService:

@@ -79,6 +79,7 @@ class PlacementService:
         self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
+        metrics.audit_position.set_function(lambda: ledger.head.audit_id)
         self._observer = ViewDecoder(config.placer)
         self._observed: tuple[Board, Observed] | None = None
         self._observing = False  # a thread is decoding a board

@@ -12,10 +12,12 @@ from service.board.board import Board
 from service.config import Config
 from service.state_identity import Doubt, Part, PartView, StateParts, doubts, refusal
 from service.state_parts import (
+    ACCEPTED_HEAD,
     Accepted,
     StateFile,
     inbox_part,
     make_identity,
+    missing_head,
     part_of,
     read_identity,
     seen_of,
@@ -76,11 +78,12 @@ class StateWatch:
         if not self._ledger.identity:
             self._begin()
         self._accept()
-        ledger = self._ledger
+        ledger, marks = self._ledger, self._ledger.marks()
+        lost = missing_head(self._config.placer.expect_head, marks, ledger.hashes)
         standing = self._board.standing if self._board else None
         parts = StateParts(
             inbox=inbox_part(self._config.inbox),
-            ledger=Part(True, ledger.identity, ledger.position, seen_of(ledger.marks())),
+            ledger=Part(True, ledger.identity, ledger.position, seen_of(marks), lost=lost),
             board=part_of(self._board),
             snapshot=Part(True, folded=standing.inbox, lost=standing.snapshot_lost) if standing else None,
         )
@@ -115,6 +118,8 @@ def take_over(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: i
     with ledger.transaction():
         ledger.set_identity(file.identity, anew=True)
         ledger.remember(seen={})
+        if accepted.expect_head:
+            ledger.remember(**{ACCEPTED_HEAD: accepted.expect_head})
         ledger.accept(accepted.sentence, now_ms, accepted.by)
     return True
 

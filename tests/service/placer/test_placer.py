@@ -14,6 +14,7 @@ from fleet.clock import ManualClock
 from fleet.errors import ConfigError
 from fleet.requests import Decision
 from placement.ledger import LedgerError
+from placement.ledger_chain import NO_HASH
 from placement.ledger_verify import verify
 from service.config import Config, PlacerConfig
 from service.placer.http import MAX_BODY_BYTES
@@ -283,8 +284,9 @@ def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogC
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(tell_head_daily(world.service))
     heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
-    assert [head.split(",")[0].rpartition(": ")[2] for head in heads] == ["line 0", "line 1"]
-    assert heads[1].endswith(world.service.ledger.audit(1, after=0)[0]["hash"])
+    newest = world.service.ledger.audit(1, after=0)[0]["hash"]
+    assert heads == [f"the audit trail's head: {line}" for line in (f"0:{NO_HASH}", f"1:{newest}")]
+    assert "fleetcast_placer_audit_position 2.0" in world.ask("GET", "/metrics").text
 
 
 def test_metrics_count_decisions_by_outcome(world: World) -> None:
