@@ -14,12 +14,13 @@ from service.api.app import create_app
 from service.api.external_metrics import serve_external_metrics
 from service.api.grpc_extra import require_grpc
 from service.api.hot_path import hot_protocol
+from service.api.refused_events import note_refused_request
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
 from service.exit_reason import announce_ready, api_name
 from service.http.addresses import Networks
 from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_to_files
-from service.http.connections import LimitedServer, protocol_of
+from service.http.connections import LimitedProtocol, LimitedServer, protocol_of
 from service.http.listening import listen
 from service.http.tls import Tls
 from service.process_memory import use_one_heap
@@ -70,6 +71,12 @@ def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractA
     return serve_grpc(context, pool, grpc_tls(context.config.api))
 
 
+def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
+    """Make the class of the api's HTTP connections."""
+    turned_away = functools.partial(note_refused_request, context)
+    return hot_protocol(context, protocol_of(pool, context.metrics.refuse_connection, turned_away))
+
+
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
     use_one_heap()
@@ -77,15 +84,9 @@ async def serve(config: Config) -> None:
     context: Context = app.state.context
     tls = Tls(config.api) if config.api.tls_cert else None
     pool = ConnectionPool(fit_to_files(limits_of(config.api)), context.metrics.refuse_connection)
-
-    def refused(status: int) -> None:
-        context.metrics.refuse_connection(status)
-        if status == 503:  # nobody has room: what was to come by this connection may be a start
-            context.listening.interrupt()
-
     settings = uvicorn.Config(
         app,
-        http=hot_protocol(context, protocol_of(pool, refused)),
+        http=api_protocol(context, pool),
         ws="none",
         lifespan="on",
         access_log=False,

@@ -14,7 +14,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -24,6 +24,7 @@ from service.http.certificates import NAMES, ClientCertificate, client_certifica
 from service.http.connection_pool import ConnectionLimits, ConnectionPlace, ConnectionPool
 from service.http.door import Listener
 from service.http.problems import Problem
+from service.http.request_head import RequestHead, read_head
 from service.http.tls import Tls
 
 MAX_HEAD_BYTES = 65_536
@@ -32,10 +33,14 @@ SWEEP_TICKS = 10  # uvicorn's main loop ticks ten times a second
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Subclasses set `pool`, and `refused`, which is called with the status of each refusal."""
+    """One connection. Subclasses set `pool`, and `refused`, which is called with the status of each refusal.
+
+    `turned_away` is called with the request of a connection without a place, and the names on its certificate.
+    """
 
     pool = ConnectionPool(ConnectionLimits())
     refused: Callable[[int], None] = staticmethod(lambda status: None)
+    turned_away: Callable[[RequestHead, Sequence[str]], None] = staticmethod(lambda head, names: None)
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -75,7 +80,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.is_too_many:
-            self._refuse_one_too_many()
+            if not self.transport.is_closing():
+                self._refuse_one_too_many(data)
             return
         super().data_received(data)
         if self._in_head:
@@ -85,8 +91,11 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self._deadline == math.inf and self._idle():  # bytes that began nothing
             self._deadline = time.monotonic() + self.limits.header_timeout_s
 
-    def _refuse_one_too_many(self) -> None:
+    def _refuse_one_too_many(self, data: bytes) -> None:
         assert self.place is not None
+        head = read_head(data)
+        if head is not None:
+            self.turned_away(head, self.names())
         if self.place.refusal == "address":
             most, address = self.limits.max_connections_per_address, self.place.address
             self.refuse(429, "too_many_connections", f"{most:,} connections of {address} are open: use those")
@@ -171,9 +180,14 @@ def _answer(problem: Problem) -> bytes:
     return b"\r\n".join([*head, b"", bytes(response.body)])
 
 
-def protocol_of(pool: ConnectionPool, refused: Callable[[int], None] = lambda status: None) -> type[LimitedProtocol]:
-    """The class for `uvicorn.Config(http=…)`."""
-    return type("Protocol", (LimitedProtocol,), {"pool": pool, "refused": staticmethod(refused)})
+def protocol_of(
+    pool: ConnectionPool,
+    refused: Callable[[int], None] = lambda status: None,
+    turned_away: Callable[[RequestHead, Sequence[str]], None] = lambda head, names: None,
+) -> type[LimitedProtocol]:
+    """Make the class for `uvicorn.Config(http=…)`."""
+    own = {"pool": pool, "refused": staticmethod(refused), "turned_away": staticmethod(turned_away)}
+    return type("Protocol", (LimitedProtocol,), own)
 
 
 class LimitedServer(uvicorn.Server):

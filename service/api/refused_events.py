@@ -1,0 +1,29 @@
+"""Connections that found no place, although their requests may have brought the start of a job.
+
+Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send events can cause it.
+A stranger's refused connections pause nothing, however many there are.
+"""
+
+from collections.abc import Sequence
+
+from service.api.routes.all import ROWS
+from service.api.routes.context import Context
+from service.http.access import Scope
+from service.http.problems import Problem
+from service.http.request_head import RequestHead
+
+EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is Scope.EVENTS)
+
+
+def note_refused_request(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
+    """Interrupt the api's statement if the request is one for events, from a caller that may send them.
+
+    `names`: those on the client's certificate.
+    """
+    if (head.method, head.path) not in EVENT_ROUTES:
+        return
+    try:
+        context.access.check(head.method, head.headers, Scope.EVENTS, names)
+    except Problem:
+        return
+    context.listening.interrupt()
