@@ -75,8 +75,11 @@ class EventBroadcaster:
                 self._wake()
 
     def _refresh(self) -> bool:
-        """Read the board; True when it or its urgent part is new."""
-        board = self.cache.latest()
+        """Read the board. Returns whether it or its urgent part is new."""
+        try:
+            board = self.cache.latest()
+        except OSError:  # such as no descriptor left: the next poll may find one, and open streams must not end
+            return False
         if board is None:
             return False
         data = msgspec.json.encode({"as_of_ms": board.as_of_ms, "sequence": board.sequence})

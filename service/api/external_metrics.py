@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 SECTION = "external_metrics"
 GRACE_S = 5
+RETRY_AFTER_S = "5"
 KEEP_S = 120  # longer than an API server keeps a connection that it does not use
 REASONS: Mapping[int, str] = {
     400: "BadRequest",
@@ -69,7 +70,8 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
         code, message = _told(error)
         metrics.observe(f"/apis/{GROUP}", request.method, code, 0.0)
         body = msgspec.json.encode(failure(code, REASONS.get(code, "Unknown"), message))
-        return Response(body, code, media_type="application/json")
+        headers = {"retry-after": RETRY_AFTER_S} if code == 503 else {}
+        return Response(body, code, headers, "application/json")
 
     groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()]}
     documents = {"/apis": groups, f"/apis/{GROUP}": api_group(), f"/apis/{VERSION}": api_resources()}

@@ -61,13 +61,13 @@ class HotPath:
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
     def _answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
-        """None if the caller may not read, and before the first board."""
+        """Return None if the caller may not read, before the first board, and if the board cannot be read."""
         context = self.context
         try:
             if not context.access.is_open:
                 context.access.check("GET", headers, Scope.READ, names)
             return context.cache.node_answers(context.cache.board())
-        except Problem:
+        except (Problem, OSError):  # such as no descriptor left: the ordinary way answers with the reason
             return None
 
     def _parse(self, block: bytes) -> Headers | None:

@@ -1,9 +1,13 @@
-"""Hundreds of connections that ask for nothing, on every port of real processes with few descriptors."""
+"""Hundreds of connections that ask for nothing, on every port of real processes with few descriptors.
+
+And the same processes when no descriptor is left at all.
+"""
 
 import contextlib
 import http.client
 import json
 import re
+import resource
 import socket
 import ssl
 import subprocess
@@ -18,7 +22,8 @@ import pytest
 import tomli_w
 
 from clients.grpc_stubs import externalscaler_pb2 as scaler
-from schedulers.external_metrics import VERSION
+from schedulers.external_metrics import METRIC, VERSION
+from service.api.routes.all import ROWS
 from tests.ports import free_ports
 from tests.service.certificate_files import Authority, Pair
 from tests.service.grpc_process import DemandBoard
@@ -51,17 +56,16 @@ class Site:
     aggregator: Pair
     log: Path
 
+    def connection(self, port: str) -> http.client.HTTPConnection:
+        if port != "external metrics":
+            return http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=PATIENCE_S)
+        tls = ssl.create_default_context(cafile=str(self.servers.cert))
+        tls.load_cert_chain(self.aggregator.cert, self.aggregator.key)
+        return http.client.HTTPSConnection("localhost", self.ports[port], context=tls, timeout=PATIENCE_S)
+
     def ask(self, port: str, path: str) -> tuple[int, bytes]:
         """Ask once, without another try."""
-        if port == "external metrics":
-            tls = ssl.create_default_context(cafile=str(self.servers.cert))
-            tls.load_cert_chain(self.aggregator.cert, self.aggregator.key)
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                "localhost", self.ports[port], context=tls, timeout=PATIENCE_S
-            )
-        else:
-            connection = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=PATIENCE_S)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connection(port)) as connection:
             connection.request("GET", path, headers={"x-remote-user": "me"})
             answer = connection.getresponse()
             return answer.status, answer.read()
@@ -201,6 +205,111 @@ def test_a_flood_on_all_ports_at_once_keeps_nobody_out(site: Site) -> None:
             stack.enter_context(flood(site.ports[port], said, CONNECTIONS))
         site.check()
     assert site.counted()["displaced"] > CONNECTIONS
+
+
+class KeptConnection:
+    """A connection that stays open from before until after a process has no descriptor left."""
+
+    def __init__(self, site: Site, port: str) -> None:
+        self._connection = site.connection(port)
+        self._connection.connect()
+        self._connection.auto_open = 0  # another connection could not be accepted
+        self.ask("GET", "/healthz")  # from here on the process has accepted it
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, str], bytes]:
+        sent = None if method in ("GET", "DELETE") else json.dumps(body)
+        self._connection.request(method, path, sent, {"x-remote-user": "me"})
+        answer = self._connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+    def until_503(self, path: str) -> tuple[dict[str, str], bytes]:
+        """Ask until there is a board that was not read before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            status, headers, body = self.ask("GET", path)
+            if status == 503:
+                return headers, body
+            assert status < 500
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def no_files(site: Site) -> Iterator[None]:
+    """Let neither process open anything. What is open stays open."""
+    try:
+        for pid in site.pids.values():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, FILES))
+        yield
+    finally:
+        for pid in site.pids.values():
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
+def events_of(stream: http.client.HTTPResponse) -> Iterator[bytes]:
+    """The names of the events in a stream, as they come."""
+    while line := stream.readline():
+        if line.startswith(b"event: "):
+            yield line[7:].strip()
+
+
+def test_without_descriptors_every_route_answers_a_problem_that_says_when_to_ask_again(site: Site) -> None:
+    codes = set()
+    with contextlib.closing(KeptConnection(site, "api")) as api, no_files(site):
+        for row in ROWS:
+            if row.path == "/v1/stream":
+                continue
+            path = re.sub(r"\{[^}]*\}", "n001", row.path)
+            status, headers, body = api.ask(row.method, path, row.body_example or {})
+            assert status < 500 or (status == 503 and headers["retry-after"]), (path, status, body)
+            assert status < 400 or headers["content-type"] == "application/problem+json", (path, body)
+            codes |= {json.loads(body)["type"].rpartition(":")[2]} if status == 503 else set()
+        assert {"out_of_files", "unavailable"} <= codes
+        assert_out_of_files(*api.until_503("/"))
+        for _ in range(10):
+            api.until_503("/v1/fleet")
+            time.sleep(0.02)  # so that the next request looks for a newer board by itself
+            assert api.ask("GET", "/v1/nodes/n001")[0] in (200, 503)
+    site.check()
+    assert "raise ulimit -n (systemd: LimitNOFILE)" in site.log.read_text()
+
+
+def assert_out_of_files(headers: dict[str, str], body: bytes) -> None:
+    assert headers["retry-after"] == "5"
+    assert json.loads(body)["type"] == "urn:fleetcast:problem:out_of_files"
+
+
+def test_without_descriptors_the_placer_and_the_external_metrics_answer_in_their_own_form(site: Site) -> None:
+    with (
+        contextlib.closing(KeptConnection(site, "placer")) as placer,
+        contextlib.closing(KeptConnection(site, "external metrics")) as metrics,
+        no_files(site),
+    ):
+        assert_out_of_files(*placer.until_503("/metrics"))
+        headers, body = metrics.until_503(f"/apis/{VERSION}/namespaces/default/{METRIC}?labelSelector=pool%3Dserve")
+        status = json.loads(body)
+        assert (status["kind"], status["reason"], status["code"]) == ("Status", "ServiceUnavailable", 503)
+        assert "no file descriptor is left" in status["message"]
+        assert headers["retry-after"] == "5"
+    site.check()
+
+
+def test_a_stream_goes_on_after_a_time_without_descriptors(site: Site) -> None:
+    with (
+        contextlib.closing(site.connection("api")) as streaming,
+        contextlib.closing(KeptConnection(site, "api")) as api,
+    ):
+        streaming.request("GET", "/v1/stream")
+        stream = events_of(streaming.getresponse())
+        assert next(stream) == b"board"
+        with no_files(site):
+            api.until_503("/v1/fleet")  # the board is one that the stream could not read either
+            time.sleep(0.5)
+        for _ in range(5):
+            assert next(stream) == b"board"
 
 
 def test_the_limits_are_reduced_to_the_open_files_and_the_log_says_so(site: Site) -> None:
