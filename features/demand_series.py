@@ -13,8 +13,9 @@ group "other" is the pool's remainder, so that groups add up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,7 @@ from fleet.jobs import JobAttempt
 from fleet.stateful import Dump, Stateful
 
 Key = tuple[str, int]  # job, attempt
+Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")
 EVERYTHING = "all"
@@ -80,7 +82,7 @@ class Contribution:
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
         return self.pool, self.gpus, self.arrives, *times, self.class_, self.group
 
-    def edges(self) -> list[tuple[int, int, int, int, int]]:
+    def edges(self) -> list[Edge]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
         gpus, submitted, started, ended = self.gpus, self.submitted_ms, self.started_ms, self.ended_ms
         arrival = submitted if submitted is not None else started
@@ -95,16 +97,31 @@ class Contribution:
             edges.append((max(ended, arrival), 0, 0, 0, -waits))
         return edges
 
-    def scopes(self) -> list[DemandScope]:
+    def scopes(self) -> tuple[DemandScope, ...]:
         """Those that it counts in, where there is room for them."""
-        found = []
-        for pool in dict.fromkeys((self.pool, EVERYTHING)):
-            found.append(DemandScope(pool))
-            if self.class_:
-                found.append(DemandScope(pool, self.class_))
-            if self.group not in ("", EVERYTHING, OTHER):
-                found.append(DemandScope(pool, group=self.group))
-        return found
+        return _scopes(self.pool, self.class_, self.group)
+
+
+@lru_cache(maxsize=4096)
+def _scopes(pool: str, class_: str, group: str) -> tuple[DemandScope, ...]:
+    found = []
+    for each in dict.fromkeys((pool, EVERYTHING)):
+        found.append(DemandScope(each))
+        if class_:
+            found.append(DemandScope(each, class_))
+        if group not in ("", EVERYTHING, OTHER):
+            found.append(DemandScope(each, group=group))
+    return tuple(found)
+
+
+def _edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
+    """Yield (sign, edge) of what changes from old to new. An attempt that goes on keeps the edges that it has."""
+    before, after = old.edges(), new.edges()
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    yield from ((-1, edge) for edge in before[same:])
+    yield from ((1, edge) for edge in after[same:])
 
 
 def contribution(attempt: JobAttempt) -> Contribution | None:
@@ -152,9 +169,17 @@ class DemandSeries(Stateful):
         new, old = contribution(attempt), self._known.get(key)
         if new == old:
             return
+        held: list[DemandScope] = []
         if old is not None:
             left_out = self._left_out.get(key, frozenset())
-            self._add(old, -1, [scope for scope in old.scopes() if scope in self and scope not in left_out])
+            held = [scope for scope in old.scopes() if scope in self and scope not in left_out]
+        if old is not None and new is not None and list(new.scopes()) == held:
+            self._add_edges(_edges_between(old, new), held)
+            self._unknow(key)
+            self._know(key, new, frozenset())
+            return
+        if old is not None:
+            self._add(old, -1, held)
             self._unknow(key)
         if new is not None:
             scopes = new.scopes()
@@ -197,14 +222,18 @@ class DemandSeries(Stateful):
     def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
         """Add a change to the scopes that have bins."""
         kept = list(scopes)
-        holders = [self._bins[scope, bin_s] for scope in kept for bin_s in BINS]
-        for time_ms, arriving, jobs, running, queued in change.edges():
-            amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
-            for bins in holders:
-                bins.add(time_ms, amounts)
+        self._add_edges(((sign, edge) for edge in change.edges()), kept)
         for scope in kept:
             if scope in self._attempts:
                 self._attempts[scope] += sign
+
+    def _add_edges(self, edges: Iterable[tuple[int, Edge]], scopes: Iterable[DemandScope]) -> None:
+        """Add edges, each times its sign."""
+        holders = [self._bins[scope, bin_s] for scope in scopes for bin_s in BINS]
+        for sign, (time_ms, arriving, jobs, running, queued) in edges:
+            amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
+            for bins in holders:
+                bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
         """Whether a scope has bins. Makes them for a new scope, unless there are too many of its kind."""
