@@ -63,7 +63,8 @@ def demo(
     """Run a simulated fleet of 133 nodes x 8 GPUs and the whole service on it.
 
     Jobs are those of the Helios "Venus" trace where FLEETCAST_DATA holds it, else a seeded generator of the same
-    shape. Exporter pages are scraped over HTTP like any exporter's; faults are injected; the engine places the jobs.
+    shape. More jobs join them, so that a queue stands for five hours of fleet time. Exporter pages are scraped over
+    HTTP like any exporter's; faults are injected; the engine places the jobs.
 
     Examples:
 

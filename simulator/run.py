@@ -48,7 +48,7 @@ STEP_S = 0.25  # wall; the fleet moves at least this often
 STATUS_S = 1.0  # wall
 REQUEST_TIMEOUT_S = 15.0  # wall
 BAD_SHARE = 0.003
-WEEKS = 4
+WEEKS = 2  # of history that the product receives: enough for a week ago, and half the time to load
 RUSH_H = 5  # of fleet time: 20 minutes of a demonstration
 IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 

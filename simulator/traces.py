@@ -103,17 +103,19 @@ def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
 def load_trace(
     data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0, rush_h: int = 0
 ) -> JobTrace:
-    """The Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator. ValueError on a bad `at`.
+    """Return the Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator.
 
-    rush_h: how long the generator's demand stays above the fleet after the start.
+    rush_h: how long the demand stays above the fleet after the start. Venus fits its fleet almost always, so generated
+    jobs join it. Raises ValueError on a bad `at`.
     """
     at_ms = parse_time_ms(at)
     start_ms = shifted_start_ms(at_ms, now_ms)
     path = data / VENUS
+    capacity = nodes * gpus_per_node
     if path.is_file():
         trace = _venus(pd.read_parquet(path), start_ms - at_ms, start_ms)
+        trace = _with_rush(trace, capacity, seed, rush_h) if rush_h else trace
     else:
-        capacity = nodes * gpus_per_node
         note = f"FLEETCAST_DATA not found at {data}: using the seeded generator"
         trace = replace(generate_trace(capacity, start_ms=start_ms, seed=seed, rush_h=rush_h), note=note)
     return fit_to_fleet(trace, nodes=nodes, gpus_per_node=gpus_per_node)
@@ -197,12 +199,7 @@ def generate_trace(
     submit_ms = _arrivals(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
     gpus = _sizes(rng, len(submit_ms), capacity_gpus)
     run_s = _run_times(rng, len(submit_ms))
-    at_ms, span_ms = start_ms, 5 * HOUR_MS
-    for _ in range(1 + rush_h * HOUR_MS // RUSH_STEP_MS):
-        rush = _rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)
-        submit_ms = np.concatenate([submit_ms, rush[0]])
-        run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
-        at_ms, span_ms = at_ms + RUSH_STEP_MS, RUSH_STEP_MS
+    submit_ms, run_s, gpus = _add_rushes(rng, submit_ms, run_s, gpus, start_ms, capacity_gpus, rush_h)
     order = np.argsort(submit_ms, kind="stable")
     jobs = tuple(f"g{seed}-{number:06d}" for number in range(len(order)))
     users = rng.zipf(1.6, len(order)).clip(max=60)
@@ -244,6 +241,46 @@ def _run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     body = rng.lognormal(np.log(180.0), 1.5, n)
     tail = rng.lognormal(np.log(9000.0), 1.7, n)
     return np.clip(np.where(rng.random(n) < 0.77, body, tail), 1.0, LONGEST_RUN_S)
+
+
+def _with_rush(trace: JobTrace, capacity_gpus: int, seed: int, rush_h: int) -> JobTrace:
+    """Return the trace with generated jobs that keep its demand above the fleet for `rush_h` hours."""
+    rng = np.random.default_rng([seed, rush_h])
+    columns = (trace.submit_ms, trace.run_s, trace.gpus)
+    submit_ms, run_s, gpus = _add_rushes(rng, *columns, trace.start_ms, capacity_gpus, rush_h)
+    order = np.argsort(submit_ms, kind="stable")
+    more = tuple(f"rush-{number:06d}" for number in range(len(submit_ms) - len(trace)))
+    jobs, users = trace.job + more, trace.user + ("rush",) * len(more)
+    classes = trace.class_ + tuple(map(_class_of, more, gpus[len(trace) :].tolist()))
+    return replace(
+        trace,
+        job=tuple(jobs[row] for row in order),
+        submit_ms=submit_ms[order],
+        run_s=run_s[order],
+        gpus=gpus[order],
+        user=tuple(users[row] for row in order),
+        class_=tuple(classes[row] for row in order),
+        note=f"{trace.note}, and {len(more):,} generated jobs so that a queue stands for {rush_h} h of fleet time",
+    )
+
+
+def _add_rushes(
+    rng: np.random.Generator,
+    submit_ms: NDArray[np.int64],
+    run_s: NDArray[np.float64],
+    gpus: NDArray[np.int32],
+    start_ms: int,
+    capacity_gpus: int,
+    rush_h: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
+    """Append the rush before the start, and one for each step of the `rush_h` hours after it."""
+    at_ms, span_ms = start_ms, 5 * HOUR_MS
+    for _ in range(1 + rush_h * HOUR_MS // RUSH_STEP_MS):
+        rush = _rush(rng, submit_ms, run_s, gpus, at_ms, span_ms, capacity_gpus)
+        submit_ms = np.concatenate([submit_ms, rush[0]])
+        run_s, gpus = np.concatenate([run_s, rush[1]]), np.concatenate([gpus, rush[2]])
+        at_ms, span_ms = at_ms + RUSH_STEP_MS, RUSH_STEP_MS
+    return submit_ms, run_s, gpus
 
 
 def _rush(

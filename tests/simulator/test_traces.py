@@ -130,3 +130,16 @@ def test_a_rush_keeps_more_work_than_the_fleet_holds(seed: int) -> None:
     for minute in range(rush_h * 60):
         now_ms = start_ms + minute * 60_000
         assert trace.gpus[(trace.submit_ms <= now_ms) & (end_ms > now_ms)].sum() > capacity, minute
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_rush_keeps_more_work_than_the_fleet_holds_with_a_trace_too(seed: int, tmp_path: Path) -> None:
+    """Venus alone fits its fleet almost always. All of its jobs stay, and the note counts the others."""
+    write_venus(tmp_path)
+    plain = load_trace(tmp_path, nodes=133, gpus_per_node=8, now_ms=NOW_MS, seed=seed)
+    trace = load_trace(tmp_path, nodes=133, gpus_per_node=8, now_ms=NOW_MS, seed=seed, rush_h=5)
+    assert set(plain) <= set(trace)
+    assert bool(np.all(np.diff(trace.submit_ms) >= 0))
+    assert f"{len(trace) - len(plain):,} generated jobs" in trace.note
+    for minute in range(5 * 60):
+        assert gpus_running(trace, trace.start_ms + minute * 60_000) > 1064, minute
