@@ -153,21 +153,16 @@ def faults(
     """
     from msgspec.structs import replace
 
-    from fleet.errors import ConfigError
     from simulator.fault_file import FaultFile, read_fault_file, to_toml
 
-    try:
-        file = FaultFile() if config is None else read_fault_file(config)
-        file = file if seed is None else replace(file, seed=seed)
-        if print_config:
-            typer.echo(to_toml(file), nl=False)
-            return
-        if out is None:
-            raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
-        _write_faults(file, out, recorded)
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    file = FaultFile() if config is None else read_fault_file(config)
+    file = file if seed is None else replace(file, seed=seed)
+    if print_config:
+        typer.echo(to_toml(file), nl=False)
+        return
+    if out is None:
+        raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
+    _write_faults(file, out, recorded)
 
 
 @app.command("steps")
@@ -184,14 +179,9 @@ def steps(
       fleetcast simulate steps --out var/data
     """
     from cli.data import data_folder
-    from fleet.errors import ConfigError
     from simulator.rendered_steps import render_steps
 
-    try:
-        written = render_steps(data_folder(), out, seed, series, say=lambda line: typer.echo(line, err=True))
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    written = render_steps(data_folder(), out, seed, series, say=lambda line: typer.echo(line, err=True))
     typer.echo(f"{len(written)} folders below {out}", err=True)
 
 
@@ -206,15 +196,10 @@ def compare(
       fleetcast simulate compare --seed 2
     """
     from cli.data import data_folder
-    from fleet.errors import ConfigError
     from simulator.h100 import FOLDER
     from simulator.realism import HEADER, compare_with_recordings
 
-    try:
-        rows = list(compare_with_recordings(data_folder(), seed))
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+    rows = list(compare_with_recordings(data_folder(), seed))
     if not rows:
         typer.echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)
