@@ -118,10 +118,14 @@ def _named(message: str, given: list[tuple[str, Any]]) -> str:
 
 
 def _option_of(message: str, given: list[tuple[str, Any]]) -> str | None:
-    """Return the option whose value a message holds: the longest value, if there are several."""
-    values = ((option, _text(value)) for option, value in given if value is not None)
-    found = [(len(text), option) for option, text in values if _holds(message, text)]
-    return max(found)[1] if found else None
+    """Return the option whose value a message holds: the longest value, if there are several.
+
+    No message shows an empty value, so an option without one is named where no other fits.
+    """
+    values = [(option, _text(value)) for option, value in given if value is not None]
+    found = [(len(text), option) for option, text in values if text.strip() and _holds(message, text)]
+    empty = [option for option, text in values if text.strip() in ("", ".")]  # Path("") is "."
+    return max(found)[1] if found else next(iter(empty), None)
 
 
 def _text(value: Any) -> str:
