@@ -210,7 +210,8 @@ def complaint(case: HostileCase, end: CliEnd, usual: str) -> str:
         return f"a traceback: {said}"
     if end.code == 0 or not case.option or end.output.splitlines()[-1:] == usual.splitlines()[-1:]:
         return ""
-    is_named = any(name in end.output for name in (case.option, case.option.lstrip("-")))
+    names = (case.option, case.option.lstrip("-"), f"for '{case.option.lower()}'")  # the last is an argument's
+    is_named = any(name in end.output for name in names)
     return "" if is_named else f"does not name the option: {said}"
 
 
