@@ -197,6 +197,7 @@ class JobAttempt:
         self.heard_ms = max(self.heard_ms, event.time_ms)
         if "started" not in self.written:
             self.started_ms = event.time_ms if self.started_ms is None else min(event.time_ms, self.started_ms)
+        if "end" in self.written:
             self._decide_end()
         if not isinstance(event, Checkpoint) and event.node and "placement" not in self.written:
             rank = event.rank or 0
@@ -210,8 +211,9 @@ class JobAttempt:
 
     @property
     def _has_final_end(self) -> bool:
-        """An end that no later step withdraws: an event reported it, or the end of an attempt whose start is known."""
-        return "end" in self.written and (self.written["end"] >= 0 or "started" in self.written)
+        """An end that no later step withdraws: an event reported it, or labels implied it as they did the start."""
+        end = self.written.get("end")
+        return end is not None and (end >= 0 or self.written.get("started", 0) < 0)
 
     def _decide_end(self) -> None:
         """Apply or withdraw an end that silence implied. Drop steps after a final end: only running jobs need them."""
@@ -224,7 +226,9 @@ class JobAttempt:
         elif self.silent_end is None and isinstance(self.failure, Failed):
             self.silent_end = self.failure  # a snapshot of a version that stored no silent end
         if self.silent_end is not None:
-            stands = self._has_final_end or self.heard_ms <= self.silent_end.time_ms
+            is_reported = self.started_ms is not None and self.written.get("started", -1) >= 0
+            alive_ms = max(self.heard_ms, self.started_ms or 0) if is_reported else self.heard_ms
+            stands = self._has_final_end or alive_ms <= self.silent_end.time_ms
             self._set_end(self.silent_end if stands else None)
 
     def _set_end(self, end: EndEvent | None) -> None:

@@ -26,13 +26,11 @@ from fleet.topology import Topology
 from ingest.shares import WHOLE, Share
 from ingest.source import Batch, Source
 from models.demand.forecaster import DemandForecaster
-from placement.promised import PromiseReader
 from service.answers.risk import HardSignal
 from service.board.board import BoardWriter, Section
 from service.board.urgent import HardSignals, UrgentRows
 from service.config import Config
 from service.disk_errors import log_disk_errors
-from service.listening import SourcesListening
 from service.pipeline.archive_writer import ArchiveWriter
 from service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
 from service.pipeline.demand.forecasts import DemandForecasts
@@ -63,15 +61,13 @@ class Pipeline:
         makes: Sequence[Make] = CAPABILITIES,
     ) -> None:
         self.config, self.clock, self.share = config, clock, share
-        self._wake, self._has_caught_up = asyncio.Event(), asyncio.Event()
-        self.has_published = asyncio.Event()
+        self._wake, self._has_caught_up, self.has_published = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._memory_free, self._saving = asyncio.Lock(), asyncio.Lock()  # a thread writes the memory while it scores
         resumed = resume(config, clock, topology, sources, share)
         self.saved, self.snapshot, self.sources = resumed.saved, resumed.snapshot, resumed.sources
         self.state_monitor = resumed.state_monitor
         self.state, self.memory = self.saved.state, self.saved.state.memory
         self.forecaster = self.saved.parts[DemandForecaster]
-        self.state.promises = PromiseReader(config.ledger) if share.first else None
         self._scorer = FleetScorer(config, self.saved, share)
         self.archive_writer = ArchiveWriter(config, self.state, clock, share, self.saved.saved_ms)
         self.time = PipelineClock(clock, self.saved, round(config.scrape.interval_s * 1000), self._wake)
@@ -80,10 +76,8 @@ class Pipeline:
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
         self.others = OtherPipelines(config, clock, self._publish_urgent, self._wake) if share.first else None
         self._hard = HardSignals(self.state.entities)
-        listening = SourcesListening([source.name for source in self.sources if source.reports_jobs], clock)
-        self._inputs = InputCollector(
-            config, self.saved, self.sources, self.archive_writer, self.others, self.metrics, listening
-        )
+        given = self.archive_writer, self.others, self.metrics
+        self._inputs = InputCollector(config, clock, self.saved, self.sources, *given)
         locks = self._memory_free, self._has_caught_up
         setting = Setting(config, clock, self.saved, self.sources, resumed.board, self.others, *locks)
         self.capabilities = Capabilities(setting, makes)

@@ -10,6 +10,7 @@ from fleet.entities import Entities
 from fleet.topology import Topology
 from ingest.shares import Share
 from ingest.source import Source
+from placement.promised import PromiseReader
 from service.board.board import Board, BoardReader, Standing
 from service.config import Config
 from service.disk_errors import log_disk_errors
@@ -141,6 +142,7 @@ def resume(
     snapshot = Snapshot(config.home(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
     saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())
+    saved.state.promises = PromiseReader(config.ledger) if share.first else None
     state_monitor = StateMonitor(config, saved, clock.now_ms()) if share.first else None
     sources = guarded(make_sources, saved.state.entities)
     for source in sources:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from features.mig import mig_instances
 from features.serving import served_instances
+from fleet.clock import Clock
 from ingest.inbox.inbox import InboxSource
 from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
@@ -26,16 +27,16 @@ class InputCollector:
     def __init__(
         self,
         config: Config,
+        clock: Clock,
         saved: SavedState,
         sources: Sequence[GuardedSource],
         archive_writer: ArchiveWriter,
         others: OtherPipelines | None,
         metrics: PipelineMetrics,
-        listening: SourcesListening,
     ) -> None:
         self._config, self._saved, self._sources = config, saved, sources
         self._archive_writer, self._others, self._metrics = archive_writer, others, metrics
-        self._listening = listening
+        self._listening = SourcesListening([source.name for source in sources if source.reports_jobs], clock)
         self._gpu_models: dict[str, str] = {}  # by node
 
     def refresh_topology(self) -> None:

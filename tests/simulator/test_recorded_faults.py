@@ -14,7 +14,7 @@ from fleet.samples import EntityKind
 from simulator.fault_file import FaultFile, RecordedTable
 from simulator.h100 import FOLDER, load_recorded_fleet
 from simulator.recorded_faults import ROW, RecordingPlayer, inject_faults
-from tests.simulator.test_h100 import COLUMNS, write
+from tests.simulator.small_recordings import COLUMNS, write_recording
 from training.sets.fault_runs import read_fault_runs
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))
@@ -29,7 +29,7 @@ def record(data: Path, seconds: int = 60) -> None:
         for second in range(seconds)
         for gpu in range(3)
     ]
-    write(data / FOLDER, "t1_telemetry.csv.gz", [COLUMNS, *rows])
+    write_recording(data / FOLDER, "t1_telemetry.csv.gz", [COLUMNS, *rows])
 
 
 def player(data: Path, kind: str, gpu: int | None, **magnitudes: float) -> RecordingPlayer:
