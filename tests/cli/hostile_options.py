@@ -40,6 +40,7 @@ REQUIRED = {  # what a command needs beside the option under test
     "backfill": {"--timeout": "0.2", "URL": "http://127.0.0.1:1"},
     "train history": {"--nodes": "empty"},
     "play": {"--capacity": "8"},
+    "models promote": {"KIND": "risk"},
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("service.supervise", "Supervisor.run"),
