@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.simulate import app
+from cli.main import app
 from cli.waiting_fleet import WaitingFleet
 from fleet.errors import ConfigError
 from simulator.cluster import FleetSpec
@@ -16,7 +16,7 @@ from training.sets.fault_runs import read_fault_runs
 
 
 def run(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(words))
+    result = CliRunner().invoke(app, ["simulate", *words])
     assert result.exit_code == code, result.output
     return result.output
 
@@ -40,7 +40,8 @@ def test_faults_are_written_where_evaluate_looks_for_them(tmp_path: Path) -> Non
 def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text("[kinds.thermal_throttle]\nhot = [80, 90]\n")
-    refusal = CliRunner().invoke(app, ["faults", "--config", str(config), "--out", str(tmp_path)]).exception
+    words = ("simulate", "faults", "--config")
+    refusal = CliRunner().invoke(app, [*words, str(config), "--out", str(tmp_path)]).exception
     assert isinstance(refusal, ConfigError)
     assert str(refusal).startswith(f"--config: {config}")
     assert "did you mean 'hot_c'?" in str(refusal)
