@@ -52,10 +52,10 @@ class CheckedCommand(TyperCommand):
             error.args = (_named(str(error), given),)
             raise
         except OSError as error:
-            named = _option_of(str(error), given)
-            if named is None or isinstance(error, BrokenPipeError):
+            named = _options_of(str(error), given)
+            if not named or isinstance(error, BrokenPipeError):
                 raise
-            raise ConfigError(f"{named} {_shown(error.filename or '')}: {error.strerror or error}") from None
+            raise ConfigError(f"{', '.join(named)} {_shown(error.filename or '')}: {error.strerror or error}") from None
 
 
 def check_all(app: typer.Typer) -> None:
@@ -112,20 +112,21 @@ def _unusable(value: Any) -> str:
 
 
 def _named(message: str, given: list[tuple[str, Any]]) -> str:
-    """Put the option before a message that is about its value and does not name it."""
-    option = _option_of(message, given)
-    return message if option is None or option in message else f"{option}: {message}"
+    """Put the options before a message that is about their values and names none of them."""
+    options = _options_of(message, given)
+    return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
 
 
-def _option_of(message: str, given: list[tuple[str, Any]]) -> str | None:
-    """Return the option whose value a message holds: the longest value, if there are several.
+def _options_of(message: str, given: list[tuple[str, Any]]) -> list[str]:
+    """Return the options whose values a message holds, without those that are part of a longer value.
 
-    No message shows an empty value, so an option without one is named where no other fits.
+    No message shows an empty value, so an option with one is always among them.
     """
-    values = [(option, _text(value)) for option, value in given if value is not None]
-    found = [(len(text), option) for option, text in values if text.strip() and _holds(message, text)]
-    empty = [option for option, text in values if text.strip() in ("", ".")]  # Path("") is "."
-    return max(found)[1] if found else next(iter(empty), None)
+    texts = [(option, _text(value).strip()) for option, value in given if value is not None]
+    empty = {option for option, text in texts if text in ("", ".")}  # Path("") is "."
+    held = [(option, text) for option, text in texts if option not in empty and _holds(message, text)]
+    found = {option for option, text in held if not any(text != other and text in other for _, other in held)}
+    return list(dict.fromkeys(option for option, _ in texts if option in found | empty))
 
 
 def _text(value: Any) -> str:

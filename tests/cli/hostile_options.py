@@ -41,6 +41,7 @@ REQUIRED = {  # what a command needs beside the option under test
     "train history": {"--nodes": "empty"},
     "play": {"--capacity": "8"},
     "models promote": {"KIND": "risk"},
+    "models shadow": {"KIND": "risk"},
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("service.supervise", "Supervisor.run"),
