@@ -136,6 +136,9 @@ def read_fault_file(path: Path) -> FaultFile:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; `fleetcast simulate faults --print-config` shows one") from None
+    except UnicodeDecodeError:
+        why = "no text in UTF-8; `fleetcast simulate faults --print-config` shows a file of faults"
+        raise ConfigError(f"{path}: {why}") from None
     return parse_fault_file(text, str(path))
 
 

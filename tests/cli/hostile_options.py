@@ -42,6 +42,7 @@ REQUIRED = {  # what a command needs beside the option under test
     "play": {"--capacity": "8"},
     "models promote": {"KIND": "risk"},
     "models shadow": {"KIND": "risk"},
+    "state backup": {"TO": "copy"},
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("service.supervise", "Supervisor.run"),
