@@ -169,14 +169,14 @@ class JobAttempt:
             case Phase():
                 if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
-                if event.name == "evaluation" and not event.rank and not self._has_final_end:
+                if event.name == "evaluation" and not event.rank and not self._has_reported_end:
                     keep_newest(self.evaluations, event, EVALUATIONS_KEPT)
             case Step():
-                if not self._has_final_end:
+                if not self._has_reported_end:
                     self.steps_told += 1
                     keep_step(self.steps, self.rank_steps, event)
             case Checkpoint():
-                if not self._has_final_end:
+                if not self._has_reported_end:
                     keep_edge(self.checkpoints, event)
             case NodeLost():
                 if self._wins(f"lost {event.node}", event):
@@ -210,14 +210,16 @@ class JobAttempt:
         self.placed_by.clear()
 
     @property
-    def _has_final_end(self) -> bool:
-        """An end that no later step withdraws: an event reported it, or labels implied it as they did the start."""
-        end = self.written.get("end")
-        return end is not None and (end >= 0 or self.written.get("started", 0) < 0)
+    def _has_reported_end(self) -> bool:
+        """Whether an event reported the end, rather than that silence or labels implied it."""
+        return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:
-        """Apply or withdraw an end that silence implied. Drop steps after a final end: only running jobs need them."""
-        if self._has_final_end:
+        """Apply or withdraw an end that silence implied. Drop steps after a reported end: only running jobs need them.
+
+        Life after a silent end withdraws it, unless labels implied the start as well: they begin a new attempt.
+        """
+        if self._has_reported_end:
             self.steps.clear()
             self.rank_steps.clear()
             self.steps_told = 0
@@ -226,9 +228,10 @@ class JobAttempt:
         elif self.silent_end is None and isinstance(self.failure, Failed):
             self.silent_end = self.failure  # a snapshot of a version that stored no silent end
         if self.silent_end is not None:
-            is_reported = self.started_ms is not None and self.written.get("started", -1) >= 0
-            alive_ms = max(self.heard_ms, self.started_ms or 0) if is_reported else self.heard_ms
-            stands = self._has_final_end or alive_ms <= self.silent_end.time_ms
+            start = self.written.get("started")
+            alive_ms = self.heard_ms if start is None else max(self.heard_ms, self.started_ms or 0)
+            is_by_labels = start is not None and start < 0
+            stands = is_by_labels or alive_ms <= self.silent_end.time_ms
             self._set_end(self.silent_end if stands else None)
 
     def _set_end(self, end: EndEvent | None) -> None:
