@@ -41,7 +41,7 @@ soak: $(VENV)/.installed-dev ## the long runs of the integration suite, longer: 
 	FLEETCAST_SOAK_GPUS=1024 FLEETCAST_SOAK_HOURS=48 CRASH_KILLS=300 CRASH_PIPELINE_KILLS=200 BACKPRESSURE_S=60 \
 	$(BIN)/python -m pytest -m integration tests/integration/test_soak.py tests/integration/crash/test_kills.py \
 	  tests/integration/crash/test_streams.py tests/integration/crash/test_backpressure.py $(ARGS)
-	FLEETCAST_FUZZ=40 $(BIN)/python -m pytest tests/laws/test_play_laws.py $(ARGS)
+	FLEETCAST_FUZZ=40 $(BIN)/python -m pytest tests/laws/test_play_laws.py tests/cli/test_hostile_options.py $(ARGS)
 
 bench: $(VENV)/.installed ## every hot path at its sizes, one JSON line a case
 	$(BIN)/fleetcast bench --json - $(ARGS)

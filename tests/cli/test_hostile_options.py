@@ -13,8 +13,9 @@ from tests.cli.hostile_options import (
     load_everything,
     run_case,
 )
+from tests.fuzz.bounds import EFFORT
 
-SHARE = 0.03  # of all cases, outside the integration suite
+SHARE = min(1.0, 0.075 * EFFORT)  # of all cases: 3 % in `make test`, all of them in `make soak`
 SEED = 1
 COMMANDS = sorted(commands())
 
@@ -25,23 +26,13 @@ def _loaded() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_options_meet_some_values_with_a_sentence(command: str, tmp_path: Path) -> None:
-    _check(command, SHARE, tmp_path)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_meets_every_value_with_a_sentence(command: str, tmp_path: Path) -> None:
-    _check(command, 1.0, tmp_path)
-
-
-def _check(command: str, share: float, folder: Path) -> None:
+def test_options_meet_hostile_values_with_a_sentence(command: str, tmp_path: Path) -> None:
     """Run a command with a share of the hostile values, the same ones each time."""
-    hostile_files(folder)
+    hostile_files(tmp_path)
     usual, *cases = cases_of(command)
-    expected = run_case(usual, folder).output
-    chosen = Random(SEED).sample(cases, round(share * len(cases)))
-    problems = [complaint(case, run_case(case, folder), expected) for case in chosen]
+    expected = run_case(usual, tmp_path).output
+    chosen = Random(SEED).sample(cases, round(SHARE * len(cases)))
+    problems = [complaint(case, run_case(case, tmp_path), expected) for case in chosen]
     assert [problem for problem in problems if problem] == []
 
 
