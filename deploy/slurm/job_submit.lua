@@ -32,7 +32,8 @@ local function advice(key)
   if left_s <= 0 or left_s > VALID_S then
     return nil
   end
-  for line in content(bucket(key)):gmatch("([^\n]+)\n") do -- whole lines: a name that is cut can be another name
+  local lines = content(bucket(key)):match("^(.*)\n") or "" -- whole lines: a name that is cut can be another name
+  for line in lines:gmatch("[^\n]+") do
     if #line <= LONGEST and line:sub(-#key) == key then
       local p50, p90, name = line:match("^(%d+) (%d+) %d+ (.+)$")
       if name == key then
