@@ -111,16 +111,18 @@ class Reader:
         return done
 
     def _here(self, text: str) -> str:
-        """Return the command with the addresses of this site, and ports and folders that are free."""
+        """Return the command with the addresses of this site, free ports and folders, and a demo that ends at once."""
         for said in sorted(self.places, key=len, reverse=True):
             text = text.replace(said, self.places[said])
         more = ""
         if re.search(r"\bfleetcast (?:run|demo)\b", text):
             more = f" --port {free_port()}"
+        if re.search(r"\bfleetcast demo\b", text):
+            more += " --no-worth"  # after Ctrl-C it would simulate a day beside a risk-blind engine
         if re.search(r"\bfleetcast run\b", text):
             more += f" --state {shlex.quote(str(self.folder / 'own'))}"
         if text.startswith("make demo"):
-            return f'make demo ARGS="--port {free_port()} --folder {self.folder / "demo"}"'
+            return f'make demo ARGS="--port {free_port()} --no-worth --folder {self.folder / "demo"}"'
         at = re.search(r"\s+#", text) if more else None
         return text[: at.start()] + more + text[at.start() :] if at else text + more
 
