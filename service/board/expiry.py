@@ -31,7 +31,7 @@ class Expiry:
         self._inbox = config.inbox
         self.listening = ListeningReader(config.folder)
         self._ends: dict[str, End] = {}  # request id -> where the inbox ended when its time was found to be over
-        self.paused: Counter[str] = Counter()  # source, or REFUSED -> the intents that wait for it
+        self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
     def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
         """The requests whose time is over, upon a board that knows of every start until then."""
@@ -39,14 +39,14 @@ class Expiry:
         if over.keys() != self._ends.keys():
             end = inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
             self._ends = {request_id: self._ends.get(request_id, end) for request_id in over}
-        self.paused = Counter()
+        self.paused = Counter({REFUSED: 0})
         made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
         if not made_after:
             return set()
         left = unread(self._inbox, _folded(board))
         folded = [row for row in made_after if covers(left, self._ends[row.request_id])]
         waits = self._waits(folded, intents, board, now_ms)
-        self.paused = Counter(source for sources in waits.values() for source in sources)
+        self.paused.update(source for sources in waits.values() for source in sources)
         return {row.request_id for row in folded if not waits[row.request_id]}
 
     def _waits(

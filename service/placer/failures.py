@@ -9,12 +9,19 @@ from prometheus_client import Counter
 
 logger = logging.getLogger(__name__)
 
+PASS, START_TIMES = "pass over the queue", "sampling of start times"
+
 
 class Failures:
-    """Counts failures by part, and logs each new one with its traceback."""
+    """Counts failures by part, and logs each new one with its traceback.
+
+    Each part has a count of 0 from the beginning: Prometheus sees no increase in a series that begins with 1.
+    """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
+        for part in (PASS, START_TIMES):
+            counter.labels(part)
         self._logged: dict[str, str] = {}
         self.last: Exception | None = None
 
@@ -37,6 +44,8 @@ class Failures:
         return self._guarded(f"scorer {name}", function, np.float64, 0.0)
 
     def _guarded(self, part: str, function: Callable[..., Any], kind: type, otherwise: Any) -> Callable[..., Any]:
+        self._counter.labels(part)
+
         def guarded(request: Any, view: Any, options: Any) -> Any:
             try:
                 found = function(request, view, options)

@@ -118,7 +118,7 @@ class PlacerMetrics:
         )
 
     def show_paused(self, paused: Mapping[str, int]) -> None:
-        """Show the promises that wait, by what they wait for. A source that none waits for loses its series."""
+        """Show the promises that wait, by what they wait for. A source that no promise waits for loses its series."""
         if paused == self._paused:
             return
         self._paused = dict(paused)

@@ -37,7 +37,7 @@ from service.board.expiry import Expiry
 from service.config import Config
 from service.placer.charged_clock import STEP_MS
 from service.placer.charging import leaf_name
-from service.placer.failures import Failures
+from service.placer.failures import PASS, Failures
 from service.placer.metrics import PlacerMetrics
 from service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from service.placer.queue_pass import QueuePass
@@ -344,7 +344,7 @@ class PlacementService:
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed. The tree of queues before serves if none has passed with the one that does."""
-        why = self.failures.record("pass over the queue", error)
+        why = self.failures.record(PASS, error)
         self.stalled = f"nothing is placed from the queue now: the {why}"
         self.queues.withdraw_tree(why)
 

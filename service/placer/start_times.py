@@ -42,6 +42,7 @@ from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
 from service.placer.arrivals import arrivals_of
+from service.placer.failures import START_TIMES
 from service.placer.service import PlacementService
 from service.placer.view import waiting_of
 
@@ -82,7 +83,7 @@ class StartTimeSampler:
             except (StaleError, LedgerError):
                 pass
             except Exception as error:  # start times grow old, and requests are placed all the same
-                self.service.failures.record("sampling of start times", error)
+                self.service.failures.record(START_TIMES, error)
                 self._at_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), LOOK_S)
