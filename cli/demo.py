@@ -189,7 +189,7 @@ class DemoRun:
                 if process.returncode is not None:
                     raise typer.Exit(_died(name, process.returncode, self.folder))
             fleet = await _get(session, "/v1/fleet")
-            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_told():
+            if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_received():
                 return
             if time.monotonic() > deadline:
                 typer.echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
@@ -207,7 +207,7 @@ class DemoRun:
         if risk:
             for node, reason in self.watch.note(risk["rows"], risk["as_of_ms"]):
                 self.screen.say(f"{node} flagged: {reason}")
-            await self._look_at_flagged(session, risk["rows"])
+            await self._read_flagged(session, risk["rows"])
         answer = await _get(session, f"/v1/placements?after={self._cursor}")
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
@@ -216,7 +216,7 @@ class DemoRun:
                 self.screen.say(row["sentence"])
         self._tell_story()
 
-    async def _look_at_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
+    async def _read_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
         """Record every reason of the flagged nodes, since the ranking names only the first."""
         for row in rows:
             name, looks = row["node"], (row["reason"], row["parts"])
@@ -267,8 +267,8 @@ class DemoRun:
         tail = errors.decode(errors="replace").strip().splitlines()[-3:]
         return {"error": f"ended with {process.returncode}: {' / '.join(tail) or 'it printed nothing'}"}
 
-    def _is_past_told(self) -> bool:
-        """Whether the service knows the fleet's history, running jobs and queue: the page opens on all of it."""
+    def _is_past_received(self) -> bool:
+        """Return whether the service knows the fleet's history, running jobs and queue: the page opens on all of it."""
         path = self.folder / "sim.json"
         return path.exists() and bool(self._simulated()["live"])
 

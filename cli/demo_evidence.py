@@ -43,13 +43,13 @@ class FlagReason:
 
     @property
     def flags(self) -> bool:
-        """Whether its rule asks for more than watching."""
+        """Return whether its rule asks for more than watching."""
         from models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
     def shows(self, fault: Mapping[str, Any]) -> bool:
-        """Whether this is about the kind of a fault, and about its part or its whole node."""
+        """Return whether this is about the kind of a fault, and about its part or its whole node."""
         if not self.flags or not self._is_on(fault):
             return False
         if self.rule.startswith("xid_"):

@@ -41,7 +41,7 @@ class Flag:
 
     @property
     def is_reported(self) -> bool:
-        """Whether nothing but what others reported asks for more than watching."""
+        """Return whether nothing but what others reported asks for more than watching."""
         rules = {each.rule for _, each in self.seen.values() if each.flags}
         return bool(rules) and rules <= REPORTED
 

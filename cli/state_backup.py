@@ -34,7 +34,7 @@ def backup(
     from cli.state import settings_of
     from service.state_backup import back_up
 
-    _tell(back_up(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
+    _summarise(back_up(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
 
 
 def verify(
@@ -50,7 +50,9 @@ def verify(
     from service.state_backup import verify_backup
 
     with tempfile.TemporaryDirectory(prefix="fleetcast-verify-") as scratch:
-        _tell(verify_backup(configured(config, None), backup, Path(scratch), _say), f"{backup} is what was written")
+        _summarise(
+            verify_backup(configured(config, None), backup, Path(scratch), _say), f"{backup} is what was written"
+        )
 
 
 def restore(
@@ -70,14 +72,14 @@ def restore(
     from service.state_backup import restore as restore_state
 
     settings = configured(config, state)
-    _tell(restore_state(settings, backup, _say), f"{settings.folder} is restored")
+    _summarise(restore_state(settings, backup, _say), f"{settings.folder} is restored")
 
 
 def _say(step: str) -> None:
     typer.echo(f"{step} …", err=True)
 
 
-def _tell(manifest: "Manifest", done: str) -> None:
+def _summarise(manifest: "Manifest", done: str) -> None:
     from fleet.clock import moment
 
     size = sum(row.bytes for row in manifest.files)

@@ -211,7 +211,7 @@ class JobAttempt:
 
     @property
     def _has_reported_end(self) -> bool:
-        """Whether an event reported the end, rather than that silence or labels implied it."""
+        """Return whether an event reported the end, rather than that silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:

@@ -17,7 +17,7 @@ _NODE = re.compile(r"(?![-.])[-.:%_]*[A-Za-z0-9][-A-Za-z0-9_.:%]*")
 
 
 def is_node_name(text: str) -> bool:
-    """Whether a node can have this name.
+    """Return whether a node can have this name.
 
     >>> [is_node_name(name) for name in ("n001", "gpu_7.site-a.example", "10.0.0.1:9400", "::1", "n 1", "n[1-4]", "..")]
     [True, True, True, True, False, False, False]

@@ -28,7 +28,7 @@ class Promise:
 
     @property
     def is_held(self) -> bool:
-        """Whether the attempt has its GPUs by this promise, or had them until its end."""
+        """Return whether the attempt has its GPUs by this promise, or had them until its end."""
         return self.state in HELD
 
 
@@ -52,14 +52,14 @@ class PromiseReader:
             except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
                 self.close()
                 if is_last_try:
-                    self._note(f"{self._path} cannot be read: {error}")
+                    self._set_unreadable(f"{self._path} cannot be read: {error}")
             else:
-                self._note("")
+                self._set_unreadable("")
                 return None if row is None else Promise(str(row[0]), IntentState(row[1]))
         return None
 
     def admits(self, job: str, attempt: int) -> bool:
-        """Whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""
+        """Return whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""
         promise = self.find(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held
 
@@ -84,7 +84,7 @@ class PromiseReader:
         row: tuple[str, str] | None = self._db.execute(OF_ATTEMPT, (job, attempt)).fetchone()
         return row
 
-    def _note(self, why: str) -> None:
+    def _set_unreadable(self, why: str) -> None:
         if why and why != self.unreadable:
             logger.error("%s; meanwhile no limit refuses a name", why)
         self.unreadable = why

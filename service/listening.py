@@ -39,7 +39,7 @@ class Listening(msgspec.Struct, frozen=True):
     until_ms: int
 
     def covers(self, expires_ms: int, grace_ms: int) -> bool:
-        """Whether a start could be received up to the expiry, and for `grace_ms` after the last interruption."""
+        """Return whether a start could be received up to the expiry, and for `grace_ms` after the last interruption."""
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
 

@@ -80,7 +80,7 @@ def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iter
 
 
 def is_role_held(config: Config, role: str) -> bool:
-    """Whether another process holds a role now."""
+    """Return whether another process holds a role now."""
     try:
         file = os.open(config.folder / f"{role}.lock", os.O_RDWR)
     except OSError:

@@ -89,7 +89,7 @@ def decode_body(
         if is_full:
             if index >= 2 * MAX_RECORDS:
                 break
-            _note_start(part, decoded)
+            _add_refused_start(part, decoded)
             continue
         try:
             if isinstance(part, RecordError):
@@ -97,12 +97,12 @@ def decode_body(
             decoded.records.append(DecodedRecord(index, part, decode_event(part, now_ms, future_limit_ms)))
         except RecordError as error:
             decoded.rejected.append((index, error.with_traceback(None)))  # a traceback would keep the record alive
-            _note_start(part, decoded)
+            _add_refused_start(part, decoded)
     return decoded
 
 
 class _Head(msgspec.Struct):
-    """Whose a refused record is, whatever else is wrong with it."""
+    """The job, attempt and type of a refused record, whatever else is wrong with it."""
 
     job: str
     type: str
@@ -113,8 +113,8 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 RUNS = frozenset({"started", "resized", "phase", "step", "checkpoint"})  # types of events of a job that runs
 
 
-def _note_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
-    """Note the attempt of a refused record that says that it runs."""
+def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
+    """Record the attempt of a refused record that says that it runs."""
     if isinstance(part, RecordError):
         return
     with contextlib.suppress(ValueError, RecursionError):

@@ -87,7 +87,8 @@ class _Owned:
         self.count: Counter[str] = Counter()
         self._as_of: _Known | None = None
 
-    def note_caller(self, caller: str, now_ms: int) -> None:
+    def record_caller(self, caller: str, now_ms: int) -> None:
+        """Record that a caller brought a new name, and forget callers that brought none for an hour."""
         self.callers[caller] = now_ms
         self.callers.move_to_end(caller)
         while len(self.callers) > CALLERS_KEPT or next(iter(self.callers.values())) < now_ms - CALLER_MS:
@@ -157,7 +158,7 @@ class NewNames:
         if bound is None:
             return ""
         if bound:
-            self._owned[bound].note_caller(caller, self._clock.steady_ms())
+            self._owned[bound].record_caller(caller, self._clock.steady_ms())
             if self.used(bound) >= getattr(self.limits, bound) or self.is_filled_by(caller, bound):
                 return bound
         purse = self._purse(caller)
@@ -171,7 +172,7 @@ class NewNames:
         return ""
 
     def is_filled_by(self, caller: str, bound: str) -> bool:
-        """Whether the caller has used up its share of a bound."""
+        """Return whether the caller has used up its share of a bound."""
         owned, share = self._owned[bound], self.share(bound)
         if owned.count[caller] < share:
             return False

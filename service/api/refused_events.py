@@ -15,7 +15,7 @@ from service.http.request_head import RequestHead
 EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is Scope.EVENTS)
 
 
-def note_refused_request(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
+def interrupt_for_refused_events(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
     """Interrupt the api's statement if the request is one for events, from a caller that may send them.
 
     `names`: those on the client's certificate.

@@ -14,7 +14,7 @@ from service.api.app import create_app
 from service.api.external_metrics import serve_external_metrics
 from service.api.grpc_extra import require_grpc
 from service.api.hot_path import hot_protocol
-from service.api.refused_events import note_refused_request
+from service.api.refused_events import interrupt_for_refused_events
 from service.api.routes.context import Context
 from service.config import ApiConfig, Config
 from service.exit_reason import announce_ready, api_name
@@ -73,7 +73,7 @@ def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractA
 
 def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
     """Make the class of the api's HTTP connections."""
-    turned_away = functools.partial(note_refused_request, context)
+    turned_away = functools.partial(interrupt_for_refused_events, context)
     return hot_protocol(context, protocol_of(pool, context.metrics.refuse_connection, turned_away))
 
 

@@ -69,7 +69,7 @@ class ConnectionPool:
         self._refused: dict[ConnectionPlace, None] = {}
 
     def is_ready(self, files: int = 1) -> bool:
-        """Whether a connection that is accepted now finds room or is refused, without another one losing its grace."""
+        """Return whether a new connection finds room or is refused without another one losing its grace."""
         if self.used + files <= self.limits.max_connections:
             return True
         if self._silent or self._resting:
@@ -137,7 +137,7 @@ class ConnectionPool:
 
 
 def _is_due(places: dict[ConnectionPlace, None]) -> bool:
-    """Whether the oldest of these has had its grace."""
+    """Return whether the oldest of these has had its grace."""
     return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
 
 

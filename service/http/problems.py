@@ -144,7 +144,7 @@ async def http_problem(request: Request, error: Exception) -> Response:
 
 
 def is_out_of_files(error: BaseException) -> bool:
-    """Whether the process or the system has no file descriptor left."""
+    """Return whether the process or the system has no file descriptor left."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 

@@ -149,7 +149,7 @@ class FleetState:
         return self._apply_node_events(batch.node_events)
 
     def _is_placed(self, event: JobEvent) -> bool:
-        """Whether the placer has placed the attempt of this event. It is asked at the first event, and at a start."""
+        """Return whether the placer has placed this attempt. Asked at its first event, and at a start."""
         attempt = self.jobs.attempts.get((event.job, event.attempt))
         if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
             return False

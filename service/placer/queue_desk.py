@@ -86,7 +86,7 @@ class QueueDesk:
             found, change = await self._checked(text, generation, capacity, waiting)
         except RequestError as error:
             if not dry_run:
-                file.note_refused(service.clock.now_ms(), caller, digest_of(text), str(error))
+                file.audit_refusal(service.clock.now_ms(), caller, digest_of(text), str(error))
             raise
         if dry_run:
             return change

@@ -131,9 +131,9 @@ class QueueFile:
             return
         self.refused = read.why
         if read.why:
-            self.note_refused(now_ms, "placer", read.digest, read.why)
+            self.audit_refusal(now_ms, "placer", read.digest, read.why)
 
-    def note_refused(self, now_ms: int, caller: str, digest: str, why: str) -> None:
+    def audit_refusal(self, now_ms: int, caller: str, digest: str, why: str) -> None:
         """Write into the audit that a file was refused."""
         self._note(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
 
@@ -156,7 +156,7 @@ class QueueFile:
         self._ledger.remember(queues_failed=self._failed, queues_text="")
         self.confirm()
         self.refused = f"the first pass with it failed: {why}"
-        self.note_refused(now_ms, "placer", self._failed, self.refused)
+        self.audit_refusal(now_ms, "placer", self._failed, self.refused)
 
     def put(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
         """Write a checked text to the file and serve it. ConflictError for another generation."""
