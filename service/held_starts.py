@@ -4,6 +4,7 @@ The job may run although its start was refused, for a clock that is ahead or a f
 lets no promise expire that has a mark. A mark is an empty file whose name is a hash of the request's id.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,12 +35,16 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
 
 
 def marked(state: Path, active: Iterable[str]) -> set[str]:
-    """Return the active requests that have a mark, and remove the marks of all others."""
+    """Return the active requests that have a mark, and remove the marks of all others.
+
+    A disk that refuses the removal changes no answer: the next call tries again.
+    """
     folder = marks_folder(state)
     there = set(files.listing(folder))
     if not there:
         return set()
     by_mark = {mark_of(request_id): request_id for request_id in active}
     for name in there - by_mark.keys():
-        (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
     return {by_mark[name] for name in there & by_mark.keys()}
