@@ -55,6 +55,7 @@ class Clients:
         self.rng = rng
         self.jobs: list[Job] = []
         self.quiet = False  # no new jobs, no dawdling
+        self.given_up: set[tuple[str, int]] = set()  # a limit refused their start; a copy of it may still arrive
         self._numbers = 0
 
     def act(self) -> None:
@@ -125,6 +126,7 @@ class Clients:
                     then()
                 elif kind == "started":  # its promise is over, so that it is a stranger
                     self.world.oracle.released(job)
+                    self.given_up.add(job.key)
                     self._gone(job)
 
         job.asked, job.asked_ms = True, self.world.steady_ms

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fleet.jobs import JobTable
 from fleet.requests import Decision
 from placement.ledger import Intent
 
@@ -153,9 +154,10 @@ class Oracle:
 
     # -- found once
 
-    def found(self, attempts: dict[tuple[str, int], Any], keys: Iterable[EventKey], when: str) -> None:
+    def found(self, jobs: JobTable, keys: Iterable[EventKey], when: str) -> None:
         """Every event of `keys`, which were acknowledged, is in the pipeline's table, once."""
         self.checks += 1
+        attempts = {(row.job, row.attempt): row for row in jobs}
         for job, attempt, sequence in keys:
             row = attempts.get((job, attempt))
             if row is None or sequence not in _numbers(row):
@@ -165,11 +167,11 @@ class Oracle:
             if len(kept) != len(set(kept)):
                 raise Broken("found once", f"events of {key} were folded twice {when}: {kept}")
 
-    def counted(self, attempts: dict[tuple[str, int], Any], position: int) -> None:
-        """As many events were applied as there are different ones."""
-        told = sum(last - first + 1 for row in attempts.values() for first, last in row.seen.runs)
-        if told != position:
-            raise Broken("found once", f"{position} events were applied, {told} different ones are known")
+    def counted(self, jobs: JobTable) -> None:
+        """As many events were applied as there are different ones, those of jobs at rest included."""
+        known = sum(last - first + 1 for row in jobs for first, last in row.seen.runs)
+        if known != jobs.position:
+            raise Broken("found once", f"{jobs.position} events were applied, {known} different ones are known")
 
     # -- archived once
 

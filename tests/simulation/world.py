@@ -166,8 +166,8 @@ class World:
             self.counts["ticks"] += 1
             jobs = process.pipeline.state.jobs
             if process.ticks == 1:
-                self.oracle.found(jobs.attempts, process.acknowledged, "at the first board after a start")
-            self.oracle.counted(jobs.attempts, jobs.position)
+                self.oracle.found(jobs, process.acknowledged, "at the first board after a start")
+            self.oracle.counted(jobs)
 
     def _look_at_expired(self, placer: Placer) -> None:
         ledger = placer.service.ledger
@@ -443,9 +443,9 @@ class World:
         pipeline = self.processes["pipeline"]
         assert isinstance(pipeline, PipelineProcess)
         jobs = pipeline.pipeline.state.jobs
-        self.oracle.found(jobs.attempts, list(self.oracle.acknowledged), "at the end")
+        self.oracle.found(jobs, list(self.oracle.acknowledged), "at the end")
         self.oracle.all_archived()
-        runs = [row.job for row in jobs.running()]
+        runs = [row.job for row in jobs.running() if (row.job, row.attempt) not in self.clients.given_up]
         if runs:
             raise Broken("progress", f"all jobs have ended, {runs} still run on the board")
 
