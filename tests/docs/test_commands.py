@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,12 +16,13 @@ import typer
 from cli.main import app
 from tests.docs import commands
 from tests.docs.commands import OTHERS, PAGES, SHELLS, SUITES, PageBlock, blocks_of, help_examples
-from tests.docs.pages import ROOT, codes_of, name_of
+from tests.docs.pages import ROOT, codes_of, name_of, prose_of, text_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SHELL_BLOCKS = [block for block in BLOCKS if block.is_shell]
 PARSED = [(f"{block.page}:{block.line}", one.text) for block in SHELL_BLOCKS for one in block.commands]
 OPERATORS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")", "then", "do"}
+PROGRAMS = ("curl", "docker", "fleetcast", "helm", "kubectl", "make", "mv", "pip", "python3?", "scontrol", "tail")
 LACKS = ("MissingParameter", "NoArgsIsHelpError")  # a sentence may name a command without its arguments
 SERVED = ("tests/integration/test_documents.py", *SUITES.values())
 
@@ -41,6 +43,12 @@ def test_a_tag_decides_where_each_block_of_commands_runs(block: PageBlock) -> No
     assert block.tag in ("run", "slow") or (suite and suite[1] in SUITES) or re.match(r"not run: \w+ \w+", block.tag), (
         f"{where(block)}: begin it with a tag of tests/docs/commands.py, found {block.tag!r}"
     )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_is_outside_a_block(page: Path) -> None:
+    """Indented code has no tag, so nothing would run it."""
+    assert re.findall(rf"^ {{4,}}(?:\$ )?(?:{'|'.join(PROGRAMS)}) .*$", prose_of(text_of(page)), re.MULTILINE) == []
 
 
 @pytest.mark.parametrize("suite", SERVED)

@@ -157,15 +157,35 @@ def _fabric(folder: Path, service: Service, places: Words, variables: Words) -> 
     (folder / "topology.toml").write_text('[[rack]]\nname = "r1"\nnodes = "n[001-002]"\ngpus = 8\ngpu_model = "H100"\n')
 
 
+def _incident(folder: Path, service: Service, places: Words, variables: Words) -> None:
+    """The address of the service, and the log of a role."""
+    places |= {"API/": f"http://127.0.0.1:{service.port}/", "LOG": str(service.folder / "service.log")}
+
+
+def _state(folder: Path, service: Service, places: Words, variables: Words) -> None:
+    """A disk for backups."""
+    places["/backup"] = str(folder / "backup")
+    (folder / "backup").mkdir()
+
+
+def _client(folder: Path, service: Service, places: Words, variables: Words) -> None:
+    """A folder for the package, so that the installation of these tests stays as it is."""
+    places["pip install"] = f"pip install --no-deps --no-build-isolation --target {folder / 'packages'}"
+
+
 def _loop(folder: Path, service: Service, places: Words, variables: Words) -> None:
     """The environment of a job of Slurm."""
+    _client(folder, service, places, variables)
     variables |= {"FLEETCAST_URL": f"http://127.0.0.1:{service.port}", "FLEETCAST_TOKEN": "none"}
     variables |= {"SLURM_JOB_ID": "4711", "STEP": "7", "SECONDS_OF_STEP": "1.5"}
 
 
 PREPARED: dict[str, Callable[[Path, Service, Words, Words], None]] = {
+    "dashboards/runbooks.md": _incident,
+    "docs/operating-state.md": _state,
     "docs/queues.md": _queues,
     "docs/placement.md": _audit,
+    "docs/schedulers/ray.md": _client,
     "docs/sources/infiniband.md": _fabric,
     "docs/sources/launchers.md": _launch,
     "sdk/README.md": _loop,
