@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import ConfigOption, StateOption, configured
+from cli.screen import echo, echo_text
 
 if TYPE_CHECKING:
     from service.adapter_records import AdapterRecords, AdapterStatus
@@ -36,10 +37,10 @@ def list_adapters(config: ConfigOption = None, state: StateOption = None, as_jso
     """
     rows = _rows(_loaded(config, state))
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        echo_text(json.dumps(rows, indent=2))
         return
     for row in rows:
-        typer.echo(f"{row['name']:<20} {row['kind']:<9} {row['mode']:<8} {_standing(row)}".rstrip())
+        echo(f"{row['name']:<20} {row['kind']:<9} {row['mode']:<8} {_standing(row)}".rstrip())
 
 
 @app.command("show")
@@ -56,13 +57,13 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
     row = _row(loaded, name)
     lines = AdapterRecords(loaded.folder).newest(name, LINES)
     if as_json:
-        typer.echo(json.dumps({**row, "audit": msgspec.to_builtins(lines)}, indent=2))
+        echo_text(json.dumps({**row, "audit": msgspec.to_builtins(lines)}, indent=2))
         return
     for key, value in row.items():
-        typer.echo(f"{key:<12} {value}")
+        echo(f"{key:<12} {value}")
     for line in lines:
         change = f"{line.seen or '-'} -> {line.value or '-'}"
-        typer.echo(f"{_time(line.time_ms)}  {line.outcome:<9} {line.key} {line.field}: {change}  {line.why}".rstrip())
+        echo(f"{_time(line.time_ms)}  {line.outcome:<9} {line.key} {line.field}: {change}  {line.why}".rstrip())
 
 
 @app.command("withdraw")
@@ -100,19 +101,19 @@ def withdraw(
 def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
     """Take one adapter back, or let it write again, and say so. False: not all of it could be taken back yet."""
     if _row(config, name)["kind"] != "writer":
-        typer.echo(f"{name} only answers: there is nothing to take back")
+        echo(f"{name} only answers: there is nothing to take back")
         return True
     told_ms = None if records.is_withdrawn(name) else records.status().as_of_ms
     records.withdraw(name, undo=undo)
     if undo:
-        typer.echo(f"{name} writes again from the next board on")
+        echo(f"{name} writes again from the next board on")
         return True
     is_done, status = _withdrawn(config, records, name, told_ms)
     if not is_done:
         why = f": {status.error}" if status and status.error else ""
-        typer.echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
+        echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
         return False
-    typer.echo(f"{name} is taken back and writes no more: fleetcast adapters withdraw {name} --undo lets it")
+    echo(f"{name} is taken back and writes no more: fleetcast adapters withdraw {name} --undo lets it")
     return True
 
 

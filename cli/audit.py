@@ -2,12 +2,13 @@
 
 import json
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cli.screen import echo, echo_text
 
 if TYPE_CHECKING:
     from placement.ledger_verify import LedgerVerdict
@@ -60,7 +61,7 @@ def verify_trail(
     verdict = verify(path, head or "")
     if json_path is None:
         for line in _told(path, head, verdict):
-            typer.echo(line)
+            echo(line)
     else:
         _write(json_path, {"ledger": str(path), "ok": verdict.ok, **asdict(verdict)})
     if not verdict.ok:
@@ -86,16 +87,16 @@ def _told(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
 
 
 def _complain(path: Path, verdict: "LedgerVerdict") -> None:
-    typer.echo(f"fleetcast: {path} is not what was written:", err=True)
+    echo(f"fleetcast: {path} is not what was written:", err=True)
     for finding in verdict.findings:
-        typer.echo(f"  {finding.sentence}", err=True)
+        echo(f"  {finding.sentence}", err=True)
     if verdict.left_out:
-        typer.echo(f"  … and {verdict.left_out:,} more", err=True)
+        echo(f"  … and {verdict.left_out:,} more", err=True)
 
 
 def _write(path: str, document: Any) -> None:
     text = json.dumps(document) + "\n"
     if path == "-":
-        sys.stdout.write(text)
+        echo_text(text, nl=False)
     else:
         Path(path).write_text(text, encoding="utf-8")

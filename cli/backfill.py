@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import configured
+from cli.screen import echo
 from fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def backfill(
         raise SourceError(f"cannot write the archive: {error}; the next run goes on there") from None
     kept = archive.counts
     bad = ", ".join(f"{count} {reason}" for reason, count in taken.bad.most_common()) or "none"
-    typer.echo(
+    echo(
         f"{taken.samples:,} samples read, {kept.rows:,} written, {kept.repeats:,} were there, "
         f"{kept.too_old:,} too old to keep; bad series: {bad}"
     )
@@ -124,7 +125,7 @@ class SlowClient:
             waited_s = time.monotonic() - began
             behind_bar = "\n" if sys.stderr.isatty() else ""
             told = f"waiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s"
-            typer.echo(behind_bar + told, err=True)
+            echo(behind_bar + told, err=True)
 
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
@@ -157,14 +158,14 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
         archive.close()
         client.close()
     if work.taken.skipped:
-        typer.echo(f"{work.taken.skipped} of {len(windows)} windows were done before", err=True)
+        echo(f"{work.taken.skipped} of {len(windows)} windows were done before", err=True)
     return work.taken, archive
 
 
 def _warn_of_days(config: "Config", wish: "Wish", now_ms: int) -> None:
     days = config.archive.keep_days
     if days and wish.first_ms < now_ms - days * 86_400_000:
-        typer.echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)
+        echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)
 
 
 def seconds_of(option: str, text: str) -> float:

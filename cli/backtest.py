@@ -25,6 +25,7 @@ from cli.options import (
     write_html,
     write_json,
 )
+from cli.screen import echo
 
 TASKS = ("demand", "duration")
 
@@ -78,8 +79,8 @@ def backtest(
             pieces = duration_windows(source.read_jobs(), windows, seed, share)
         results = run(task, pieces, address=dask, processes=processes, say=say)
     for line in results.skipped:
-        typer.echo(f"skipped {line}", err=True)
-    typer.echo(summary(results), err=True)
+        echo(f"skipped {line}", err=True)
+    echo(summary(results), err=True)
     about = {"task": task, "seed": seed, "windows": len(pieces), "source": str(data or source.archive)}
     write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
     write_html(html, lambda: report_html(results))

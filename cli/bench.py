@@ -14,6 +14,7 @@ import typer
 
 from cli.options import check_outputs
 from cli.results_table import bench_rows, machine_note, short, write_table
+from cli.screen import echo
 
 SIZES = (1_000, 10_000, 100_000)
 # parts of benchmarks
@@ -55,14 +56,14 @@ def bench(
             try:
                 for line in _run(name, size):
                     lines.append(line)
-                    typer.echo(_human(line), err=True)
+                    echo(_human(line), err=True)
                     file.write(json.dumps(line) + "\n")
                     file.flush()
                 if results is not None and lines:
                     command = ["fleetcast", "bench", name, *(f"--size={one}" for one in size or ())]
                     write_table(results, f"bench {name}", command, bench_rows(lines), machine_note(lines[0]))
             except AssertionError as error:
-                typer.echo(f"{name}: measures no success: {error}", err=True)
+                echo(f"{name}: measures no success: {error}", err=True)
                 failed = True
     if failed:
         raise typer.Exit(1)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.screen import echo
+
 if TYPE_CHECKING:
     from service.config import Config
     from service.http.tls import Tls
@@ -35,21 +37,21 @@ def check_config_file(
     sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
     doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
-    typer.echo(f"{path}: fine")
+    echo(f"{path}: fine")
     if config.fleet.topology:
         topology = load_topology(Path(config.fleet.topology))
-        typer.echo(f"topology: {len(topology)} nodes, {int(topology.gpus.sum())} GPUs")
+        echo(f"topology: {len(topology)} nodes, {int(topology.gpus.sum())} GPUs")
     else:
-        typer.echo("topology: none named, every node will be unplaced")
-    typer.echo(f"sources: {', '.join(source.name for source in sources)}")
-    typer.echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
-    typer.echo(f"api: {config.url}  placer: port {config.placer.port}")
+        echo("topology: none named, every node will be unplaced")
+    echo(f"sources: {', '.join(source.name for source in sources)}")
+    echo(f"scrape targets: {len(config.scrape.targets)}, every {config.scrape.interval_s:g} s")
+    echo(f"api: {config.url}  placer: port {config.placer.port}")
     if config.api.grpc_port:
-        typer.echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
-    typer.echo(f"tls: {tls_line(config, tls)}")
-    typer.echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
-    typer.echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
-    typer.echo(f"state: {config.folder}  adapters: {', '.join(doors) or 'none'}")
+        echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
+    echo(f"tls: {tls_line(config, tls)}")
+    echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
+    echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
+    echo(f"state: {config.folder}  adapters: {', '.join(doors) or 'none'}")
 
 
 def tls_line(config: "Config", tls: "Tls | None") -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.screen import echo
+
 if TYPE_CHECKING:
     from ingest.job_tables import JobColumns
 
@@ -38,16 +40,18 @@ def list_sets(data: DataOption = None) -> None:
 
     folder = data or data_folder()
     present = set_names(folder) if folder.is_dir() else ()
-    typer.echo(f"{folder}: {len(present)} sets" if present else f"{folder}: no data sets here")
+    echo(f"{folder}: {len(present)} sets" if present else f"{folder}: no data sets here")
     for name in present:
         known = public_set(name)
-        typer.echo(f"\n{name}" + (f"  {known.what} ({known.licence})" if known else ""))
+        echo()
+        echo(name + (f"  {known.what} ({known.licence})" if known else ""))
         _echo_files(folder, name)
     missing = [row for row in PUBLIC_SETS if row.name not in present]
     if missing:
-        typer.echo("\nmissing, and where each is published:")
+        echo()
+        echo("missing, and where each is published:")
     for row in missing:
-        typer.echo(f"  {row.name:<32} {row.home or 'not published as a set'}  ({row.licence})")
+        echo(f"  {row.name:<32} {row.home or 'not published as a set'}  ({row.licence})")
 
 
 def _echo_files(data: Path, name: str) -> None:
@@ -60,12 +64,12 @@ def _echo_files(data: Path, name: str) -> None:
         try:
             span = span_of(name, path)
         except FleetcastError as error:  # a table that pandas cannot read is still listed
-            typer.echo(f"  {path.name:<44} not a plain table ({error})")
+            echo(f"  {path.name:<44} not a plain table ({error})")
             continue
         words = f"  {span.first} to {span.last}" if span.first else ""
-        typer.echo(f"  {path.name:<44} {span.rows:>9,} rows{words}")
+        echo(f"  {path.name:<44} {span.rows:>9,} rows{words}")
     if len(files) > len(tables):
-        typer.echo(f"  {len(files) - len(tables)} other files")
+        echo(f"  {len(files) - len(tables)} other files")
 
 
 @app.command("split")
@@ -101,8 +105,8 @@ def split(
     report = split_set(data or data_folder(), name, at, [(key, value) for key, _, value in pairs], out)
     for row in report:
         counts = "copied to both" if row.train is None else f"train {row.train:,} rows, test {row.test:,} rows"
-        typer.echo(f"{row.file}: {counts}")
-    typer.echo(f"wrote {out / 'train'} and {out / 'test'}", err=True)
+        echo(f"{row.file}: {counts}")
+    echo(f"wrote {out / 'train'} and {out / 'test'}", err=True)
 
 
 @app.command("import")
@@ -149,6 +153,6 @@ def _write(history: "JobColumns", path: Path) -> None:
     part = path.with_suffix(".part")
     pq.write_table(pa.table(history.columns), part)
     part.replace(path)
-    typer.echo(f"{path}: {len(history):,} rows")
+    echo(f"{path}: {len(history):,} rows")
     for reason, count in sorted(history.skipped.items()):
-        typer.echo(f"  skipped {count:,}: {reason}")
+        echo(f"  skipped {count:,}: {reason}")

@@ -16,6 +16,7 @@ from cli.demo_guards import fresh, refuse_taken_ports, refuse_unknown_token
 from cli.demo_report import Totals, Watch, false_nodes, is_flagged, judge_faults, verdict
 from cli.demo_screen import DemoScreen
 from cli.options import AtOption, SpeedOption, check_outputs
+from cli.screen import echo, echo_text
 from fleet.process import bearer, child_environment
 
 POLL_S = 0.5
@@ -84,11 +85,11 @@ def demo(
     if json_path is not None:
         text = json.dumps(report, indent=2) + "\n"
         if json_path == "-":
-            sys.stdout.write(text)
+            echo_text(text, nl=False)
         else:
             Path(json_path).write_text(text, encoding="utf-8")
     if problems:
-        typer.echo("fleetcast demo: " + "; ".join(problems), err=True)
+        echo("fleetcast demo: " + "; ".join(problems), err=True)
         raise typer.Exit(1)
 
 
@@ -192,7 +193,7 @@ class DemoRun:
             if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_received():
                 return
             if time.monotonic() > deadline:
-                typer.echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
+                echo(f"not ready within {START_LIMIT_S:.0f} s; see {self.folder}/*.log", err=True)
                 raise typer.Exit(1)
             await asyncio.sleep(POLL_S)
 
@@ -411,7 +412,7 @@ async def _wait_for(path: Path, process: asyncio.subprocess.Process, log: Path) 
         if process.returncode is not None:
             raise typer.Exit(_died("simulation", process.returncode, log.parent))
         if time.monotonic() > deadline:
-            typer.echo(f"the simulation wrote no {path.name} within {START_LIMIT_S:.0f} s; see {log}", err=True)
+            echo(f"the simulation wrote no {path.name} within {START_LIMIT_S:.0f} s; see {log}", err=True)
             raise typer.Exit(1)
         await asyncio.sleep(0.05)
 
@@ -419,7 +420,7 @@ async def _wait_for(path: Path, process: asyncio.subprocess.Process, log: Path) 
 def _died(name: str, code: int, folder: Path) -> int:
     log = folder / f"{name}.log"
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:] if log.exists() else []
-    typer.echo("\n".join([f"the {name} ended with {code}; the end of {log}:", *tail]), err=True)
+    echo_text("\n".join([f"the {name} ended with {code}; the end of {log}:", *tail]), err=True)
     return 1
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from fleet.printable import printable
 from fleet.process import TOKEN_VARIABLE, bearer
 
 PLAIN_EVERY_S = 10.0
@@ -22,7 +23,9 @@ class DemoScreen:
     """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
 
     def __init__(self, port: int) -> None:
-        self.console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH)
+        self.console = Console(
+            stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH, markup=False
+        )
         self.url = f"http://127.0.0.1:{port}"
         self._status: Status | None = None
         self._last_plain = -math.inf
@@ -40,15 +43,15 @@ class DemoScreen:
             self._status.stop()
 
     def say(self, sentence: str) -> None:
-        self.console.print(f"[dim]{datetime.now(UTC):%H:%M:%S}[/dim]  ", end="")
-        self.console.print(sentence, markup=False)
+        self.console.print(f"{datetime.now(UTC):%H:%M:%S}  ", end="", style="dim")
+        self.console.print(printable(sentence))
 
     def ready(self) -> None:
         """The console's address and three requests worth trying."""
-        self.console.print(f"\n  Console   [bold]{self.url}/[/bold]")
+        self.console.print(f"\n  Console   [bold]{self.url}/[/bold]", markup=True)
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
             token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if bearer() else ""
-            self.console.print(f"  Try       curl -s {token}'{self.url}{path}'", markup=False)
+            self.console.print(f"  Try       curl -s {token}'{self.url}{path}'")
         self.console.print("  End with Ctrl-C\n")
 
     def show(
@@ -74,7 +77,7 @@ class DemoScreen:
             self._status.update(line)
         elif time.monotonic() - self._last_plain >= PLAIN_EVERY_S:
             self._last_plain = time.monotonic()
-            self.console.print(line, markup=False, soft_wrap=True)
+            self.console.print(line, soft_wrap=True)
 
     def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
         """Faults and when they were found, then what it was worth, then the verdict."""
@@ -84,11 +87,11 @@ class DemoScreen:
         for column in ("fault", "where", "found after (fleet time)", "reason"):
             table.add_column(column)
         for row in report["faults"]:
-            table.add_row(row["kind"], _where(row), _found(row), row["reason"] or "")
+            table.add_row(*map(printable, (row["kind"], _where(row), _found(row), row["reason"] or "")))
         self.console.print(table)
-        self.console.print(f"falsely flagged nodes: {', '.join(report['false_nodes']) or 'none'}", markup=False)
+        self.console.print(f"falsely flagged nodes: {printable(', '.join(report['false_nodes'])) or 'none'}")
         _worth(self.console, report["worth"])
-        self.console.print("\n".join(problems) if problems else "all promises kept", markup=False)
+        self.console.print("\n".join(map(printable, problems)) if problems else "all promises kept")
 
 
 def _count(number: int, noun: str) -> str:
@@ -119,7 +122,7 @@ def _worth(console: Console, worth: Mapping[str, Any] | None) -> None:
     if not worth:
         return
     if "error" in worth:
-        console.print(f"the comparison with a risk-blind engine failed: {worth['error']}", markup=False)
+        console.print(f"the comparison with a risk-blind engine failed: {printable(worth['error'])}")
         return
     rows = (
         ("risk-blind engine", "risk_blind"),
@@ -132,4 +135,4 @@ def _worth(console: Console, worth: Mapping[str, Any] | None) -> None:
     for label, key in rows:
         arm = worth[key]
         lines.append(f"  {label:<35}{arm['mean']:7.1f}  (95 %: {arm['low']:.1f} to {arm['high']:.1f})")
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.print("\n".join(lines), soft_wrap=True)

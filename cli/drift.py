@@ -22,6 +22,7 @@ from cli.options import (
     write_html,
     write_json,
 )
+from cli.screen import echo
 
 if TYPE_CHECKING:
     from models.versions.drift import Drift
@@ -115,13 +116,13 @@ def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
 
 def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
-        typer.echo(f"{one.name}: {_told(one)}")
+        echo(f"{one.name}: {_told(one)}")
     if serving is None:
-        typer.echo("no version serves")
+        echo("no version serves")
     elif serving.reasons:
-        typer.echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
+        echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
     else:
-        typer.echo(_kept(serving, sum(len(one.far) for one in found)))
+        echo(_kept(serving, sum(len(one.far) for one in found)))
 
 
 def _told(one: "FeatureDrift") -> str:

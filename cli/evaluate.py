@@ -19,6 +19,7 @@ from cli.options import (
     write_json,
 )
 from cli.results_table import write_table
+from cli.screen import echo
 
 if TYPE_CHECKING:
     from training.judges.own_forecasters import OwnForecaster
@@ -258,4 +259,4 @@ def _log_judge(
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    echo(line, err=True)

@@ -14,6 +14,7 @@ import typer
 
 from cli.backfill import time_of
 from cli.options import ConfigOption, configured
+from cli.screen import echo
 from fleet.redaction import redacted
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def compact_files(
         try:
             give_back = files.claim(writer)
         except OSError as error:
-            typer.echo(f"files of writer {writer} are left alone: {error.strerror}", err=True)
+            echo(f"files of writer {writer} are left alone: {error.strerror}", err=True)
             continue
         try:
             files.finish(writer)
@@ -109,7 +110,7 @@ def compact_files(
                 try:
                     compact(files, run)
                 except ValueError as error:
-                    typer.echo(f"{run.names[0].path} and others stay as they are: {error}", err=True)
+                    echo(f"{run.names[0].path} and others stay as they are: {error}", err=True)
                     continue
                 done.update(was=len(run.names), rows=run.rows, made=1)
         except OSError as error:
@@ -117,9 +118,9 @@ def compact_files(
         finally:
             give_back()
     if done["made"]:
-        typer.echo(f"{redacted(files.url)}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
+        echo(f"{redacted(files.url)}: {done['was']:,} files with {done['rows']:,} rows are {done['made']:,} now")
     else:
-        typer.echo(f"{redacted(files.url)}: nothing to compact, no hour that is over has several files")
+        echo(f"{redacted(files.url)}: nothing to compact, no hour that is over has several files")
 
 
 @app.command("prune")
@@ -143,11 +144,11 @@ def prune_days(
     files = _files(config, state, url)
     days = old_days(files, _now_ms(), keep_days)
     for day in days:
-        typer.echo(f"{'would delete' if dry_run else 'deleting'} {day}")
+        echo(f"{'would delete' if dry_run else 'deleting'} {day}")
     if not dry_run:
         for day in _each("deleting")(days):
             prune(files, [day])
-    typer.echo(f"{redacted(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
+    echo(f"{redacted(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -238,12 +239,12 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _echo_days(rows: list[dict[str, Any]], url: str) -> None:
-    typer.echo(url if rows else f"{url}: nothing there in that span")
+    echo(url if rows else f"{url}: nothing there in that span")
     if not rows:
         return
-    typer.echo(f"{'day':<12}{'dataset':<10}{'blocks':>7}{'files':>8}{'rows':>16}{'MiB':>10}{'bytes a row':>13}")
+    echo(f"{'day':<12}{'dataset':<10}{'blocks':>7}{'files':>8}{'rows':>16}{'MiB':>10}{'bytes a row':>13}")
     for row in rows:
-        typer.echo(
+        echo(
             f"{row['day']:<12}{row['dataset']:<10}{row['blocks']:>7,}{row['files']:>8,}{row['rows']:>16,}"
             f"{row['bytes'] / 2**20:>10,.1f}{row['bytes_per_row']:>13.2f}"
         )
@@ -265,23 +266,23 @@ def _row_of(series: "ArchivedSeries") -> dict[str, Any]:
 
 def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
     if not series:
-        typer.echo(f"{url}: no such series in that span")
+        echo(f"{url}: no such series in that span")
         return
     head = f"{'metric':<26}{'entity':<28}{'samples':>9}  {'first':<20}{'last':<20}"
-    typer.echo(f"{head}{'min':>12}{'mean':>12}{'max':>12}")
+    echo(f"{head}{'min':>12}{'mean':>12}{'max':>12}")
     for row in map(_row_of, series[:MANY_SERIES]):
         first, last = (
             f"{datetime.fromtimestamp(row[key] / 1000, UTC):%Y-%m-%d %H:%M:%S}" for key in ("first_ms", "last_ms")
         )
-        typer.echo(
+        echo(
             f"{row['metric']:<26}{row['entity']:<28}{row['samples']:>9,}  {first:<20}{last:<20}"
             f"{row['min']:>12.6g}{row['mean']:>12.6g}{row['max']:>12.6g}"
         )
     if len(series) > MANY_SERIES:
-        typer.echo(f"… and {len(series) - MANY_SERIES:,} more: name one with --entity or --metric")
+        echo(f"… and {len(series) - MANY_SERIES:,} more: name one with --entity or --metric")
     if len(series) == 1:
         for line in plot(series[0]):
-            typer.echo(line)
+            echo(line)
 
 
 def plot(series: "ArchivedSeries") -> list[str]:

@@ -13,13 +13,12 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TypeVar
 
-import typer
-
+from cli.screen import echo
 from fleet.errors import ConfigError, FleetcastError
+from fleet.printable import printable
 from fleet.redaction import redacted
 
 FORMAT_VARIABLE, LEVEL_VARIABLE = "FLEETCAST_LOG_FORMAT", "FLEETCAST_LOG_LEVEL"
-CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(32), 127, 0x85, 0x2028, 0x2029)}
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -50,9 +49,9 @@ class LineFormatter(logging.Formatter):
         trace = redacted(self.formatException(record.exc_info)) if record.exc_info else ""
         if self.form is Format.TEXT:
             said = f"{message}\n{trace}" if trace else message
-            return f"{time} {record.levelname} {self.role} {record.name}: {said.translate(CONTROL)}"
+            return f"{time} {record.levelname} {self.role} {record.name}: {printable(said)}"
         row = {"time": time, "level": record.levelname.lower(), "role": self.role, "logger": record.name}
-        return json.dumps(row | {"message": message} | ({"exception": trace} if trace else {}))
+        return printable(json.dumps(row | {"message": message} | ({"exception": trace} if trace else {})))
 
 
 def configure(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
@@ -87,4 +86,4 @@ def complain(error: FleetcastError) -> None:
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)
     else:
-        typer.echo(f"fleetcast: {redacted(str(error))}", err=True)
+        echo(f"fleetcast: {redacted(str(error))}", err=True)

@@ -33,6 +33,7 @@ from cli import (
     train,
 )
 from cli.checked_command import check_all
+from cli.screen import echo
 from fleet.errors import ConfigError, FleetcastError
 from fleet.installation import check_packages
 from fleet.process import watch_parent
@@ -77,7 +78,7 @@ check_all(app)
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"fleetcast {metadata.version('fleetcast')}")
+        echo(f"fleetcast {metadata.version('fleetcast')}")
         raise typer.Exit
 
 

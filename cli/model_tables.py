@@ -4,7 +4,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
+from cli.screen import echo
+from fleet.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     for name in names:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     _console().print(table)
 
 
@@ -66,11 +67,11 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
         "made with": ", ".join(f"{name} {version}" for name, version in card.dependencies.items()),
     }
     _print_table(("", ""), [(name, value) for name, value in facts.items() if value])
-    typer.echo()
+    echo()
     if card.data:
         spans = [(s.dataset, _moment(s.first_ms), _moment(s.last_ms), f"{s.rows:,}") for s in card.data]
         _print_table(("data set", "from", "to", "rows"), spans, right=("rows",))
-        typer.echo()
+        echo()
     _print_metrics(card)
     _print_calibration(card)
 
@@ -102,7 +103,7 @@ def _print_metrics(card: "Card") -> None:
         lines = [(*key, *(values.get(method, "") for method in methods)) for key, values in cells.items()]
         heads = ("data set", "target", "metric", "horizon", *(method.replace("_", " ") for method in methods))
         _print_table(heads, lines, right=("horizon",))
-        typer.echo()
+        echo()
 
 
 def _print_calibration(card: "Card") -> None:

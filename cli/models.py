@@ -1,7 +1,6 @@
 """`fleetcast models`: the versions of fitted models: which serves, what its card says, promotion and rollback."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 
 from cli.model_tables import print_card, print_versions
 from cli.options import configured
+from cli.screen import echo, echo_text
 
 if TYPE_CHECKING:
     from models.versions.card import Card
@@ -56,7 +56,7 @@ def list_versions(
         _write(json_path, {"folder": str(registry.root), "rows": rows})
         return
     if not rows:
-        typer.echo(f"{registry.root}: no {kind or 'fitted'} model yet; `fleetcast train demand` makes one")
+        echo(f"{registry.root}: no {kind or 'fitted'} model yet; `fleetcast train demand` makes one")
         return
     print_versions(rows)
 
@@ -233,7 +233,7 @@ def _serving_or_newest(registry: "Registry", kind: str) -> str:
         return version
     if not (names := registry.names(kind)):
         raise UnknownEntity(f"no version of {kind} in {registry.root}; `fleetcast train {kind}` makes one")
-    typer.echo(f"no version of {kind} serves; this is the newest", err=True)
+    echo(f"no version of {kind} serves; this is the newest", err=True)
     return names[-1]
 
 
@@ -284,14 +284,14 @@ def _card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
 def _write(json_path: str, document: Any) -> None:
     text = json.dumps(document, ensure_ascii=False) + "\n"
     if json_path == "-":
-        sys.stdout.write(text)
+        echo_text(text, nl=False)
     else:
         Path(json_path).write_text(text, encoding="utf-8")
 
 
 def _report(json_path: str | None, document: Any, words: str) -> None:
     if json_path is None:
-        typer.echo(words)
+        echo_text(words)
     else:
         _write(json_path, document)
 
@@ -304,4 +304,4 @@ def _write_page(card: "Card", path: Path) -> None:
         path.write_text(card_html(card), encoding="utf-8")
     except OSError as error:
         raise FleetcastError(f"cannot write {path}: {error.strerror}") from None
-    typer.echo(f"wrote {path}", err=True)
+    echo(f"wrote {path}", err=True)

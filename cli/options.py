@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.screen import echo
 from fleet.errors import ConfigError
+from fleet.printable import printable
 
 if TYPE_CHECKING:
     from fleet.topology import Topology
@@ -97,14 +99,14 @@ def write_json(path: Path | None, body: dict[str, Any]) -> None:
         sys.stdout.buffer.write(text)
     else:
         path.write_bytes(text)
-        typer.echo(f"wrote {path}", err=True)
+        echo(f"wrote {path}", err=True)
 
 
 def write_html(path: Path | None, page: Callable[[], str]) -> None:
     """The page to a file; it is not made without a path."""
     if path is not None:
         path.write_text(page(), encoding="utf-8")
-        typer.echo(f"wrote {path}", err=True)
+        echo(f"wrote {path}", err=True)
 
 
 def configured(config: Path | None, state: str | None) -> "Config":
@@ -186,7 +188,7 @@ def progress_of(label: str) -> Iterator[Say]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda line: typer.echo(line, err=True)
+        yield lambda line: echo(line, err=True)
         return
     from rich.markup import escape
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -197,8 +199,8 @@ def progress_of(label: str) -> Iterator[Say]:
 
         def say(line: str) -> None:
             if line.startswith("skipped "):  # stays to be read
-                progress.console.print(escape(line), highlight=False)
+                progress.console.print(escape(printable(line)), highlight=False)
             else:
-                progress.update(task, description=f"{label}: {escape(line)}")
+                progress.update(task, description=f"{label}: {escape(printable(line))}")
 
         yield say

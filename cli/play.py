@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import HtmlOption, JsonOption, check_outputs, write_html, write_json
+from cli.screen import echo
 
 if TYPE_CHECKING:
     from placement.tree import QueueTree
@@ -74,7 +75,7 @@ def play(
     scene, refusals = scene_of(table, *machine, tree, max_wait_h * 3600, refused)
     skipped = [f"{count:,} jobs: {reason}" for reason, count in (left_out + refusals).most_common()]
     for line in skipped:
-        typer.echo(f"skipped {line}", err=True)
+        echo(f"skipped {line}", err=True)
     if not len(scene.trace):
         raise FleetcastError(f"{trace}: no job that can be played")
     found, starts = [], {}
@@ -84,9 +85,10 @@ def play(
         found.append(numbers_of(scene, played))
         starts[method] = played.start_s
         wait = found[-1].wait
-        typer.echo(f"{method:<20} mean wait {wait.mean_s:,.0f} s, p99 {wait.p99_s:,.0f} s, longest {wait.max_s:,.0f} s")
+        echo(f"{method:<20} mean wait {wait.mean_s:,.0f} s, p99 {wait.p99_s:,.0f} s, longest {wait.max_s:,.0f} s")
     price = price_of_fairness(found)
-    typer.echo(price, nl=bool(price))
+    if price:
+        echo(price)
     about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
     write_json(json, {**about, "queues": str(queues or ""), "price": price, "methods": found, "skipped": skipped})
     write_html(html, lambda: play_report(scene, found, starts, skipped))

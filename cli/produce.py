@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from cli.screen import echo
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def topics(
     made = writer.create(wanted)
     writer.close()
     for topic, number in wanted.items():
-        typer.echo(f"{topic}: {f'created, partitions: {number}' if topic in made else 'is there'}")
+        echo(f"{topic}: {f'created, partitions: {number}' if topic in made else 'is there'}")
 
 
 @app.command("telemetry")
@@ -134,7 +135,7 @@ def events(
             body = decode_body(chunk, time.time_ns() // 1_000_000)
             await send_events(body, output)
             for index, error in body.rejected:
-                typer.echo(f"record {first + index + 1}: {error}", err=True)
+                echo(f"record {first + index + 1}: {error}", err=True)
 
     _run(work, output.sent, None, writer)
 
@@ -161,7 +162,7 @@ def page(
     writer = _writer(options, options.telemetry)
     writer.write([Outgoing(options.telemetry, (node or file.stem).encode(), value, tuple(headers))])
     writer.close()
-    typer.echo(f"{len(value):,} bytes to {options.telemetry}", err=True)
+    echo(f"{len(value):,} bytes to {options.telemetry}", err=True)
 
 
 def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
@@ -249,7 +250,7 @@ def _run(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWrit
         while not task.done() and (seconds is None or time.monotonic() < began + seconds):
             left_s = STATUS_S if seconds is None else min(STATUS_S, began + seconds - time.monotonic())
             await asyncio.wait([task], timeout=max(0.01, left_s))
-            typer.echo(f"{time.monotonic() - began:.0f} s: {_said(sent)}", err=True)
+            echo(f"{time.monotonic() - began:.0f} s: {_said(sent)}", err=True)
         if task.done():
             await task
         task.cancel()
@@ -258,7 +259,7 @@ def _run(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWrit
     try:
         asyncio.run(watched())
     except KeyboardInterrupt:
-        typer.echo(_said(sent), err=True)
+        echo(_said(sent), err=True)
     writer.close()
     if sent.bad and not sent.samples:
         raise typer.Exit(1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import queues_import
+from cli.screen import echo, echo_text
 
 if TYPE_CHECKING:
     from placement.tree import Amounts, QueueNode, QueueTree
@@ -37,10 +38,10 @@ def check(path: QueuesPath, topology: TopologyPath = None) -> None:
 
     tree = _read(path, topology)
     leaves = sum(1 for _ in tree.leaves())
-    typer.echo(f"{path}: fine")
-    typer.echo(f"{len(tree.nodes) - 1:,} queues, {leaves:,} of them take requests")
+    echo(f"{path}: fine")
+    echo(f"{len(tree.nodes) - 1:,} queues, {leaves:,} of them take requests")
     for note in notes_of(tree):
-        typer.echo(f"note: {note}")
+        echo(f"note: {note}")
 
 
 @app.command("show")
@@ -57,18 +58,18 @@ def show(
     if json_path is not None:
         document = json.dumps({"digest": tree.digest, "queues": [row_of(tree, node) for node in tree.nodes[1:]]})
         if json_path == "-":
-            typer.echo(document)
+            echo_text(document)
         else:
             Path(json_path).write_text(document + "\n", encoding="utf-8")
         return
     for node in _in_depth(tree, 0):
         name = "  " * node.name.count("/") + node.name.rpartition("/")[2]
-        typer.echo(f"{name:<30} weight {node.weight:<6g} {_words(node)}".rstrip())
+        echo(f"{name:<30} weight {node.weight:<6g} {_words(node)}".rstrip())
     for window in tree.windows:
         who = f"reserved for {window.queue}" if window.queue else "maintenance"
         nodes = [*window.nodes, *(f"{level.value} {domain}" for level, domain in window.domains)]
         when = f"{_time(window.from_ms)} to {_time(window.to_ms)}"
-        typer.echo(f"{window.name}: {who}, {', '.join(nodes)[:MOST_WORDS]}, {when}")
+        echo(f"{window.name}: {who}, {', '.join(nodes)[:MOST_WORDS]}, {when}")
 
 
 def _read(path: Path, topology: Path | None) -> "QueueTree":

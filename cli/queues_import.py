@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.screen import echo, echo_text
+
 if TYPE_CHECKING:
     from schedulers.imports.draft import Draft, Spell
 
@@ -99,7 +101,7 @@ def _import(
     text = text_of(draft, [Path(name).name for name in files])
     read_queues(text)  # what is written is never refused
     if out == "-":
-        typer.echo(text, nl=False)
+        echo_text(text, nl=False)
     else:
         Path(out).write_text(text, encoding="utf-8")
     _tell(draft, out)
@@ -108,12 +110,12 @@ def _import(
 def _tell(draft: "Draft", out: str) -> None:
     """What has no counterpart, on stderr; the file names all whose it is."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
-    typer.echo(f"{len(draft.queues):,} queues{classes}", err=True)
+    echo(f"{len(draft.queues):,} queues{classes}", err=True)
     for what, whose in draft.notes.items():
         more = f" and {len(whose) - NAMED:,} more" if len(whose) > NAMED else ""
-        typer.echo(f"note: {what}{': ' if whose else ''}{', '.join(whose[:NAMED])}{more}", err=True)
+        echo(f"note: {what}{': ' if whose else ''}{', '.join(whose[:NAMED])}{more}", err=True)
     if out != "-":
-        typer.echo(f"wrote {out}; next: fleetcast queues check {out} --topology topology.toml", err=True)
+        echo(f"wrote {out}; next: fleetcast queues check {out} --topology topology.toml", err=True)
 
 
 def _read(name: str) -> str:

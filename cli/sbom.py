@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.screen import echo
+
 SPEC_VERSION = "1.5"
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;\\]+)\s*(?:;\s*([^\\]*?))?\s*\\?$")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})\b")
@@ -151,7 +153,7 @@ def write(
     found = of_folder(root)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    typer.echo(f"{out}: {len(found['components'])} packages")
+    echo(f"{out}: {len(found['components'])} packages")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import AtOption, SpeedOption
+from cli.screen import echo, echo_text
 
 if TYPE_CHECKING:
     from fleet.clock import ScaledClock
@@ -38,7 +39,7 @@ def day(
 
     from cli.data import data_folder
 
-    typer.echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
+    echo(json.dumps(worth_of_a_day(seed, data_folder(), at, seeds)))
 
 
 @app.command("starts")
@@ -72,7 +73,7 @@ def starts(
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.live(hours * 3600))
         told = {"seed": one, "hours": hours, "teams": teams, "jobs": fleet.jobs, "record": msgspec.to_builtins(record)}
-        typer.echo(json.dumps(told))
+        echo(json.dumps(told))
 
 
 @app.command("cluster")
@@ -158,7 +159,7 @@ def faults(
     file = FaultFile() if config is None else read_fault_file(config)
     file = file if seed is None else replace(file, seed=seed)
     if print_config:
-        typer.echo(to_toml(file), nl=False)
+        echo_text(to_toml(file), nl=False)
         return
     if out is None:
         raise typer.BadParameter("is needed: a data folder, such as var/data", param_hint="--out")
@@ -181,8 +182,8 @@ def steps(
     from cli.data import data_folder
     from simulator.rendered_steps import render_steps
 
-    written = render_steps(data_folder(), out, seed, series, say=lambda line: typer.echo(line, err=True))
-    typer.echo(f"{len(written)} folders below {out}", err=True)
+    written = render_steps(data_folder(), out, seed, series, say=lambda line: echo(line, err=True))
+    echo(f"{len(written)} folders below {out}", err=True)
 
 
 @app.command("compare")
@@ -201,9 +202,9 @@ def compare(
 
     rows = list(compare_with_recordings(data_folder(), seed))
     if not rows:
-        typer.echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
+        echo(f"no recorded run in {data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)
-    typer.echo("\n".join([HEADER, *(row.line() for row in rows)]))
+    echo_text("\n".join([HEADER, *(row.line() for row in rows)]))
 
 
 def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
     from simulator.run import run_simulation
 
     clock = options.clock
-    typer.echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
+    echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
     if kafka:
         asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, topic)))
     else:
@@ -256,7 +257,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
     from simulator.instrument import simulate_faults
 
     def say(line: str) -> None:
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
     if recorded:
         from cli.data import data_folder

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.options import ConfigOption, StateOption, check_outputs, configured
+from cli.screen import echo
 from fleet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,13 +75,13 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     parts = survey(settings)
     found = doubts(parts)
     if not found:
-        typer.echo("the parts of the state agree: there is nothing to accept")
+        echo("the parts of the state agree: there is nothing to accept")
         return
     for doubt in found:
-        typer.echo(f"accepted: {sentence(doubt)}")
-        typer.echo(f"    it means: {MEANS[doubt.part]}")
+        echo(f"accepted: {sentence(doubt)}")
+        echo(f"    it means: {MEANS[doubt.part]}")
     identity = renew(settings, parts, found)
-    typer.echo(f"the state is {identity} from now on; the ledger's audit says so")
+    echo(f"the state is {identity} from now on; the ledger's audit says so")
 
 
 def settings_of(config: Path | None, state: str | None) -> "Config":
@@ -131,7 +132,7 @@ def _tell_ledger(config: "Config") -> None:
                 take_over(ledger, file, [], config.make_clock().now_ms())
             ledger.close()
     except StateError:
-        typer.echo("the placer runs: it takes this over by itself", err=True)
+        echo("the placer runs: it takes this over by itself", err=True)
 
 
 def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
@@ -159,15 +160,15 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
 
 def tell(body: dict[str, Any]) -> None:
     """Print the report as lines."""
-    typer.echo(f"state {body['identity'] or 'without an identity: it was never started'}")
+    echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
         unit = UNITS.get(row["part"], "")
-        typer.echo(f"{row['part']:9} {row['verdict']}")
-        typer.echo(f"          it is at {_where(row['position'], unit)}, of the state {row['identity'] or '-'}")
+        echo(f"{row['part']:9} {row['verdict']}")
+        echo(f"          it is at {_where(row['position'], unit)}, of the state {row['identity'] or '-'}")
         for other, seen in row["seen_by"].items():
-            typer.echo(f"          {other} saw it at {_where(seen, unit)}")
+            echo(f"          {other} saw it at {_where(seen, unit)}")
     if not body["whole"]:
-        typer.echo("Nothing is placed. Put the part back that is lost, or go on without it: fleetcast state accept")
+        echo("Nothing is placed. Put the part back that is lost, or go on without it: fleetcast state accept")
 
 
 def _where(position: int | dict[str, int] | None, unit: str) -> str:

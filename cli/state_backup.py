@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import ConfigOption, StateOption, configured
+from cli.screen import echo
 
 if TYPE_CHECKING:
     from service.state_backup import Manifest
@@ -76,12 +77,12 @@ def restore(
 
 
 def _say(step: str) -> None:
-    typer.echo(f"{step} …", err=True)
+    echo(f"{step} …", err=True)
 
 
 def _summarise(manifest: "Manifest", done: str) -> None:
     from fleet.clock import moment
 
     size = sum(row.bytes for row in manifest.files)
-    typer.echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {moment(manifest.time_ms)}")
-    typer.echo(f"state {manifest.identity}; head of the audit: line {manifest.head_line}, {manifest.head}")
+    echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {moment(manifest.time_ms)}")
+    echo(f"state {manifest.identity}; head of the audit: line {manifest.head_line}, {manifest.head}")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.screen import echo, echo_text
+
 if TYPE_CHECKING:
     from fleet.topology import Topology
 
@@ -49,7 +51,7 @@ def show(
     if json_path is not None:
         document = json.dumps({"nodes": rows, "levels": _levels(topology), "hosts": _hosts(topology)})
         if json_path == "-":
-            typer.echo(document)
+            echo_text(document)
         else:
             Path(json_path).write_text(document + "\n", encoding="utf-8")
         return
@@ -86,18 +88,18 @@ def _hosts(topology: "Topology") -> dict[str, list[dict[str, Any]]]:
 
 
 def _echo(topology: "Topology", rows: list[dict[str, Any]], limit: int, whole: bool) -> None:
-    typer.echo(f"{len(topology):,} nodes, {int(topology.gpus.sum()):,} GPUs")
+    echo(f"{len(topology):,} nodes, {int(topology.gpus.sum()):,} GPUs")
     for level, count in _levels(topology).items():
-        typer.echo(f"  {level:<14}{count:>7,}")
+        echo(f"  {level:<14}{count:>7,}")
     for name, devices in _hosts(topology).items():
-        typer.echo(f"wiring of {name}: {'; '.join(map(_words, devices)) or 'no adapter'}")
+        echo(f"wiring of {name}: {'; '.join(map(_words, devices)) or 'no adapter'}")
     for row in rows[:limit]:
         domains = ", ".join(f"{level} {name}" for level, name in row["domains"].items() if level != "nvlink_domain")
-        typer.echo(f"{row['node']:<24}{row['gpus']:>3} {row['gpu_model'] or 'GPUs':<8} {domains or 'unplaced'}")
+        echo(f"{row['node']:<24}{row['gpus']:>3} {row['gpu_model'] or 'GPUs':<8} {domains or 'unplaced'}")
         for device in row["devices"] if whole else ():
-            typer.echo(f"    {_words(device)}")
+            echo(f"    {_words(device)}")
     if len(rows) > limit:
-        typer.echo(f"… and {len(rows) - limit:,} more; --limit shows them, --json writes all")
+        echo(f"… and {len(rows) - limit:,} more; --limit shows them, --json writes all")
 
 
 def _words(device: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from cli.options import (
     progress_of,
     site_topology,
 )
+from cli.screen import echo
 from fleet.redaction import redacted
 
 if TYPE_CHECKING:
@@ -141,9 +142,9 @@ def _train(
     if if_drift:
         serving = recent_drift(plan.kind, registry, config)
         if serving is not None and not serving.reasons:
-            typer.echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
+            echo(f"{plan.kind} {serving.version} serves, and nothing asks for another")
             return
-        typer.echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
+        echo("; ".join(serving.reasons.values()) if serving else f"no {plan.kind} model serves yet", err=True)
     with progress_of(f"train {plan.kind}") as say:
         now_ms = time.time_ns() // 1_000_000
         trained = train(inputs_of(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
@@ -152,7 +153,7 @@ def _train(
         from training.fits.tracking import track_run
 
         track_run(mlflow, trained.card, registry.path(plan.kind, trained.version))
-        typer.echo(f"told {mlflow}", err=True)
+        echo(f"told {mlflow}", err=True)
 
 
 def _report(kind: str, trained: "Trained") -> None:
@@ -160,13 +161,13 @@ def _report(kind: str, trained: "Trained") -> None:
     from training.reports.contests import MAIN, contests, sentences
 
     for line in sentences(contests(trained.results.rows, MAIN[kind])):
-        typer.echo(line)
+        echo(line)
     gate = trained.card.gate
-    typer.echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
+    echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
     if trained.objection:
-        typer.echo(f"{kind} {trained.version} is kept, and does not serve: {trained.objection}")
+        echo(f"{kind} {trained.version} is kept, and does not serve: {trained.objection}")
     else:
-        typer.echo(f"{kind} {trained.version} serves")
+        echo(f"{kind} {trained.version} serves")
 
 
 @app.command("risk")
@@ -207,7 +208,7 @@ def risk(
     rows = []
     for run in range(runs):
         rows.append(simulate_rows(seed * 1000 + run, hours, nodes, HORIZON_S))
-        typer.echo(f"run {run + 1} of {runs}: {len(rows[-1]):,} rows", err=True)
+        echo(f"run {run + 1} of {runs}: {len(rows[-1]):,} rows", err=True)
     notes = {"seed": seed, "runs": runs, "hours": hours, "nodes": nodes, "source": "fleetcast train risk"}
     fit = fit_risk(by_run(rows), notes)
     _write_fit(out, fit)
@@ -296,7 +297,7 @@ def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(fit), indent=1) + b"\n")
-    typer.echo(msgspec.json.encode(fit.notes).decode())
+    echo(msgspec.json.encode(fit.notes).decode())
 
 
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":

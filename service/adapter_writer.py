@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from fleet.clock import Clock
 from fleet.errors import SourceError
+from fleet.printable import printable
 from schedulers.adapter import Port, Seen, Write, WriteOutcome
 from schedulers.weather import Weather
 from service.adapter_records import AdapterAuditLine, AdapterRecords, AdapterStatus
@@ -122,7 +123,7 @@ class AdapterWriter:
     def _due(self, weather: Weather | None, seen: Seen) -> list[Write]:
         fields = self._adapter.fields
         self._ours = _holding(seen, fields)
-        wishes = list(self._adapter.wishes(weather, seen))
+        wishes = [one._replace(why=printable(one.why)) for one in self._adapter.wishes(weather, seen)]
         if _takes_back(weather) or self.news is not None:  # what restricts goes at once, and so does what is waited for
             due = sorted(wishes, key=lambda one: (-one.cost, one.value is not None, one.key))
         else:

@@ -20,6 +20,7 @@ import numpy as np
 
 from features.sums import divide
 from fleet.errors import ConfigError
+from fleet.printable import printable
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from fleet.xids import advice
@@ -238,7 +239,7 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
     entity = signals.entity[at]
     text = sentence(rule.name, entity, value, usual, since_ms, now_ms)
-    words = signals.words[at] if signals.words else ""
+    words = printable(signals.words[at]) if signals.words else ""
     kind = HardReason if rule.hard else Reason
     return kind(
         feature=rule.feature,

@@ -296,7 +296,7 @@ def merge_pages(*pages: str) -> str:
 def _by_family(page: str) -> Iterator[tuple[str, list[str]]]:
     """(name, lines) of each family of a page; every family begins with its HELP or TYPE line."""
     name, rows = "", list[str]()
-    for line in page.splitlines():
+    for line in page.split("\n"):  # a label may hold other line breaks
         words = line.split(" ", 3)
         if len(words) >= 3 and words[0] == "#" and words[1] in ("HELP", "TYPE") and words[2] != name:
             if rows:

@@ -204,6 +204,18 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
     return b"".join(parts)
 
 
+def join_names(names: Sequence[str]) -> bytes:
+    r"""Return a section that `Board.names` reads. A line break inside a name is escaped: it would move all others.
+
+    >>> join_names(["n1", "n 2", "n\n3"])
+    b'n1\nn 2\nn\\n3'
+    """
+    text = "\n".join(names)
+    if text.count("\n") >= len(names):
+        text = "\n".join(name.replace("\n", "\\n") for name in names)
+    return text.encode("utf-8", "replace")
+
+
 class BoardWriter:
     """The pipeline's end. Sections that are not published again stay as they were."""
 

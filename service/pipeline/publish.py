@@ -30,7 +30,7 @@ from service.answers.jobs import (
     RunningJobRow,
 )
 from service.answers.risk import NodeAnswer, NodeReason
-from service.board.board import Section
+from service.board.board import Section, join_names
 from service.pipeline import documents
 from service.pipeline.documents import host_answers
 from service.pipeline.tick import Tick
@@ -51,9 +51,9 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
     codes = {name: code for code, name in enumerate(models)}
     pool_codes = {name: code for code, name in enumerate(pools)}
     arrays: dict[str, NDArray[Any] | bytes] = {
-        "names.node": "\n".join(topology.names).encode(),
-        "names.gpu_model": "\n".join(models).encode(),
-        "names.pool": "\n".join(pools).encode(),
+        "names.node": join_names(topology.names),
+        "names.gpu_model": join_names(models),
+        "names.pool": join_names(pools),
         "node.placed": topology.placed,
         "node.gpus": topology.gpus,
         "node.gpu_model": np.array([codes.get(node.gpu_model, -1) for node in topology.nodes], np.int16),
@@ -64,12 +64,12 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
     }
     powers = sorted({node.power_domain for node in topology.nodes if node.power_domain})
     power_codes = {name: code for code, name in enumerate(powers)}
-    arrays["names.power"] = "\n".join(powers).encode()
+    arrays["names.power"] = join_names(powers)
     arrays["node.domain.power"] = np.array(
         [power_codes.get(node.power_domain, -1) for node in topology.nodes], np.int32
     )
     for level in DOMAIN_LEVELS:
-        arrays[f"names.{level}"] = "\n".join(topology.domain_names[level]).encode()
+        arrays[f"names.{level}"] = join_names(topology.domain_names[level])
         arrays[f"node.domain.{level}"] = topology.domain[level]
     return [Section(name, data, as_of_ms) for name, data in arrays.items()]
 
@@ -89,7 +89,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.job": tick.occupancy.holder,
         "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
-        "names.job": "\n".join(tick.occupancy.jobs).encode(),
+        "names.job": join_names(tick.occupancy.jobs),
         "names.live": _names(*events.running, *events.queued),
         "names.ended": _names(*events.ended),
         "node.free_cpus": free_cpus,
@@ -179,7 +179,7 @@ def _occupancy(tick: Tick) -> KnownAttempts:
 
 def _names(*attempts: JobAttempt) -> bytes:
     """Return a line "ATTEMPT JOB" for each attempt. The api knows these names, whoever sends their next event."""
-    return "\n".join(f"{row.attempt} {row.job}" for row in attempts).encode()
+    return join_names([f"{row.attempt} {row.job}" for row in attempts])
 
 
 def _running_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> RunningJobRow:

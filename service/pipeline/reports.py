@@ -19,7 +19,7 @@ from models.risk.rules import ROW, RULES
 from models.risk.signals import COLUMNS, Signals
 from models.stragglers.gang import GangColumns
 from service.answers.fleet import Ingestion
-from service.board.board import Board, Section
+from service.board.board import Board, Section, join_names
 from service.pipeline.documents import HOST, READINGS
 from service.pipeline.jobs.interference import FEATURES
 from service.pipeline.jobs.isolation import OBSERVED
@@ -67,21 +67,21 @@ def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Secti
     about = About(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.local": encode(about),
-        "names.node": _joined(local.nodes),
+        "names.node": join_names(local.nodes),
         "local.known": local.known,
         "local.own": local.own,
         "local.heard_ms": local.heard_ms,
-        "names.rule": _joined([rule.name for rule in RULES]),
+        "names.rule": join_names([rule.name for rule in RULES]),
         "signals.rule": local.signals.rule,
-        "signals.entity": _joined(local.signals.entity),
-        "signals.words": _joined([text.replace("\n", " ") for text in local.signals.words]),
+        "signals.entity": join_names(local.signals.entity),
+        "signals.words": join_names(local.signals.words),
         **{f"signals.{name}": getattr(local.signals, name) for name in COLUMNS},
         **_gang_parts("gpu", local.gpu),
         **_gang_parts("port", local.port),
     }
     for frame in (inputs.frames.gpu, inputs.frames.node):
         data[f"frame.{frame.kind}"] = np.ascontiguousarray(shown(frame))
-        data[f"frame.{frame.kind}.names"] = _joined(SHOWN[frame.kind])
+        data[f"frame.{frame.kind}.names"] = join_names(SHOWN[frame.kind])
     return [
         Section(name, np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part, inputs.now_ms)
         for name, part in data.items()
@@ -121,14 +121,10 @@ class _Names:
 
     def __call__(self, section: str) -> tuple[str, ...]:
         known = self._known.get(section, ())
-        if not known or _joined(known) != self._board.raw(section):
+        if not known or join_names(known) != self._board.raw(section):
             known = self._board.names(section)
         self.read[section] = known
         return known
-
-
-def _joined(names: Sequence[str]) -> bytes:
-    return "\n".join(names).encode()
 
 
 def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
@@ -137,7 +133,7 @@ def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
 
 
 def _gang_parts(kind: str, columns: GangColumns) -> dict[str, NDArray[Any] | bytes]:
-    parts: dict[str, NDArray[Any] | bytes] = {f"{kind}.names": _joined(columns.names), f"{kind}.node": columns.node}
+    parts: dict[str, NDArray[Any] | bytes] = {f"{kind}.names": join_names(columns.names), f"{kind}.node": columns.node}
     for window in ("last", "mean"):
         channels: dict[str, NDArray[np.float64]] = getattr(columns, window)
         parts |= {f"{kind}.{window}.{channel}": values for channel, values in channels.items()}

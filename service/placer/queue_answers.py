@@ -14,6 +14,9 @@ from placement.turns import TreeTurns, is_below
 from service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
 from service.placer.queue_week import QueueWeek
 
+FORMULA_SIGNS = tuple("=+-@＝＋－＠")  # with which a spreadsheet begins to compute
+SEPARATORS = frozenset(',;|"')  # of cells, by the language of the spreadsheet
+
 
 def queues_answer(
     tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
@@ -154,19 +157,20 @@ def charges_csv(answer: Charges) -> str:
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]
     for row in answer.rows:
-        values = [_quoted(row.name), *(getattr(row, name) for name in columns[1:])]
+        values = [_cell(row.name), *(getattr(row, name) for name in columns[1:])]
         lines.append(",".join("" if value is None else str(value) for value in values))
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _cell(text: str) -> str:
+    """Return a name as a cell that no spreadsheet computes, whichever separator it reads with.
+
+    >>> _cell("nlp"), _cell("a,b"), _cell("=1+1"), _cell("a;=1")
+    ('nlp', '"a,b"', "'=1+1", '"a;=1"')
     """
-    >>> _quoted("a,b"), _quoted("=1+1"), _quoted("nlp")
-    ('"a,b"', "'=1+1", 'nlp')
-    """
-    if text[:1] in ("=", "+", "-", "@"):  # a spreadsheet would run it
+    if text.startswith(FORMULA_SIGNS):
         text = f"'{text}"
-    if not any(sign in text for sign in ',"\n\r'):
+    if SEPARATORS.isdisjoint(text):
         return text
     doubled = text.replace('"', '""')
     return f'"{doubled}"'

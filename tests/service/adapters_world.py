@@ -83,6 +83,7 @@ class World:
         self.clock = ManualClock(NOW_MS)
         self.board, self.reader = BoardWriter(self.config.board), BoardReader(self.config.board)
         self.host = AdapterHost(self.config, self.clock)
+        self.reason = "GPU 3: XID 79"
 
     def publish(self, *risk: float) -> None:
         n = len(risk)
@@ -92,7 +93,7 @@ class World:
             "node.state": np.zeros(n, np.int8),
             "gpu.usable": np.ones((n, 8), bool),
             "gpu.job": np.full((n, 8), -1, np.int32),
-            "risk.reason": json.dumps({"n1": "GPU 3: XID 79"}).encode(),
+            "risk.reason": json.dumps({"n1": self.reason}).encode(),
         }
         now_ms = self.clock.now_ms()
         self.board.publish([Section(name, data, now_ms) for name, data in parts.items()], now_ms)

@@ -42,6 +42,7 @@ STYLE = {
     "legend.frameon": False,
     "legend.labelcolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # a name with dollar signs is no formula
     "xtick.color": SOFT,
     "ytick.color": SOFT,
     "xtick.major.size": 0.0,

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
 from fleet.events import NodeEvent
+from fleet.printable import printable
 from service.api.routes.context import Context
 from service.api.routes.table import Param, Query, Row, answer, encode
 from service.board.board import Board
@@ -190,7 +191,7 @@ def _of_fault(row: Spell) -> Happening:
 def _of_event(event: NodeEvent) -> Happening:
     what = f"XID {event.code}" if event.type == "xid" else WORDS.get(event.type) or event.check or event.type
     where = "" if event.gpu is None else f"GPU {event.gpu}: "
-    said = f"{where}{what}" + (f": {event.message}" if event.message else "")
+    said = f"{where}{what}" + (f": {printable(event.message)}" if event.message else "")
     return Happening(event.time_ms, event.type, said, event.source, event.gpu, event.code)
 
 
@@ -202,7 +203,7 @@ def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
         if event.type == "undrain" and is_open:
             spans[-1].ended_ms = event.time_ms
         elif event.type == "drain" and not is_open:
-            why = f": {event.message}" if event.message else ""
+            why = f": {printable(event.message)}" if event.message else ""
             spans.append(
                 ActionSpan("drained", f"Taken out of service by {event.source}{why}", event.time_ms, None, True)
             )
