@@ -254,8 +254,8 @@ def _check_gang(request: PlacementRequest) -> None:
         raise RequestError(f"gang.desired is {sizes}", "gang.desired")
     if gang.desired > MAX_MEMBERS:
         raise RequestError(f"the gang has {_shown(gang.desired)} members, at most {MAX_MEMBERS}", "gang")
-    if gang.step < 1:
-        raise RequestError(f"gang.step is {gang.step}, it must be at least 1", "gang.step")
+    if not 1 <= gang.step <= MAX_MEMBERS:
+        raise RequestError(f"gang.step is {_shown(gang.step)}, it must lie in 1..{MAX_MEMBERS}", "gang.step")
 
 
 def _check_gpus(request: PlacementRequest) -> None:

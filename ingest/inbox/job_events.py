@@ -209,8 +209,9 @@ def _check_node(field: str, value: str) -> None:
 
 def _check_gang(gang: Gang | int) -> None:
     sizes = gang if isinstance(gang, Gang) else Gang(gang, gang)
-    if not 1 <= sizes.min <= sizes.desired <= MAX_GANG or sizes.step < 1:
-        raise RecordError("bad_value", f"gang {shown(gang)}: expected 1 <= min <= desired <= {MAX_GANG} and step >= 1")
+    if not 1 <= sizes.min <= sizes.desired <= MAX_GANG or not 1 <= sizes.step <= MAX_GANG:
+        limits = f"1 <= min <= desired <= {MAX_GANG} and 1 <= step <= {MAX_GANG}"
+        raise RecordError("bad_value", f"gang {shown(gang)}: expected {limits}")
 
 
 def _check_submitted(event: Submitted) -> None:
