@@ -34,7 +34,10 @@ def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = 
 
 
 def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
-    """Return node → thousandths of GPUs that the attempt holds there. ``node_gpus``: as for `unnamed_gpus`."""
+    """Return node → thousandths of GPUs that the attempt holds there. ``node_gpus``: as for `unnamed_gpus`.
+
+    Nothing holds more of a node than the node has, whatever its events state: the books add up with the occupancy.
+    """
     whole, found = stated_share(attempt), dict[str, int]()
     for rank in attempt.ranks:
         gpus = len(rank.gpus) or unnamed_gpus(attempt, rank.node, node_gpus)
@@ -42,7 +45,7 @@ def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) ->
     if not attempt.ranks:
         for node in attempt.nodes:
             found[node] = found.get(node, 0) + unnamed_gpus(attempt, node, node_gpus) * whole
-    return found
+    return {node: min(milli, (node_gpus.get(node) or milli) * WHOLE_GPU) for node, milli in found.items()}
 
 
 def wanted_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.events import Finished, Resized, Started, Submitted
+from fleet.held_gpus import held_milli
 from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
@@ -173,3 +174,36 @@ def _begin(world: SharedWorld, name: str, job: dict[str, Any], now_ms: int) -> N
         where: dict[str, Any] = {"nodes": ("n15",)} if job["by"] == "node" else {"ranks": (place,)}
         world.fold(Started(job=name, sequence=1, time_ms=now_ms, **where))
     job["since_ms"], job["held"] = now_ms, gpus * milli
+
+
+def test_no_job_holds_more_of_a_node_than_the_node_has(world: SharedWorld) -> None:
+    """GPU indices that the node lacks, and a node that is named for each of many members."""
+    world.fold(
+        submitted("indices", "a"),
+        Started(job="indices", sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "n01", tuple(range(1024))),)),
+        submitted("members", "b", gpus_per_node=1024),
+        Started(job="members", sequence=1, time_ms=NOW_MS, nodes=("n02",) * 5000),
+    )
+    before = world.ask("GET", "/queues")["capacity"]["gpu"]
+    world.beat(10_000)
+    for queue in ("a", "b"):
+        assert world.charges()[queue]["granted_gpu_s"] == 80.0, queue
+    assert world.ask("GET", "/queues")["capacity"]["gpu"] == before
+
+
+@examples(200)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("nm"), st.sets(st.integers(0, 1023), min_size=1, max_size=20), st.integers(1, 1000))
+    ),
+    st.dictionaries(st.sampled_from("nm"), st.integers(0, 8)),
+)
+def test_what_is_held_of_a_node_is_at_most_the_node(
+    places: list[tuple[str, set[int], int]], counts: dict[str, int]
+) -> None:
+    table = JobTable()
+    ranks = tuple(RankPlacement(at, node, tuple(gpus), share) for at, (node, gpus, share) in enumerate(places))
+    table.apply(Started(job="a", sequence=1, time_ms=NOW_MS, ranks=ranks))
+    held, unbounded = (held_milli(table.attempts["a", 1], told) for told in (counts, {}))
+    for node, milli in held.items():
+        assert milli <= 1000 * counts[node] if counts.get(node) else milli == unbounded[node]

@@ -20,6 +20,9 @@ MINUTE_MS = 60_000
 QUEUES = ("a", "b", "c/users")
 
 
+NODE_GPUS = {f"n{number:02}": 8 for number in range(1, 17)}
+
+
 class ToldBoard(HandBoard):
     """A board whose jobs are those of a table; `seen`: rows of GPU time."""
 
@@ -37,8 +40,8 @@ class ToldBoard(HandBoard):
         gpu_time = [dict(zip(("job", "attempt", "used_gpu_s", "seen_gpu_s"), row, strict=True)) for row in self.seen]
         encode = msgspec.json.encode
         return super().sections() | {
-            "jobs.running": encode([_running_row(row) for row in running]),
-            "jobs.ended": encode([_ended_row(row) for row in ended]),
+            "jobs.running": encode([_running_row(row, NODE_GPUS) for row in running]),
+            "jobs.ended": encode([_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
         }
