@@ -4,7 +4,7 @@ Without a file of queues there is one line. With one, `TreeTurns` orders by the 
 reservations and maintenance.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -154,7 +154,7 @@ class TreeTurns:
         self.view = view
         self.run_times = run_times
         self.now_ms = now_ms
-        self.standing = QueueStanding(tree, use, capacity_of(view, use.get("")), banked or {})
+        self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
@@ -329,15 +329,30 @@ def nodes_of(window: Window, view: ClusterView) -> NDArray[np.bool_]:
     return mask
 
 
-def capacity_of(view: ClusterView, outside: LeafUse | None = None) -> dict[str, float]:
-    """Resource → GPUs that can be used, without what jobs of no queue hold."""
-    usable = np.count_nonzero(view.usable, axis=1)
-    models = view.inventory.gpu_models
-    by_model = np.bincount(view.inventory.gpu_model + 1, usable, len(models) + 1)[1:].tolist()
-    found = {ANY: float(usable.sum()), **dict(zip(models, by_model, strict=True))}
-    for name, gpus in (outside.held if outside else {}).items():
-        found[name] = max(0.0, found.get(name, 0.0) - gpus)
+def capacity_of(
+    view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return resource → GPUs that can be used, without those of the fleet that jobs of no queue hold.
+
+    outside: what these jobs hold, also on nodes that are not of the fleet. jobs: all jobs of queues.
+    """
+    found = _amounts(view, view.usable)
+    if outside is None:
+        return found
+    of_fleet = outside.held
+    if jobs is not None:
+        is_outside = np.array([*(name not in jobs for name in view.jobs), False])  # the last is of -1: nobody
+        of_fleet = _amounts(view, view.usable & is_outside[view.holders])
+    for name, gpus in outside.held.items():
+        found[name] = max(0.0, found.get(name, 0.0) - min(gpus, of_fleet.get(name, 0.0)))
     return found
+
+
+def _amounts(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
+    """Return resource → GPUs of a mask (node, GPU)."""
+    counts, models = np.count_nonzero(mask, axis=1), view.inventory.gpu_models
+    by_model = np.bincount(view.inventory.gpu_model + 1, counts, len(models) + 1)[1:].tolist()
+    return {ANY: float(counts.sum()), **dict(zip(models, by_model, strict=True))}
 
 
 def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:

@@ -207,3 +207,19 @@ def test_what_is_held_of_a_node_is_at_most_the_node(
     held, unbounded = (held_milli(table.attempts["a", 1], told) for told in (counts, {}))
     for node, milli in held.items():
         assert milli <= 1000 * counts[node] if counts.get(node) else milli == unbounded[node]
+
+
+def test_a_job_on_nodes_of_nobody_s_fleet_takes_no_gpu_from_the_queues(world: SharedWorld) -> None:
+    """A site's relay also reports jobs of other clusters. On nodes of the fleet, jobs of no queue do take GPUs."""
+    before = world.ask("GET", "/queues")["capacity"]["gpu"]
+    world.fold(
+        submitted("elsewhere", "other"),
+        Started(job="elsewhere", sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "x01", tuple(range(1000))),)),
+        submitted("nowhere", "other", gang=1_000_000, gpus_per_node=1024),
+        Started(job="nowhere", sequence=1, time_ms=NOW_MS),
+        submitted("here", "other"),
+        Started(job="here", sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "n01", tuple(range(8))),)),
+    )
+    world.board.jobs = {"here": [0]}
+    world.beat(10_000)
+    assert world.ask("GET", "/queues")["capacity"]["gpu"] == before - 8
