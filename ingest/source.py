@@ -28,13 +28,18 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Good records of a source. `bad` records are counted by reason and skipped. labels: who holds which GPUs."""
+    """Good records of a source. `bad` records are counted by reason and skipped. labels: who holds which GPUs.
+
+    is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that what was
+    acknowledged is folded, however often it is read again.
+    """
 
     samples: tuple[SampleBatch, ...] = ()
     events: tuple[JobEvent, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
     bad: tuple[RecordError, ...] = ()
     labels: tuple[LabelSight, ...] = ()
+    is_acknowledged: bool = False
 
     def __len__(self) -> int:
         """Good records in the batch."""

@@ -6,6 +6,7 @@ the number of pipelines changes, each begins where the slowest was: repeats chan
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class DividedInbox(Source):
             return batch
         samples = tuple(own for own in map(self._rows.of, batch.samples) if len(own))
         if self._share.first:
-            return Batch(samples, batch.events, batch.node_events, batch.bad, batch.labels)
+            return replace(batch, samples=samples)
         return Batch(samples)
 
     def position(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def decode_records(
         except RecordError as error:
             errors.append(error)
     few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
-    return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels))
+    return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels), is_acknowledged=True)
 
 
 class _Refusals(msgspec.Struct):

@@ -122,7 +122,7 @@ class FleetState:
             self.labelled.take(sight)
         for event in batch.events:
             is_placed = self._is_placed(event)
-            if not is_placed and not self.jobs.has_room(event, self.limits.live_jobs):
+            if not (is_placed or self._has_room(event, batch.is_acknowledged)):
                 live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
                 self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
                 continue
@@ -147,6 +147,10 @@ class FleetState:
         for error in batch.bad:
             self._note_bad(error)
         return self._apply_node_events(batch.node_events)
+
+    def _has_room(self, event: JobEvent, is_acknowledged: bool) -> bool:
+        """Return whether an event may be folded. What the api has acknowledged is within its limits."""
+        return is_acknowledged or self.jobs.has_room(event, self.limits.live_jobs)
 
     def _is_placed(self, event: JobEvent) -> bool:
         """Return whether the placer has placed this attempt. Asked at its first event, and at a start."""

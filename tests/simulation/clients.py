@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 encode = msgspec.json.Encoder().encode
 MOST_JOBS = 14
-ENDS: tuple[tuple[str, dict[str, str]], ...] = (("finished", {}), ("failed", {"category": "application"}))
+ENDS: tuple[tuple[str, dict[str, str]], ...] = (("finished", {}), ("failed", {"category": "user"}))
 AGAIN = (StaleError, LedgerError)  # nothing was decided: ask again
 
 

@@ -99,11 +99,16 @@ def _commits_seldom(self: LedgerFile) -> Iterator[None]:
         self._writing = False
 
 
+def _if_room(self: FleetState, event: Any, _: bool) -> bool:
+    """As it was: the fold applies its own bound to what the api has acknowledged."""
+    return self.jobs.has_room(event, self.limits.live_jobs)
+
+
 MUTATIONS = {
     "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "expired", _by_the_clock),
     "forget-promises": Mutation(1, ("given once",), placer_service, "with_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
-    "folders-not-synced": Mutation(6, ("found once", "progress"), files, "make_folder", _made_in_passing),
+    "folders-not-synced": Mutation(3, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
     "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
     "board-while-held-up": Mutation(8, ("found once", "given once"), pipeline, "caught_up", _impatient),
@@ -112,8 +117,8 @@ MUTATIONS = {
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_there", lambda *_: set()),
     "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
-    "the-fold-drops-what-was-placed": Mutation(1, ("found once",), FleetState, "_is_placed", lambda *_: False),
-    "outages-stop-no-clock": Mutation(5, ("waits",), Listening, "covers", lambda *_: True),
+    "the-fold-has-a-bound-of-its-own": Mutation(5, ("found once", "never back"), FleetState, "_has_room", _if_room),
+    "outages-stop-no-clock": Mutation(1, ("waits",), Listening, "covers", lambda *_: True),
     "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "marked", lambda *_: set()),
     "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
 }

@@ -114,11 +114,6 @@ class Oracle:
             promise.in_time = True
             self._is_free(promise, request_id, now_ms, steady_ms)
 
-    def holds(self, request_id: str, now_ms: int, steady_ms: int) -> bool:
-        """Whether the attempt of a request has a promise, or started by one: no limit may drop its events."""
-        promise = self.promises.get(request_id)
-        return promise is not None and (promise.in_time or promise.lasts(now_ms, steady_ms))
-
     def refused(self, request_id: str, why: str, now_ms: int, steady_ms: int) -> None:
         """A start was answered by a limit (`why` says so), or as a bad record (`why` is empty)."""
         promise = self.promises.get(request_id)

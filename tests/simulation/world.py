@@ -22,7 +22,7 @@ from service.http.problems import Problem
 from tests.simulation.archive import ArchiveLook
 from tests.simulation.clients import Clients, Job
 from tests.simulation.disk import Content, Killed, MemoryDisk
-from tests.simulation.oracle import Broken, EventKey, Oracle
+from tests.simulation.oracle import Broken, Oracle
 from tests.simulation.processes import EXPIRES_S, PAUSE_S, ROLES, Api, PipelineProcess, Placer, Process, SimClock
 
 EPOCH_MS = 1_789_000_000_000
@@ -58,7 +58,6 @@ class World:
         self.processes: dict[str, Process | None] = {kind.role: None for kind in ROLES}
         self.running: Process | None = None
         self.steps = 0
-        self._of_strangers: set[EventKey] = set()
         self.has_limits = random.Random(f"{seed} limits").random() < 0.4
         self._active: set[str] = set()  # requests with a promise, as of the ledger's last change
         self.counts: Counter[str] = Counter()
@@ -372,11 +371,7 @@ class World:
                 self.counts["acknowledged"] += 1
                 if event["type"] == "started":
                     self.oracle.started(job.request.request_id, self.now_ms, self.steady_ms)
-                key = event["job"], event["attempt"], event["sequence"]
-                if self.has_limits and not self.oracle.holds(job.request.request_id, self.now_ms, self.steady_ms):
-                    self._of_strangers.add(key)  # the fold may drop it, since the api's bound is an estimate
-                elif key not in self._of_strangers:
-                    self.oracle.acknowledged[key] = None
+                self.oracle.acknowledged[event["job"], event["attempt"], event["sequence"]] = None
 
     def send_placer(self, job: Job, call: str, what: Any, answered: Callable[[Any], None]) -> None:
         again = call in ("place", "enqueue")

@@ -52,6 +52,16 @@ def test_the_fold_takes_no_new_job_beyond_the_bound_and_forgets_none() -> None:
     assert ("a", 2) in lives(folded.jobs), "the next attempt of a known job is no new job"
 
 
+def test_what_the_api_has_acknowledged_is_folded_beyond_the_bound() -> None:
+    folded = state(live_jobs=1)
+    many = tuple(Submitted(job=job, sequence=1, time_ms=1) for job in ("a", "b", "c"))
+    folded.apply(Batch(events=many, is_acknowledged=True), 10)
+    assert lives(folded.jobs) == {("a", 1), ("b", 1), ("c", 1)}
+    assert not folded.counts.bad
+    folded.apply(Batch(events=(Submitted(job="d", sequence=1, time_ms=1),)), 10)
+    assert folded.counts.bad == {"too_many_jobs": 1}
+
+
 def test_attempts_of_one_job_do_not_grow_beyond_the_bound() -> None:
     folded = state(live_jobs=1)
     many = [Submitted(job="a", attempt=number, sequence=1, time_ms=1) for number in range(1, 50)]
