@@ -27,7 +27,10 @@ PAGES = (*DOCS, *(ROOT / name for name in (*MORE, *RESULTS)))
 SHELLS = ("sh", "console")
 OTHERS = ("text", "toml", "yaml", "json", "python", "sql")
 SUITES = {
+    "external_metrics": "tests/integration/kubernetes/test_external_metrics.py",
     "kafka": "tests/integration/kafka/test_kafka_page.py",
+    "keda": "tests/integration/kubernetes/test_keda.py",
+    "kubernetes": "tests/integration/kubernetes/test_pages.py",
     "prometheus": "tests/integration/test_prometheus_page.py",
     "slurm": "tests/integration/slurm/test_slurm_pages.py",
 }

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,11 +63,16 @@ class Reader:
             **self.variables,
         }
 
-    def run_page(self, page: Path, *tags: str, files: bool = True) -> list[Done]:
+    def run_page(
+        self, page: Path, *tags: str, files: bool = True, before: Mapping[str, Callable[[], object]] | None = None
+    ) -> list[Done]:
         """Run all blocks of a page with one of these tags. Raises AssertionError for the first command that fails.
 
         files: whether to write the files that the page prints.
+        before: beginning of a command -> prepares what the page expects by then. Each beginning must occur.
         """
+        prepare = dict(before or {})
+        seen = set()
         done: list[Done] = []
         for block in blocks(page, *tags):
             if block.tag.startswith("file: "):
@@ -77,8 +82,13 @@ class Reader:
                 path.unlink(missing_ok=True)  # it may be a link
                 path.write_text(block.code, encoding="utf-8")
             else:
-                done += [self._run(block, command) for command in block.commands]
+                for command in block.commands:
+                    for start in filter(command.text.startswith, prepare):
+                        prepare[start]()
+                        seen.add(start)
+                    done.append(self._run(block, command))
         assert done, f"{name_of(page)} has no block for {tags}"
+        assert seen == prepare.keys(), f"{name_of(page)} has no command {prepare.keys() - seen}"
         return done
 
     def _run(self, block: PageBlock, command: Command) -> Done:

@@ -1,4 +1,4 @@
-"""A real Kubernetes out of its published Go modules: etcd, its three servers, and kwok for its nodes.
+"""A real Kubernetes out of its published Go modules: etcd, its three servers, kubectl, and kwok for its nodes.
 
 Built once a version, in about eight minutes of two cores, and kept in the user's cache folder.
 
@@ -18,6 +18,7 @@ COMMANDS = (
     "k8s.io/kubernetes/cmd/kube-apiserver",
     "k8s.io/kubernetes/cmd/kube-scheduler",
     "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "k8s.io/kubernetes/cmd/kubectl",
     "sigs.k8s.io/kwok/cmd/kwok",
     "go.etcd.io/etcd/server/v3",
 )
@@ -46,7 +47,7 @@ class Kubernetes:
 
     @property
     def is_whole(self) -> bool:
-        names = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok")
+        names = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubectl", "kwok")
         return self.stages.exists() and all(self.binary(name).exists() for name in names)
 
 

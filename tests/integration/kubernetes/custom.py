@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def definition(group: str, version: str, kind: str) -> dict[str, Any]:
+def definition(group: str, version: str, kind: str, scope: str = "Namespaced") -> dict[str, Any]:
     """A CustomResourceDefinition whose objects may hold anything."""
     plural = kind.lower() + "s"
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -18,7 +18,7 @@ def definition(group: str, version: str, kind: str) -> dict[str, Any]:
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
             "group": group,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
             "versions": [served],
         },

@@ -1,6 +1,7 @@
 """A real HorizontalPodAutoscaler asks two apis of Fleetcast through a real aggregator: fresh, stale, one gone, both."""
 
 import base64
+import json
 import signal
 import socket
 import ssl
@@ -20,10 +21,12 @@ import yaml
 from fleet.clock import ScaledClock
 from schedulers.external_metrics import GROUP, METRIC, VERSION
 from schedulers.weather import DemandKey
+from tests.docs.pages import ROOT
 from tests.integration.built import needed
 from tests.integration.forecast_board import ForecastBoard
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
+from tests.integration.kubernetes.page_reader import reader_at
 from tests.integration.kubernetes.relay import Relay
 from tests.integration.kubernetes.stranger import Heard, stranger
 from tests.ports import free_ports
@@ -317,6 +320,32 @@ def test_while_somebody_else_or_a_bug_answers_replicas_stay(aggregated: Aggregat
 def was_asked(heard: Heard, path: str) -> bool:
     """Whether it was asked three times for what begins so."""
     return sum(one.startswith(path) for one in heard.paths) >= 3
+
+
+def test_every_command_of_the_page_works(aggregated: Aggregated, tmp_path: Path) -> None:
+    """The example with the authority filled in. Its Service is a name: nothing here gives Services addresses."""
+    aggregated.forecast.value = 20.0
+    aggregated.until("20 requests/s", lambda: aggregated.replicas() == 2)
+    reader = reader_at(aggregated.plane, tmp_path)
+    (tmp_path / "examples").unlink()
+    (tmp_path / "examples").mkdir()
+    service = {"spec": {"type": "ExternalName", "externalName": "localhost", "selector": None}}
+    things = [aggregated.example[kind] for kind in ("APIService", "HorizontalPodAutoscaler")]
+    things.append({**aggregated.example["Service"], **service})
+    (tmp_path / "examples" / EXAMPLE.name).write_text(yaml.safe_dump_all(things))
+
+    def register_again() -> None:
+        if aggregated.plane.http.get(f"{APISERVICES}/v1beta1.{GROUP}").status_code == 404:
+            aggregated.register()
+
+    available = partial(aggregated.until, "it is available", lambda: aggregated.available()["status"] == "True")
+    before = {"kubectl get --raw": available, "kubectl delete apiservice": register_again}
+    done = reader.run_page(ROOT / "docs/schedulers/external-metrics.md", "run in external_metrics", before=before)
+    assert GROUP in done[0].output
+    assert "BEGIN CERTIFICATE" in (tmp_path / "request-header-ca.crt").read_text()
+    values = next(json.loads(row.output) for row in done if "--raw" in row.command)
+    assert [row["value"] for row in values["items"]] == ["20"]
+    aggregated.register()
 
 
 def test_while_both_are_gone_no_namespace_can_go_until_the_registration_does(aggregated: Aggregated) -> None:

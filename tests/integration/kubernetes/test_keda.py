@@ -22,6 +22,7 @@ from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.keda_build import keda
 from tests.integration.kubernetes.keda_process import KedaCluster
+from tests.integration.kubernetes.page_reader import reader_at
 from tests.integration.kubernetes.relay import Relay
 from tests.integration.kubernetes.stranger import stranger
 from tests.integration.prometheus_process import Prometheus
@@ -42,6 +43,7 @@ class Autoscaled:
 
     cluster: KedaCluster
     shown: Pair
+    authority: Path  # that signed it
     clients: Authority
     reader: Pair
     folder: Path
@@ -67,7 +69,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                     "grpc", {"caCert": servers.cert, "tlsClientCert": reader.cert, "tlsClientKey": reader.key}
                 )
                 cluster.trust("http", {"ca": servers.cert, "cert": reader.cert, "key": reader.key})
-                yield Autoscaled(cluster, servers.sign("fleetcast"), clients, reader, folder)
+                yield Autoscaled(cluster, servers.sign("fleetcast"), servers.cert, clients, reader, folder)
             finally:
                 cluster.stop()
     finally:
@@ -387,3 +389,20 @@ def test_before_there_is_any_board_the_specification_is_answered_so_the_fallback
         board.values["web"] = 20.0
         site.cluster.until_replicas("new", 2)
         site.cluster.remove("new")
+
+
+def test_every_command_of_the_page_works(site: Autoscaled, served: Served, tmp_path: Path) -> None:
+    served.tell(site, "serve", 20.0)
+    site.cluster.scale("llama", [trigger(served.relay.port, "serve")], fallback=FALLBACK)
+    site.cluster.until_replicas("llama", 2)
+    site.cluster.plane.until("health of the metric", lambda: site.cluster.status("llama").get("health"))
+    reader = reader_at(
+        site.cluster.plane, tmp_path, **{"fleetcast.fleetcast.svc:8080": f"localhost:{served.first.port}"}
+    )
+    for name, path in (("ca.crt", site.authority), ("tls.crt", site.reader.cert), ("tls.key", site.reader.key)):
+        (tmp_path / name).symlink_to(path)
+    done = reader.run_page(PAGE, "run in keda")
+    assert "Deployment/llama" in done[0].output
+    assert "Happy" in done[1].output
+    assert 'method="GRPC"' in done[2].output
+    site.cluster.remove("llama")

@@ -65,10 +65,12 @@ def fill(plane: ControlPlane, nodes: tuple[str, ...]) -> None:
 class Marking:
     """A board of these nodes that a test publishes, and a real adapters role that follows it.
 
-    taint: its effect.
+    taint: its effect. more: further options of the adapter.
     """
 
-    def __init__(self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES) -> None:
+    def __init__(
+        self, plane: ControlPlane, folder: Path, taint: str, nodes: tuple[str, ...] = NODES, **more: Any
+    ) -> None:
         self.plane, self.folder, self.nodes = plane, folder, nodes
         token = folder / "token"
         token.write_text(READER_TOKEN)
@@ -77,6 +79,7 @@ class Marking:
             "token_file": str(token),
             "ca_file": str(plane.folder / "certs" / "apiserver.crt"),
             "taint": taint,
+            **more,
         }
         self.began_ms = time.time_ns() // 1_000_000
         config = {
