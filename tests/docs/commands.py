@@ -6,7 +6,7 @@ A tag is an HTML comment on the line before a block, so that no reader sees it:
     <!-- run in NAME -->       the suite of that component runs it (SUITES)
     <!-- slow -->              parsed in CI, run by `make docs-run`
     <!-- not run: REASON -->   parsed only
-    <!-- file: NAME -->        no commands: the block is a file that later commands of the page read
+    <!-- file: NAME -->        the block is a file that later commands of the page or a suite read
     <!-- output -->            no commands: what the block before prints, in this shape
 """
 
@@ -27,11 +27,15 @@ PAGES = (*DOCS, *(ROOT / name for name in (*MORE, *RESULTS)))
 SHELLS = ("sh", "console")
 OTHERS = ("text", "toml", "yaml", "json", "python", "sql")
 SUITES = {
+    "dask": "tests/integration/test_documents.py",
     "external_metrics": "tests/integration/kubernetes/test_external_metrics.py",
+    "helm": "tests/integration/outside/helm/test_page.py",
+    "hosts": "tests/integration/test_hosts_and_ports.py",
     "kafka": "tests/integration/kafka/test_kafka_page.py",
     "keda": "tests/integration/kubernetes/test_keda.py",
     "kubernetes": "tests/integration/kubernetes/test_pages.py",
     "prometheus": "tests/integration/test_prometheus_page.py",
+    "ray": "tests/integration/outside/ray/test_ray.py",
     "slurm": "tests/integration/slurm/test_slurm_pages.py",
 }
 

@@ -27,7 +27,10 @@ ENDLESS = (  # commands that run until Ctrl-C, and what they print once they do 
     (re.compile(r"\bfleetcast demo\b(?!.*--seconds)|^make demo"), r"[1-9]\d* placed"),
     (re.compile(r"\bfleetcast produce telemetry\b"), r"[1-9][\d,]* samples"),
     (re.compile(r"\bfleetcast produce events\b"), r"[1-9][\d,]* events"),
+    (re.compile(r"\bfleetcast_client\.ray_resources\b"), r"asked for [1-9]\d* bundles"),
+    (re.compile(r"^tail -F [^|]*\| while\b"), r'"(?:accepted|duplicates)": ?[1-9]'),
 )
+LOOP = re.compile(r"\bdone$")  # a loop of the shell ends by the signal of Ctrl-C
 TABLE = ROOT / "var" / "docs-run.txt"
 
 
@@ -109,6 +112,8 @@ class Reader:
                 start_new_session=True,
             )
             code = self._until_ctrl_c(process, log, ready) if ready else _wait(process, LIMIT_S)
+            if ready and LOOP.search(command.text) and code in (-signal.SIGINT, 128 + signal.SIGINT):
+                code = 0
         output = log.read_text(encoding="utf-8", errors="replace")
         done = Done(f"{block.page}:{block.line}", command.text, code, time.monotonic() - began, output)
         record(done)
@@ -149,9 +154,11 @@ class Reader:
                 while not _knows_nodes(url):
                     assert time.monotonic() < deadline, f"no node is known at {url}:\n{said.string[-3000:]}"
                     time.sleep(0.5)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)
+        except BaseException:
+            _kill(process)
+            raise
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
         return _wait(process, STOP_S)
 
 
@@ -159,9 +166,14 @@ def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int:
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _kill(process)
         return 124
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _knows_nodes(url: str) -> bool:
@@ -175,9 +187,10 @@ def _knows_nodes(url: str) -> bool:
 def check_answers(done: Done) -> None:
     """Raise AssertionError where an answer of the service is a problem document, or empty."""
     assert "urn:fleetcast:problem" not in done.output, f"{done.place}: {done.command}\n{done.output[-2000:]}"
-    document = json.loads(done.output) if done.output.strip().startswith("{") else None
+    text = done.output.strip()
+    document = json.JSONDecoder().raw_decode(text)[0] if text.startswith("{") else None  # of several, the first
     empty = document is not None and any(document.get(key) == [] for key in ("rows", "series"))
-    assert done.output.strip(), f"{done.place}: {done.command}\nprinted nothing"
+    assert text, f"{done.place}: {done.command}\nprinted nothing"
     assert not empty or "served-models" in done.command, f"{done.place}: {done.command}\n{done.output[:2000]}"
 
 

@@ -24,7 +24,7 @@ PARSED = [(f"{block.page}:{block.line}", one.text) for block in SHELL_BLOCKS for
 OPERATORS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")", "then", "do"}
 PROGRAMS = ("curl", "docker", "fleetcast", "helm", "kubectl", "make", "mv", "pip", "python3?", "scontrol", "tail")
 LACKS = ("MissingParameter", "NoArgsIsHelpError")  # a sentence may name a command without its arguments
-SERVED = ("tests/integration/test_documents.py", *SUITES.values())
+SERVED = sorted({"tests/integration/test_documents.py", *SUITES.values()})
 
 
 def where(block: PageBlock) -> str:
@@ -40,7 +40,8 @@ def test_every_block_names_its_language(block: PageBlock) -> None:
 def test_a_tag_decides_where_each_block_of_commands_runs(block: PageBlock) -> None:
     suite = re.fullmatch(r"run in (\w+)", block.tag)
     assert block.commands, f"{where(block)}: no commands; is its language `text`?"
-    assert block.tag in ("run", "slow") or (suite and suite[1] in SUITES) or re.match(r"not run: \w+ \w+", block.tag), (
+    others = re.match(r"not run: \w+ \w+|file: [\w.-]+$", block.tag)
+    assert block.tag in ("run", "slow") or (suite and suite[1] in SUITES) or others, (
         f"{where(block)}: begin it with a tag of tests/docs/commands.py, found {block.tag!r}"
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from distributed import LocalCluster
 
 from models.versions.registry import Registry
 from tests.docs.commands import PAGES, pages_with
@@ -196,6 +197,16 @@ PREPARED: dict[str, Callable[[Path, Service, Words, Words], None]] = {
 @pytest.mark.parametrize("page", pages_with(*TAGS), ids=name_of)
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path, service: Service, data: Path) -> None:
     read_page(page, TAGS, tmp_path, service, data).run_page(page, *TAGS)
+
+
+def test_the_back_test_of_a_page_runs_on_dask(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "data").symlink_to(data)
+    with LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", host="127.0.0.1", dashboard_address=":0"
+    ) as cluster:
+        reader = Reader(tmp_path, {"tcp://scheduler:8786": cluster.scheduler_address})
+        (done,) = reader.run_page(ROOT / TRAINING, "run in dask", files=False)
+    assert cluster.scheduler_address in done.output
 
 
 def test_every_query_of_the_archive_answers(tmp_path: Path, service: Service) -> None:

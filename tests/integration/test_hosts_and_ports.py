@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import ROOT
+from tests.docs.runner import Reader
 from tests.ingest.ports.test_sysfs import tree
 from tests.integration.service_process import Service
 from tests.ports import free_port
@@ -76,7 +78,7 @@ def served_page(step: int) -> str:
 
 
 def test_a_serving_engine_is_seen_as_a_served_model_and_makes_no_node(
-    folder_server: tuple[Path, str], start_service: Callable[..., Service]
+    folder_server: tuple[Path, str], start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
     root, url = folder_server
     (root / "metrics").write_text(served_page(1))
@@ -100,6 +102,8 @@ def test_a_serving_engine_is_seen_as_a_served_model_and_makes_no_node(
     assert service.get("/v1/fleet")["nodes"] == []
     metrics = urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=10).read().decode()
     assert 'fleetcast_served_requests_running{pool="default",model="meta/llama"} 7' in metrics
+    reader = Reader(tmp_path / "reader", {"127.0.0.1:8080": f"127.0.0.1:{service.port}"})
+    reader.run_page(ROOT / "docs/sources/infiniband.md", "run in hosts")
 
 
 @pytest.fixture

@@ -21,16 +21,23 @@ STALE_S = 225.0
 
 
 class Telling:
-    """nodes: those of the board, which may be more than Slurm has."""
+    """nodes: those of the board, which may be more than Slurm has. adapters: further rows of them."""
 
-    def __init__(self, slurm: SlurmCluster, folder: Path, nodes: tuple[str, ...], **options: Any) -> None:
+    def __init__(
+        self,
+        slurm: SlurmCluster,
+        folder: Path,
+        nodes: tuple[str, ...],
+        adapters: tuple[dict[str, Any], ...] = (),
+        **options: Any,
+    ) -> None:
         self.slurm, self.folder, self.nodes = slurm, folder, nodes
         self.began_ms = time.time_ns() // 1_000_000
         row = {"use": "slurm", "mode": "write", "options": {"timeout_s": 5.0, **options}}
         config = {
             "state": str(folder / "state"),
             "clock": {"epoch_ms": self.began_ms, "wall_ms": self.began_ms, "speed": SPEED},
-            "adapters": {"withdraw_after_s": STALE_S, "max_share": 0.5, "adapter": [row]},
+            "adapters": {"withdraw_after_s": STALE_S, "max_share": 0.5, "adapter": [row, *adapters]},
         }
         self.config = folder / "config.toml"
         self.config.write_text(tomli_w.dumps(config))

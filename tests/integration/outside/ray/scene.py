@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,13 +64,25 @@ class Scene:
 
     def start_ray(self, *command: str | Path, **more: Any) -> subprocess.Popen[str]:
         """A process with Ray and our client."""
-        own = {
+        return self.start("ray", self._python, *command, env=os.environ | self.variables, **more)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of programs that reach this Ray and our client."""
+        return {
             "PYTHONPATH": str(ROOT / "sdk"),
             "RAY_AUTH_TOKEN_PATH": str(self._token),
             "RAY_TMPDIR": self._short.name,
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        return self.start("ray", self._python, *command, env=os.environ | own, **more)
+
+    def put_programs(self, folder: Path) -> None:
+        """Make `python` and `ray` in the folder those of Ray's environment, within the network."""
+        folder.mkdir(parents=True)
+        for name in ("python", "ray"):
+            command = shlex.join(self.network.inside(self._python.with_name(name)))
+            (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (folder / name).chmod(0o755)
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """What Ray's process answers."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import ROOT
+from tests.docs.runner import Reader
 from tests.integration.built import needed
 from tests.integration.outside.namespace import Namespace
 from tests.integration.outside.ray.build import build
@@ -150,3 +152,27 @@ def test_the_autoscaler_sees_what_the_forecast_needs_until_there_is_none(scene: 
     scene.end(asking, signal.SIGTERM)
     assert asking.returncode == 0
     scene.until("taken back at the end", wished(0))
+
+
+def test_every_command_of_the_page_works(scene: Scene, tmp_path: Path) -> None:
+    """The series is that of this board. By hand goes what a killed program left."""
+    series = {"pool": SERIES.pool, "job-class": SERIES.class_, "group": SERIES.group, "target": SERIES.target}
+    series["horizon-s"] = "60"  # as far as the forecast of this board reaches
+    words = " ".join(f"--{name} {value}" for name, value in series.items())
+    scene.put_programs(tmp_path / "bin")
+    places = {"http://fleetcast:8080": URL, "--pool a100 --target wanted --horizon-s 1800": words}
+    reader = Reader(tmp_path, places, {**scene.variables, "RAY_AUTH_MODE": "token"})
+
+    def wishes() -> list[dict[str, float]]:
+        found: list[dict[str, float]] = scene.ask("wished")["bundles"]
+        return found
+
+    def ask_and_die() -> None:
+        asking = asking_for_bundles(scene)
+        scene.until("two bundles", lambda: wishes() == [{"CPU": 4.0}] * 2)
+        scene.end(asking)
+
+    scene.forecast.value = 4.0
+    done = reader.run_page(ROOT / "docs/schedulers/ray.md", "run in ray", before={"ray status": ask_and_die})
+    assert "{'CPU': 4}: 2 from request_resources()" in done[1].output
+    scene.until("none", lambda: wishes() == [])
