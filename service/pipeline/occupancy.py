@@ -49,7 +49,8 @@ def observe(
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
     An attempt that names nodes but no GPUs takes as many as `unnamed_gpus` states of those there that no attempt names,
-    first those that telemetry shows `at_work`, (n, g). A part of a GPU shares the fullest GPU that has room for it.
+    first those that telemetry shows `at_work`, (n, g). So does one that names GPUs that the node lacks: it runs there,
+    and a launcher may count GPUs in its own way. A part of a GPU shares the fullest GPU that has room for it.
     """
     width = max(1, int(topology.gpus.max(initial=1)))
     holder = np.full((len(topology), width), -1, np.int32)
@@ -57,7 +58,7 @@ def observe(
     used_cpus, used_memory = np.zeros(len(topology)), np.zeros(len(topology))
     counts = topology.gpus.tolist()
     named: list[tuple[int, int, int]] = []  # (row, GPU, number), in order: of several the last one holds it
-    unnamed: list[tuple[int, int]] = []  # (number, row) of those whose GPUs are to be guessed, after all named ones
+    unnamed: list[tuple[int, int, int, int]] = []  # (number, row, thousandths, GPUs) to guess, after all named ones
     parts: list[tuple[int, int, int, int]] = []
     for number, attempt in enumerate(running):
         places = [(rank.node, rank.gpus, rank.gpu_share) for rank in attempt.ranks]
@@ -65,15 +66,17 @@ def observe(
             row = index.get(node, -1)
             if row < 0:
                 continue
+            milli = share or stated_share(attempt)
             if gpus:
                 known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
-                milli = share or stated_share(attempt)
+                if len(known) < len(gpus):
+                    unnamed.append((number, row, milli, len(gpus) - len(known)))
                 if milli < WHOLE_GPU:
                     parts += [(number, row, gpu, milli) for gpu in known]
                 else:
                     named += [(row, gpu, number) for gpu in known]
             else:
-                unnamed.append((number, row))
+                unnamed.append((number, row, milli, 0))
         for node in attempt.hosts:
             if (row := index.get(node, -1)) >= 0:
                 node_jobs.setdefault(row, []).append(attempt.job)
@@ -87,17 +90,18 @@ def observe(
     used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
     for number, row, gpu, milli in parts:
         _share(holder, used, number, row, gpu, milli)
-    for number, row in unnamed:
+    for number, row, milli, stated in unnamed:
         attempt = running[number]
         works = np.zeros(width, bool) if at_work is None else at_work[row]
-        if (milli := stated_share(attempt)) < WHOLE_GPU:
-            for _ in range(unnamed_gpus(attempt, topology.names[row])):
+        if milli < WHOLE_GPU:
+            for _ in range(stated or unnamed_gpus(attempt, topology.names[row])):
                 gpu = _gpu_with_room(holder[row], used.get(row, {}), milli, counts[row], works)
                 if gpu >= 0:
                     parts.append((number, row, gpu, milli))
                     _share(holder, used, number, row, gpu, milli)
         else:
-            holder[row, _likeliest_free(holder[row], attempt, counts[row], works)] = number
+            free = _likeliest_free(holder[row], counts[row], works)
+            holder[row, free[: stated or _unnamed_whole(attempt, works[free])]] = number
     shared = np.array(parts, np.int32).reshape(-1, 4)
     return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory, shared)
 
@@ -123,14 +127,17 @@ def _gpu_with_room(
     return int(free[np.argmin(~works[free])]) if len(free) else -1
 
 
-def _likeliest_free(
-    row: NDArray[np.int32], attempt: JobAttempt, gpus: int, works: NDArray[np.bool_]
-) -> NDArray[np.intp]:
+def _likeliest_free(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return the free GPUs of a node, those at work first."""
     free = np.flatnonzero(row[:gpus] < 0)
-    wanted = attempt.submission.gpus_per_node if attempt.submission else len(free)
+    return free[np.argsort(~works[free], kind="stable")]
+
+
+def _unnamed_whole(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
+    """Return how many of a node's free GPUs a member holds if its events name none. works: which are at work."""
     if attempt.source == "sdk":  # it says nothing of how many
-        wanted = max(1, int(np.count_nonzero(works[free])))
-    return free[np.argsort(~works[free], kind="stable")][:wanted]
+        return max(1, int(np.count_nonzero(works)))
+    return attempt.submission.gpus_per_node if attempt.submission else len(works)
 
 
 decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode

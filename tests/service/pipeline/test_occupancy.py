@@ -34,10 +34,18 @@ def test_a_job_that_names_nodes_only_takes_free_gpus_there() -> None:
     assert observe([first, second], TOPOLOGY, INDEX).holder[0].tolist() == [0, 1, 1, -1]
 
 
-def test_unknown_nodes_and_gpus_beyond_the_node_are_ignored() -> None:
+def test_unknown_nodes_are_ignored_and_gpus_beyond_the_node_hold_as_many_others() -> None:
+    """A launcher may count GPUs in its own way: what it names runs there, so that as many GPUs are not free."""
     ranks = (RankPlacement(0, "nowhere", (0,)), RankPlacement(1, "a", (0, 99)))
     seen = observe([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
-    assert np.flatnonzero(seen.holder.ravel() >= 0).tolist() == [0]
+    assert np.flatnonzero(seen.holder.ravel() >= 0).tolist() == [0, 1]
+
+
+def test_gpus_that_are_counted_beyond_the_node_are_not_free() -> None:
+    """A job on all GPUs of its node, numbered through the gang: otherwise its GPUs would be given twice."""
+    ranks = (RankPlacement(1, "a", (4, 5, 6, 7)),)
+    seen = observe([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
+    assert seen.holder[0].tolist() == [0, 0, 0, 0]
 
 
 def test_cpus_count_once_a_node() -> None:
@@ -46,9 +54,9 @@ def test_cpus_count_once_a_node() -> None:
     assert observe([attempt("j", started, cpus=8)], TOPOLOGY, INDEX).used_cpus.tolist() == [8, 0]
 
 
-def test_gpus_that_a_smaller_node_does_not_have_are_held_by_nobody() -> None:
+def test_no_gpu_beyond_a_smaller_node_is_held() -> None:
     started = Started(job="j", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 2, 3)),))
-    assert observe([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [-1, 0, -1, -1]
+    assert observe([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [0, 0, -1, -1]
 
 
 def test_jobs_that_take_parts_share_a_gpu_and_a_whole_one_is_nobody_elses() -> None:
@@ -82,7 +90,9 @@ def test_parts_of_jobs_without_gpu_indices_share_the_fullest_gpu_with_room() -> 
 
 
 members = st.lists(
-    st.tuples(st.sampled_from("ab"), st.sampled_from([0, 1, 2]), st.sampled_from([None, 1, 250, 999])),
+    st.tuples(
+        st.sampled_from("ab"), st.sampled_from([0, 1, 2]), st.sampled_from([None, 1, 250, 999]), st.sampled_from([0, 8])
+    ),
     min_size=1,
     max_size=3,
 )
@@ -90,17 +100,21 @@ members = st.lists(
 
 @given(members, st.sampled_from([None, 333]), st.integers(0, 2), st.booleans(), st.booleans())
 def test_what_an_attempt_holds_is_what_its_gpus_are_occupied_by(
-    drawn: list[tuple[str, int, int | None]], share: int | None, per_node: int, by_nodes: bool, has_submission: bool
+    drawn: list[tuple[str, int, int | None, int]],
+    share: int | None,
+    per_node: int,
+    by_nodes: bool,
+    has_submission: bool,
 ) -> None:
     """Charges (`held_milli`) and free GPUs (`observe`) are one book, however an attempt says what it holds."""
     row, ranks = JobAttempt("j", 1), []
     free = {"a": [0, 1, 2, 3, 4, 5, 6, 7], "b": [0, 1, 2, 3, 4, 5, 6, 7]}
-    for rank, (node, gpus, part) in enumerate(drawn):
-        named = tuple(free[node].pop() for _ in range(gpus))
+    for rank, (node, gpus, part, beyond) in enumerate(drawn):
+        named = tuple(free[node].pop() + beyond for _ in range(gpus))
         ranks.append(RankPlacement(rank, node, named, part if part and gpus == 1 else msgspec.UNSET))
     if has_submission:
         row.fold(Submitted(job="j", sequence=0, time_ms=0, gpus_per_node=per_node, gpu_share=share))
-    where = {"nodes": tuple({node for node, _, _ in drawn})} if by_nodes else {"ranks": tuple(ranks)}
+    where = {"nodes": tuple({node for node, *_ in drawn})} if by_nodes else {"ranks": tuple(ranks)}
     row.fold(Started(job="j", sequence=1, time_ms=1, **where))
     if not has_submission and any(not rank.gpus for rank in ranks) and not by_nodes:
         return  # a member that states nothing takes what is left of its node, which the others share
