@@ -71,6 +71,12 @@ def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractA
     return serve_grpc(context, pool, grpc_tls(context.config.api))
 
 
+def _announce(config: Config) -> None:
+    """Report that the port accepts connections. Scripts and tests wait for this line of the log."""
+    announce_ready(config.folder, api_name(config))
+    logger.info("listening on %s", config.url)
+
+
 def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
     """Make the class of the api's HTTP connections."""
     turned_away = functools.partial(interrupt_for_refused_events, context)
@@ -99,12 +105,11 @@ async def serve(config: Config) -> None:
     context.metrics.max_connections.set(pool.limits.max_connections)
     context.metrics.connections.set_function(lambda: pool.used)
     with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
-        started = functools.partial(announce_ready, config.folder, api_name(config))
+        started = functools.partial(_announce, config)
         server = ApiServer(settings, sock, pool, tls, context, started)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
-        logger.info("listening on %s", config.url)
         async with contextlib.AsyncExitStack() as stack:
             ended = functools.partial(setattr, server, "should_exit", True)
             await stack.enter_async_context(serve_external_metrics(context, pool, ended))
