@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fleet.errors import RequestError, UnknownEntity
 from models.demand.rows import DemandRow
@@ -40,8 +40,10 @@ def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> 
     if not 0 <= horizon_s <= times[-1]:
         raise RequestError(f"horizon of {horizon_s:g} s: set one from 0 to {times[-1]:g}", "horizon_s")
     ahead_s = min(horizon_s + _age_s(row, now_ms), times[-1])
-    by_horizon = [[row.now] * len(row.quantiles), *zip(*row.values, strict=True)]
-    value = _along(times, [_along(row.quantiles, _numbers(values), quantile) for values in by_horizon], ahead_s)
+    after = bisect_left(times, ahead_s)
+    beside = range(max(0, after - 1), after + 1)
+    values = [_along(row.quantiles, _numbers(row, place), quantile) for place in beside]
+    value = _along([times[place] for place in beside], values, ahead_s)
     if not math.isfinite(value):
         raise NotKnown(f"no forecast of {row.target} {ahead_s:g} s ahead yet")
     return max(0.0, value)
@@ -60,5 +62,8 @@ def _along(places: Sequence[float], values: Sequence[float], at: float) -> float
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _numbers(values: Iterable[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
+def _numbers(row: DemandRow, place: int) -> list[float]:
+    """Return the value of each quantile now (place 0), or at the horizon before `place`. NaN: none yet."""
+    if not place:
+        return [row.now] * len(row.quantiles)
+    return [math.nan if (value := values[place - 1]) is None else value for values in row.values]

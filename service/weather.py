@@ -145,6 +145,9 @@ class LazyRows(Mapping[K, V]):
         return len(self._rows())
 
 
+_decode_row = msgspec.json.Decoder(DemandRow).decode
+
+
 class DemandRows(Mapping[DemandKey, DemandRow]):
     """The newest forecasts of a board; a row is decoded when it is asked for."""
 
@@ -155,7 +158,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
 
     def __getitem__(self, key: DemandKey) -> DemandRow:
         (row,) = demand_rows(self._board, [self._places[key]])
-        return msgspec.json.decode(row, type=DemandRow)
+        return _decode_row(row)
 
     def __iter__(self) -> Iterator[DemandKey]:
         return iter(self._places)

@@ -82,6 +82,7 @@ def _options(api: ApiConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 60_000),  # a caller that is gone holds no stream
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.enable_channelz", 0),  # the library would gather statistics of each connection that no service shows
     ]
 
 
@@ -152,7 +153,7 @@ class _Guest:
             sent = [(key.encode(), _bytes(value)) for key, value in rpc.invocation_metadata() or ()]
             headers = [(key, value) for key, value in sent if key == b"authorization"]
             await self.context.access.admit_from(connection.host, "GET", headers, Scope.READ, connection.names())
-        return connection.working()
+        return connection
 
     def ask(self, verb: str, question: bytes) -> bytes:
         answer, _ = self.context.answerers.answer(self._service.answerer, verb, question)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,18 +80,15 @@ class GrpcConnection(asyncio.Protocol):
         """The names on the caller's certificate, if it has one that is still valid."""
         return self._certificate.names() if self._certificate is not None else ()
 
-    @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Keep the connection's places while a call is under way."""
-        pool = self._connections.pool
+    def __enter__(self) -> None:
+        """Begin a call: the connection keeps its places until the call has ended."""
         self._calls += 1
-        pool.work(self._place)
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                pool.rest(self._place)
+        self._connections.pool.work(self._place)
+
+    def __exit__(self, *error: object) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._connections.pool.rest(self._place)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

@@ -108,5 +108,5 @@ def demand_fan(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
 
 
 def _parts(board: Board, section: str, offsets: str, at: Iterable[int]) -> list[msgspec.Raw]:
-    body, places = board.raw(section), board.array(offsets)
-    return [msgspec.Raw(body[begin:end]) for begin, end in (places[row].tolist() for row in at)]
+    body, places = board.raw(section), board.raw(offsets).cast("q")  # in place: an array costs more than one row
+    return [msgspec.Raw(body[places[2 * row] : places[2 * row + 1]]) for row in at]
