@@ -123,6 +123,7 @@ def _widened(array: NDArray[Any], capacity: int) -> NDArray[Any]:
     return wide
 
 
+@np.errstate(over="ignore", invalid="ignore")  # half as dear as a block on small arrays
 def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> NDArray[np.float64]:
     """Divide element by element where `below` is above zero. Return `otherwise` elsewhere.
 
@@ -133,8 +134,7 @@ def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> N
     """
     quotient = np.empty(np.broadcast(top, below, otherwise).shape)
     quotient[...] = otherwise
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.divide(top, below, out=quotient, where=np.greater(below, 0))
+    np.divide(top, below, out=quotient, where=np.greater(below, 0))
     return quotient
 
 

@@ -8,7 +8,6 @@ Counts are whole numbers afterwards, too.
 import numpy as np
 from numpy.typing import NDArray
 
-from features.sums import divide
 from models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
@@ -26,8 +25,11 @@ def reconciled(parts: Array, whole: Array) -> Array:
     total = parts[MEDIAN].sum(axis=1)
     missing = np.maximum(whole - total, 0.0)
     width = parts[HIGH_80] - parts[LOW_80]
-    lift = missing[:, None] * divide(width, width.sum(axis=1, keepdims=True), 1 / width.shape[1])
-    scale = np.minimum(divide(np.maximum(whole, 0.0), total, 1.0), 1.0)
+    width = np.where(width.sum(axis=1, keepdims=True) > 0, width, 1.0)
+    lift = missing[:, None] * (width / width.sum(axis=1, keepdims=True))
+    bound = np.maximum(whole, 0.0)
+    is_over = total > bound
+    scale = np.where(is_over, bound, 1.0) / np.where(is_over, total, 1.0)
     return np.asarray(parts * scale[:, None] + lift)
 
 
