@@ -4,7 +4,7 @@ A key is the whole request less the fields that are declared below. A new field 
 key until somebody declares that it is not read.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -25,6 +25,9 @@ IDS_AND_TIMES = frozenset(
 QUEUE_FIELDS = frozenset({"tenant", "queue", "user", "class_", "priority"})  # read by the order of queues alone
 UNREAD_BY_FILTERS = IDS_AND_TIMES | QUEUE_FIELDS | {"preemptible", "host_offload", "dry_run"}  # by none of `FILTERS`
 _DEFAULTS = {field.name: "" if field.required else field.default for field in msgspec.structs.fields(PlacementRequest)}
+_DEFAULTS_OF = {
+    names: {name: _DEFAULTS[name] for name in names} for names in (IDS_AND_TIMES, QUEUE_FIELDS, UNREAD_BY_FILTERS)
+}
 
 Ints = NDArray[np.int64]
 
@@ -40,14 +43,16 @@ class QueueAsk:
     """What requests have in common that differ in ids and times only. Equal ones are one object.
 
     gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the smallest gang
-    takes. model: the one model that it needs, else `gpu`. in_line: the ask of all requests that also differ in their
-    place among queues. None if this is it.
+    takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without and with plugins.
+    in_line: the ask of all requests that also differ in their place among queues. None if this is it.
     """
 
     gpus: int
     wished: int
     milli: int
     model: str
+    wide: FitKey
+    narrow: FitKey
     in_line: "QueueAsk | None" = None
 
 
@@ -60,7 +65,7 @@ def ask_of(request: PlacementRequest) -> QueueAsk:
 @lru_cache(MOST_KEPT)
 def _ask(request: PlacementRequest) -> QueueAsk:
     in_line = _ask_in_line(_without(request, QUEUE_FIELDS))
-    return replace(in_line, in_line=in_line)
+    return replace(in_line, narrow=_fit_key(request), in_line=in_line)
 
 
 @lru_cache(MOST_KEPT)
@@ -68,7 +73,8 @@ def _ask_in_line(request: PlacementRequest) -> QueueAsk:
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
     gpus, model = gang.desired * each, models[0] if len(models) == 1 else ANY
-    return QueueAsk(gpus, gpus * request.milli, gang.min * each * request.milli, model)
+    wide = fit_key(request, has_plugins=False)
+    return QueueAsk(gpus, gpus * request.milli, gang.min * each * request.milli, model, wide, wide)
 
 
 @lru_cache(MOST_KEPT)
@@ -92,9 +98,9 @@ def _fit_key(_: PlacementRequest) -> FitKey:
     return FitKey()
 
 
-def _without(request: PlacementRequest, names: Collection[str]) -> PlacementRequest:
-    """Return the request with the default in each of these fields."""
-    return msgspec.structs.replace(request, **{name: _DEFAULTS[name] for name in names})
+def _without(request: PlacementRequest, names: frozenset[str]) -> PlacementRequest:
+    """Return the request with the default in each of these fields, which are one of the sets above."""
+    return msgspec.structs.replace(request, **_DEFAULTS_OF[names])
 
 
 class Waiters:

@@ -131,13 +131,12 @@ def plan(
 class AskInPass(msgspec.Struct, gc=False):
     """What a pass has found out about entries with one ask.
 
-    keys: as `Cycle.fit_keys` returns them. reason: why none of them can start in this pass. version: the version of the
-    turns at which its queue refuses it, or allows all that it asks for. final: a refusal that makes no entry the head.
-    wants: whether it may still lack what its queue is guaranteed.
+    reason: why none of them can start in this pass. version: the version of the turns at which its queue refuses it, or
+    allows all that it asks for. final: a refusal that makes no entry the head. wants: whether it may still lack what
+    its queue is guaranteed.
     """
 
     ask: QueueAsk
-    keys: FitKeys
     reason: WaitReason | None = None
     version: int = -1
     refused: WaitReason | None = None
@@ -192,7 +191,7 @@ class Cycle:
             ask = ask.in_line
         row = self.asks.get(ask)
         if row is None:
-            row = self.asks[ask] = AskInPass(ask, self.fit_keys(entry.request))
+            row = self.asks[ask] = AskInPass(ask)
         reason = row.reason or self._told(row, entry)
         if reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
@@ -219,7 +218,7 @@ class Cycle:
 
     def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
         """Why an entry is not tried; None: it is."""
-        wide, narrow = row.keys
+        wide, narrow = row.ask.wide, row.ask.narrow
         final = self.final.get(wide) or self.final.get(narrow)
         if final is not None:
             row.reason, row.refused = final, None
