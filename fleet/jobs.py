@@ -35,6 +35,7 @@ from fleet.sequences import SeenSequences, keep_newest
 from fleet.tellers import UNSEEN_START, Teller, teller_of, with_place
 
 EndEvent = Finished | Failed | Preempted
+SIGNS_OF_LIFE = (Phase, Step, Checkpoint)
 OUTCOMES = {Finished: "finished", Failed: "failed", Preempted: "preempted"}
 
 EVENTS_KEPT = 20
@@ -148,9 +149,13 @@ class JobAttempt:
         if not self.seen.add(event.sequence):
             return False
         keep_newest(self.events, event, EVENTS_KEPT)
-        if isinstance(event, Phase | Step | Checkpoint):
+        if isinstance(event, SIGNS_OF_LIFE):
             self._imply(event)
         match event:
+            case Step():  # by far the most events
+                if not self._has_reported_end:
+                    self.steps_told += 1
+                    keep_step(self.steps, self.rank_steps, event)
             case Submitted():
                 if self._wins("submission", event):
                     self.submission = event
@@ -171,10 +176,6 @@ class JobAttempt:
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and not self._has_reported_end:
                     keep_newest(self.evaluations, event, EVALUATIONS_KEPT)
-            case Step():
-                if not self._has_reported_end:
-                    self.steps_told += 1
-                    keep_step(self.steps, self.rank_steps, event)
             case Checkpoint():
                 if not self._has_reported_end:
                     keep_edge(self.checkpoints, event)

@@ -6,6 +6,7 @@ names, addresses with a port (`10.0.0.1:9400`) and IPv6 (`2001:db8::1`, `fe80::1
 """
 
 import re
+from functools import lru_cache
 
 from fleet.entities import MAX_NAME_LENGTH
 
@@ -22,7 +23,13 @@ def is_node_name(text: str) -> bool:
     >>> [is_node_name(name) for name in ("n001", "gpu_7.site-a.example", "10.0.0.1:9400", "::1", "n 1", "n[1-4]", "..")]
     [True, True, True, True, False, False, False]
     """
-    return len(text) <= MAX_NAME_LENGTH and _NODE.fullmatch(text) is not None
+    return len(text) <= MAX_NAME_LENGTH and _matches(text)
+
+
+@lru_cache(maxsize=16_384)
+def _matches(text: str) -> bool:
+    """Match a name. Events repeat the names of nodes, so most answers are remembered."""
+    return _NODE.fullmatch(text) is not None
 
 
 def node_name_fault(text: str) -> str:

@@ -37,8 +37,7 @@ _raw = msgspec.json.Decoder(msgspec.Raw).decode
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedRecord:
+class DecodedRecord(msgspec.Struct, frozen=True):
     """A good record: its place in the body, its own bytes, and what they say."""
 
     index: int
@@ -46,8 +45,10 @@ class DecodedRecord:
     event: JobEvent | NodeEvent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodedBody:
+    """The records of a body, good and bad."""
+
     records: list[DecodedRecord] = field(default_factory=list)
     rejected: list[tuple[int, RecordError]] = field(default_factory=list)
     refused_starts: set[tuple[str, int]] = field(default_factory=set)  # attempts whose records say that they run
@@ -82,11 +83,11 @@ def decode_body(
     decoded = DecodedBody()
     is_full = False
     for index, part in enumerate(split(body, headers or {})):
-        if not is_full and (index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED):
-            why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
-            decoded.rejected.append((index, RecordError("too_many", why)))
-            is_full = True
-        if is_full:
+        if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
+            if not is_full:
+                why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
+                decoded.rejected.append((index, RecordError("too_many", why)))
+                is_full = True
             if index >= 2 * MAX_RECORDS:
                 break
             _add_refused_start(part, decoded)
