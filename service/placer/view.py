@@ -1,7 +1,7 @@
 """The placer's picture of the fleet: a board, and on top the intents whose jobs no event has shown yet."""
 
 import logging
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,13 +34,17 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a board says: the fleet as job events tell it, at their position."""
+    """What a board says: the fleet as job events tell it, at their position.
+
+    astray: attempts that run, and whose events name no node, or one that is not of the fleet. The occupancy lacks them.
+    """
 
     view: ClusterView
     running: dict[str, RunningJob]
     run_times: RunTimeQuantiles
     seen: frozenset[tuple[str, int]]
     ended: frozenset[tuple[str, int]]
+    astray: frozenset[tuple[str, int]] = frozenset()
     unknown: str = ""  # why nobody knows what runs; empty where it is known
 
 
@@ -52,20 +56,30 @@ class ViewDecoder:
         self._key: tuple[Any, ...] = ()
         self._topology = Topology.build([])
         self._inventory = Inventory.of(self._topology)
+        self._is_of_fleet: list[bool] = []
 
     def observe(self, board: Board) -> Observed:
         """Raises KeyError when the board lacks a section, as the very first one may."""
         meta = board.json("meta")
         self._refresh(board, int(meta["generation"]))
-        occupancy = board.json("occupancy")
+        occupancy, rows = board.json("occupancy"), board.json("jobs.running")
         return Observed(
             view=self._view(board, meta),
-            running=running_of(board),
+            running=running_of(board, rows),
             run_times=RunTimeQuantiles.of(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
+            astray=frozenset((row["job"], row["attempt"]) for row in rows if self._is_astray(row)),
             unknown=meta.get("occupancy_unknown", ""),
         )
+
+    def _is_astray(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a job that runs names no node, or one without a place in the topology and without GPUs."""
+        held, index = row.get("held"), self._inventory.row
+        if held is None:  # a board of an earlier version
+            return False
+        at = [index.get(node, -1) for node in held]
+        return not at or any(node < 0 or not self._is_of_fleet[node] for node in at)
 
     def attempt(self, board: Board) -> Observed | None:
         """As `observe`; None when the board lacks a section, as the very first one may."""
@@ -80,6 +94,7 @@ class ViewDecoder:
         if key != self._key:
             self._topology = topology_of(board, generation)
             self._inventory = Inventory.of(self._topology)
+            self._is_of_fleet = (self._topology.placed | (self._topology.gpus > 0)).tolist()
             self._key = key
 
     def _view(self, board: Board, meta: dict[str, Any]) -> ClusterView:
@@ -139,9 +154,8 @@ def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
     return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
-def running_of(board: Board) -> dict[str, RunningJob]:
+def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
     """What runs, with what a model says it still has to go; boards without a model's word have none."""
-    rows = board.json("jobs.running")
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -245,12 +259,18 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
 
 
 def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
-    """Intents that hold nothing any more: seen running (occupancy has them now), ended, or expired (by request id)."""
+    """Return the intents that hold nothing any more: seen running, ended, or expired (by request id).
+
+    The occupancy has the GPUs of an attempt that is seen. An intent whose attempt is astray holds its GPUs until the
+    attempt ends: it may run on them under a name that nobody knows.
+    """
     rows = []
     for intent in intents:
         key = (intent.job, intent.attempt)
         if key in observed.ended:
             rows.append((intent.request_id, IntentState.ENDED))
+        elif key in observed.astray:
+            continue
         elif key in observed.seen:
             rows.append((intent.request_id, IntentState.SEEN))
         elif intent.request_id in expired:
