@@ -214,6 +214,10 @@ class LedgerFile:
         """The newest marks by name, those included that are not on disk yet."""
         return {key.removeprefix(MARK): value for key, value in self._state.items() if key.startswith(MARK)}
 
+    def mark(self, name: str) -> Any:
+        """Return the newest mark of this name, None if there is none."""
+        return self._state.get(MARK + name)
+
     def _write_state(self) -> None:
         rows = [(key, encode(value).decode()) for key, value in self._unwritten.items()]
         self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", rows)

@@ -89,7 +89,8 @@ class ChargedClock:
 
     def stated_start_ms(self, charge: Charge) -> int:
         """Return when a charge began by the clock of its job's events."""
-        return (charge.started_ms or charge.held_ms) - self._moved().get(str(charge.charge_id), 0)
+        started_ms, moved = charge.started_ms or charge.held_ms, self._moved()
+        return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
 
     def record_board(self, now_ms: int) -> None:
         """Record that a board was followed: what runs on it is charged until now at least."""
@@ -100,8 +101,8 @@ class ChargedClock:
         return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
 
     def _moved(self) -> Mapping[str, int]:
-        found: Mapping[str, int] = self._ledger.marks().get(MARK, {})
-        return found
+        found: Mapping[str, int] | None = self._ledger.mark(MARK)
+        return found or {}
 
     def _known(self) -> dict[int, int]:
         """Charges that are still open, by their numbers."""

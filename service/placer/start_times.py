@@ -233,7 +233,7 @@ class StartTimeSampler:
 
 def kept_record(ledger: Ledger) -> StartRecord:
     """The record as the ledger remembers it; a new one where it does not, or not as one that can be read."""
-    record, kept = StartRecord(), ledger.marks().get("start_times")
+    record, kept = StartRecord(), ledger.mark("start_times")
     record.cursor = ledger.cursor
     if kept is not None:
         try:
