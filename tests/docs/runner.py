@@ -94,6 +94,10 @@ class Reader:
         assert seen == prepare.keys(), f"{name_of(page)} has no command {prepare.keys() - seen}"
         return done
 
+    def run_example(self, command: str, example: str) -> Done:
+        """Run an example of a command's help text."""
+        return self._run(PageBlock(f"{command} --help", 0, "sh", "run", example), Command(example))
+
     def _run(self, block: PageBlock, command: Command) -> Done:
         text = self._here(command.text)
         if export := re.fullmatch(r"export (\w+)=(\S+)", text):

@@ -13,7 +13,7 @@ import pytest
 from distributed import LocalCluster
 
 from models.versions.registry import Registry
-from tests.docs.commands import PAGES, pages_with
+from tests.docs.commands import PAGES, blocks, help_examples, pages_with
 from tests.docs.pages import ROOT, codes_of, name_of, text_of
 from tests.docs.runner import TABLE, Reader
 from tests.ingest.health.test_torchelastic import cycle
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.integration
 NODES = 48
 SLOW = os.environ.get("FLEETCAST_DOCS") == "slow"
 TAGS = ("run", "slow") if SLOW else ("run",)
+HELP_PAGE = "fleetcast --help"
 TRAINING = "docs/data-scientists.md"  # its commands read an archive of days
 Words = dict[str, str]
 DATE = """#!/bin/sh
@@ -133,7 +134,7 @@ def _training(folder: Path, service: Service, places: Words, variables: Words) -
     ]
     (folder / "jobs.txt").write_text("\n".join(["JobID|User|State|Submit|Start|End|AllocTRES|NNodes", *jobs]) + "\n")
     registry = Registry(folder / "var" / "models")
-    for _ in range(3):
+    for _ in range(4):
         registry.add("demand", write, card(WON))
     for version in ("0001", "0002"):
         registry.promote("demand", version)
@@ -169,6 +170,20 @@ def _state(folder: Path, service: Service, places: Words, variables: Words) -> N
     (folder / "backup").mkdir()
 
 
+def _examples(folder: Path, service: Service, places: Words, variables: Words) -> None:
+    """Files that examples of help texts name."""
+    _state(folder, service, places, variables)
+    _queues(folder, service, places, variables)
+    (folder / "fleet.toml").symlink_to(service.folder / "config.toml")
+    (folder / "topology").mkdir()
+    (folder / "topology" / "racks.toml").symlink_to(service.folder / "topology.toml")
+    (folder / "topology.conf").write_text("SwitchName=leaf1 Nodes=n[001-048]\nSwitchName=spine1 Switches=leaf1\n")
+    (folder / "fabric.txt").write_text(fabric({"n001 mlx5_0": "1", "n002 mlx5_0": "1"}))
+    (folder / "head-of-last-monday").write_text(service.get("/v1/audit?limit=1")["head"]["hash"])
+    (queues,) = (block.code for block in blocks(ROOT / "docs/queues.md") if block.tag == "file: queues.toml")
+    (folder / "queues.toml").write_text(queues)
+
+
 def _client(folder: Path, service: Service, places: Words, variables: Words) -> None:
     """A folder for the package, so that the installation of these tests stays as it is."""
     places["pip install"] = f"pip install --no-deps --no-build-isolation --target {folder / 'packages'}"
@@ -184,6 +199,7 @@ def _loop(folder: Path, service: Service, places: Words, variables: Words) -> No
 PREPARED: dict[str, Callable[[Path, Service, Words, Words], None]] = {
     "dashboards/runbooks.md": _incident,
     "docs/operating-state.md": _state,
+    HELP_PAGE: _examples,
     "docs/queues.md": _queues,
     "docs/placement.md": _audit,
     "docs/schedulers/ray.md": _client,
@@ -197,6 +213,27 @@ PREPARED: dict[str, Callable[[Path, Service, Words, Words], None]] = {
 @pytest.mark.parametrize("page", pages_with(*TAGS), ids=name_of)
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path, service: Service, data: Path) -> None:
     read_page(page, TAGS, tmp_path, service, data).run_page(page, *TAGS)
+
+
+HELP = {  # the page of a reader -> examples for which that reader has all that they name
+    TRAINING: r"fleetcast (?:models|data list)\b.*",
+    HELP_PAGE: r"fleetcast (?:adapters list|audit|check-config|history show|play|queues check|queues show|state show|"
+    r"state backup|topology)\b.*",
+}
+
+
+@pytest.mark.parametrize("page", HELP)
+def test_examples_of_help_texts_work(page: str, tmp_path: Path, service: Service, data: Path) -> None:
+    reader = read_page(ROOT / page, ("run",), tmp_path, service, data)
+    examples = dict.fromkeys(row for row in help_examples() if re.fullmatch(HELP[page], row[1]))
+    failed = []
+    for command, example in examples:
+        try:
+            reader.run_example(command, example)
+        except AssertionError as error:
+            failed.append(str(error))
+    assert examples
+    assert not failed, "\n\n".join(failed)
 
 
 def test_the_back_test_of_a_page_runs_on_dask(tmp_path: Path, data: Path) -> None:
