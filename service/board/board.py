@@ -17,6 +17,7 @@ service.state_identity. Only the first pipeline's `board` has one.
 import contextlib
 import math
 import mmap
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -249,12 +250,13 @@ class BoardReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._polled = os.fspath(folder / "board"), os.fspath(folder / "urgent")  # a path costs more than its stat
         self._stamp: tuple[Any, ...] = ()
         self._board: Board | None = None
 
     def latest(self) -> Board | None:
         """The newest whole board, None before the first. A torn file leaves the last good one in place."""
-        stamp = (_stamp(self.folder / "board"), _stamp(self.folder / "urgent"))
+        stamp = tuple(map(_stamp, self._polled))
         if stamp != self._stamp:
             board = _map(self.folder / "board")
             if board is not None:
@@ -263,9 +265,9 @@ class BoardReader:
         return self._board
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: str) -> tuple[int, int] | None:
     try:
-        stat = path.stat()
+        stat = os.stat(path)
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_mtime_ns
