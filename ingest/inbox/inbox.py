@@ -3,13 +3,15 @@
 One process appends to a segment, any number tail it. Rules that make a crash harmless:
 
 1. A writer starts a new segment, so a torn tail is never overwritten; a lock keeps two processes from one name.
-2. A failed write is cut back to the last whole record; a failed fsync ends the segment: nothing is acknowledged.
+2. A failed write is cut back to the last whole record. A failed fsync takes its records away and ends the segment: the
+   kernel may call their pages clean, so that no later fsync tells whether they are on disk. Nothing is acknowledged.
 3. A reader waits for the rest of a torn record in a writer's newest segment; elsewhere it counts "torn" and goes on.
 
 Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent downstream.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
@@ -128,7 +130,9 @@ class InboxWriter:
         try:
             file.sync()
         except OSError:
-            self._end_segment()  # after a failed fsync nobody knows which pages reached the disk
+            with contextlib.suppress(OSError):
+                file.truncate(self._offset)
+            self._end_segment()
             raise
         self._offset += written
         self.appended += len(blobs)

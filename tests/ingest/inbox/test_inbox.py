@@ -292,6 +292,41 @@ def test_a_full_disk_is_told_and_what_follows_is_whole(tmp_path: Path, monkeypat
     assert batch.bad == ()
 
 
+def test_records_whose_sync_failed_are_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that starts later would find them, although no later sync tells whether they are on disk."""
+    real_sync, source = os.fdatasync, InboxSource(tmp_path)
+
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def run() -> None:
+        writer = InboxWriter(tmp_path, "api")
+        await writer.append([record(1)], NOW_MS)
+        monkeypatch.setattr(os, "fdatasync", fail)
+        with pytest.raises(SourceError, match="Input/output error"):
+            await writer.append([record(2)], NOW_MS)
+        monkeypatch.setattr(os, "fdatasync", real_sync)
+        assert [event.sequence for event in read_events(tmp_path, 100)] == [1]
+        await writer.append([record(3)], NOW_MS)
+        await writer.close()
+
+    asyncio.run(run())
+    batch = drain(source)
+    assert sequences(batch) == [1, 3]
+    assert batch.bad == ()
+
+
+def test_a_reader_that_was_ahead_of_a_failed_sync_goes_on(tmp_path: Path) -> None:
+    append(tmp_path, 1, 2)
+    source = InboxSource(tmp_path)
+    assert sequences(drain(source)) == [1, 2]
+    os.truncate(segment_files(tmp_path)[0], len(HEADER) + len(encode_record(RecordKind.EVENT, NOW_MS, record(1))))
+    append(tmp_path, 3)
+    batch = drain(source)
+    assert sequences(batch) == [3]
+    assert batch.bad == ()
+
+
 def test_a_file_that_may_not_grow_is_followed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_write = os.write
 
