@@ -17,7 +17,6 @@ service.state_identity. Only the first pipeline's `board` has one.
 import contextlib
 import math
 import mmap
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -250,7 +249,7 @@ class BoardReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._polled = os.fspath(folder / "board"), os.fspath(folder / "urgent")  # a path costs more than its stat
+        self._polled = folder / "board", folder / "urgent"  # to make a path costs more than its stat
         self._stamp: tuple[Any, ...] = ()
         self._board: Board | None = None
 
@@ -265,9 +264,9 @@ class BoardReader:
         return self._board
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
+def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        stat = os.stat(path)
+        stat = path.stat()
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_mtime_ns
