@@ -28,21 +28,29 @@ class WorkloadFold:
         self.state = state
         self.lost_nodes = set(lost_nodes)
         self._members: dict[str, dict[str, Member]] = {}
+        self._kinds: dict[str, str] = {name: row.kind for name, row in state.workloads.items()}  # job → its kind
         self._changed: set[str] = set(state.workloads)  # what was not told yet when it was kept
         self._removed: set[str] = set()
         for member in state.members.values():
             self._members.setdefault(member.job, {})[member.uid] = member
+            self._kinds.setdefault(member.job, member.kind)
 
     @property
     def is_waiting(self) -> bool:
         """Whether events may fall due though nothing changes."""
         return bool(self._changed)
 
+    def _job_of(self, job: str, kind: str) -> str:
+        """Return the name of an object's job. Objects of two kinds may have one name: the second one's job adds its
+        kind to the name, for as long as that job lives."""
+        own = f"{job} ({kind})"
+        return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
+
     def put_workload(self, made: Workload) -> None:
-        job = made.submitted.job
+        job = self._job_of(made.submitted.job, made.kind)
+        self._kinds[job] = made.kind
+        made = _named(made, job)
         known = self.state.workloads.get(job)
-        if known is not None and known.kind != made.kind and not known.alone and job not in self._removed:
-            return  # two kinds, one name: the first keeps it
         if known is not None and job in self._removed:
             self._changed.add(job)  # another of its name came before the end of the first was told
         self.state.workloads[job] = made
@@ -50,6 +58,8 @@ class WorkloadFold:
         self._changed.add(job)
 
     def drop_workload(self, kind: str, job: str, uid: str) -> None:
+        """`job`: as its object or this fold names it."""
+        job = self._job_of(job, kind)
         known = self.state.workloads.get(job)
         if known is not None and known.kind == kind and known.uid == uid:
             self._removed.add(job)
@@ -57,13 +67,26 @@ class WorkloadFold:
 
     def put_member(self, member: Member, alone: Workload | None) -> None:
         """`alone`: the job as the pod alone describes it."""
+        self._rename_kind(member)
+        member = msgspec.structs.replace(member, job=self._job_of(member.job, member.kind))
+        self._kinds[member.job] = member.kind
         self.state.members[member.uid] = member
         self._members.setdefault(member.job, {})[member.uid] = member
         if alone is not None:
             known = self.state.workloads.get(member.job)
             if known is None or (known.alone and known.uid != alone.uid):
-                self.state.workloads[member.job] = alone
+                self.state.workloads[member.job] = _named(alone, member.job)
         self._changed.add(member.job)
+
+    def _rename_kind(self, member: Member) -> None:
+        """Accept another kind of a known pod: an earlier version named it without its API group."""
+        before = self.state.members.get(member.uid)
+        if before is None or before.kind == member.kind or self._kinds.get(before.job) != before.kind:
+            return
+        self._kinds[before.job] = member.kind
+        known = self.state.workloads.get(before.job)
+        if known is not None and known.alone:
+            self.state.workloads[before.job] = msgspec.structs.replace(known, kind=member.kind)
 
     def drop_member(self, uid: str) -> None:
         member = self.state.members.pop(uid, None)
@@ -75,6 +98,8 @@ class WorkloadFold:
         del rows[uid]
         if not rows:
             del self._members[member.job]
+            if member.job not in self.state.workloads:
+                self._kinds.pop(member.job, None)
         self._changed.add(member.job)
 
     def events(self, now_ms: int) -> list[JobEvent]:
@@ -104,9 +129,17 @@ class WorkloadFold:
     def _forget(self, job: str, track: Track) -> None:
         self._removed.discard(job)
         del self.state.workloads[job], self.state.tracks[job]
+        if job not in self._members:
+            self._kinds.pop(job, None)
         self.state.gone[job] = track.attempt
         while len(self.state.gone) > GONE_KEPT:
             del self.state.gone[next(iter(self.state.gone))]
+
+
+def _named(made: Workload, job: str) -> Workload:
+    if made.submitted.job == job:
+        return made
+    return msgspec.structs.replace(made, submitted=msgspec.structs.replace(made.submitted, job=job))
 
 
 def _replaced(job: str, attempt: int, now_ms: int) -> Failed:

@@ -24,8 +24,11 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Owner(_Object, frozen=True):
+    """An owner reference. Kind and API group together say what the owner is."""
+
     kind: str
     name: str
+    api_version: str = ""
     uid: str = ""
     controller: bool = False
 

@@ -3,8 +3,8 @@
     JobSet          its pods by label, rank by (job's global index, completion index)
     PyTorchJob      master, then workers by index; with an elastic policy it may start with fewer
     Job             one gang when all its pods run at once (completions = parallelism), by completion index
-    Deployment, StatefulSet, LeaderWorkerSet, RayCluster, …    as many as there are, grown and shrunk
-    a pod without an owner                                     a job of one
+    any other owner (`owners.py`)    as many as there are, grown and shrunk
+    a pod without an owner           a job of one
 
 Pods without a GPU (launchers, drivers) are no members.
 """
@@ -38,25 +38,20 @@ from ingest.kubernetes.objects import (
     condition,
     time_ms,
 )
+from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, owner_of, stated_queue
 from ingest.lifecycle import SUBMITTED
 
-JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_RESTART = "jobset.sigs.k8s.io/restart-attempt"
 JOB_INDEX = ("jobset.sigs.k8s.io/job-global-index", "jobset.sigs.k8s.io/job-index")
 POD_INDEX = (
     *("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"),
-    *("apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index"),
+    *("apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index", "volcano.sh/task-index"),
 )
 GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
-LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
-RAY_CLUSTER = "ray.io/cluster"
-TEMPLATE_HASH = "pod-template-hash"
 MODEL_SELECTORS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 CLASSES = frozenset(get_args(JobClass))
-NO_JOBS = frozenset({"DaemonSet", "Node"})  # what runs on every node belongs to it
-SERVING = frozenset({"Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet", "InferenceService"})
 _MIG = re.compile(r"mig-(.+)")
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -212,31 +207,18 @@ class WorkloadReader:
     def alone(self, pod: Pod, member: Member) -> Workload | None:
         """Read from a pod what it says of its job."""
         part = _Part(1, Template(spec=pod.spec))
-        made = self._workload(member.kind, pod.metadata, [part], None, self.owner(pod)[1])
+        owner = owner_of(pod)
+        made = self._workload(owner.kind, pod.metadata, [part], None, owner.name)
         if made is None:
             return None
-        single = member.kind == "Pod"
-        made = _with(made, alone=True, elastic=not single, uid=member.uid if single else "")
-        serves = member.kind in SERVING and not self._label(pod.metadata, self.terms.class_label)
-        return _of_class(made, "inference") if serves else made
-
-    def owner(self, pod: Pod) -> tuple[str, str]:
-        """Kind and name of the job that a pod belongs to."""
-        meta = pod.metadata
-        for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("RayCluster", RAY_CLUSTER)):
-            if meta.label(label):
-                return kind, meta.label(label)
-        owner = meta.controller
-        if owner is None:
-            return "Pod", meta.name
-        if owner.kind == "ReplicaSet":
-            return "Deployment", owner.name.removesuffix("-" + meta.label(TEMPLATE_HASH))
-        return owner.kind, owner.name
+        made = _with(made, alone=True, elastic=not owner.is_single, uid=member.uid if owner.is_single else "")
+        usual = USUAL_CLASSES.get(owner.kind)
+        return _of_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
         """None of a pod without GPUs, and of those that a DaemonSet puts on every node."""
         meta = pod.metadata
-        kind, name = self.owner(pod)
+        kind, name, _ = owner_of(pod)
         if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources).gpus < 1:
             return None
         stage = _stage(pod)
@@ -282,7 +264,7 @@ class WorkloadReader:
             time_ms=time_ms(meta.creation_timestamp) or 0,
             cluster=self.terms.cluster,
             tenant=self._label(meta, self.terms.tenant_label) or meta.namespace,
-            queue=self._label(meta, self.terms.queue_label),
+            queue=self._label(meta, self.terms.queue_label) or stated_queue(meta.labels, meta.annotations),
             user=self._label(meta, self.terms.user_label),
             name=name or meta.name,
             class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]

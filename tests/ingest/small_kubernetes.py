@@ -155,7 +155,8 @@ def pod(owner: str, index: int, *, kind: str = "Job", gpus: int = 8, life: str =
     """A pod of a Job that waits; `life` tells one pod of an index from its successor."""
     name = f"{owner}-{index}{life}"
     labels = {"batch.kubernetes.io/job-completion-index": str(index)}
-    owners = [{"kind": kind, "name": owner, "uid": f"u-{owner}", "controller": True}]
+    api_version = {"PyTorchJob": "kubeflow.org/v1", "DaemonSet": "apps/v1"}.get(kind, "batch/v1")
+    owners = [{"apiVersion": api_version, "kind": kind, "name": owner, "uid": f"u-{owner}", "controller": True}]
     return {
         "metadata": meta(name, labels=labels, ownerReferences=owners, **more),
         "spec": template(gpus),

@@ -1,0 +1,107 @@
+"""The job that a pod belongs to, and the name of its kind.
+
+A kind's identity is its name and its API group: Volcano's Job is not a batch Job. A kind of its usual group has its
+plain name (`Job`), any other the full name that Kubernetes prints (`Job.batch.volcano.sh`).
+
+    label of a JobSet, LeaderWorkerSet, Ray cluster or notebook    that object, which stands behind the pod's owner
+    ReplicaSet of a Deployment or Rollout                          the Deployment or Rollout
+    any other controller                                           the controller
+    no controller, but the label of a group of pods                the group
+    none of these                                                  the pod itself
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fleet.events import JobClass
+from ingest.kubernetes.objects import Meta, Pod
+
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+RAY_CLUSTER = "ray.io/cluster"
+RAY_ORIGIN_KIND, RAY_ORIGIN_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
+NOTEBOOK_NAME = "notebook-name"
+POD_GROUPS = ("kueue.x-k8s.io/pod-group-name", "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
+REVISIONS = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
+QUEUES = (  # where schedulers of pods read the queue, if the configured label is absent
+    "volcano.sh/queue-name",
+    "scheduling.volcano.sh/queue-name",
+    "kai.scheduler/queue",
+    "runai/queue",
+    "yunikorn.apache.org/queue",
+)
+HOME_GROUPS = {
+    **dict.fromkeys(("Pod", "Node", "ReplicationController"), ""),
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"), "apps"),
+    **dict.fromkeys(("Job", "CronJob"), "batch"),
+    **dict.fromkeys(("PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "Notebook"), "kubeflow.org"),
+    **dict.fromkeys(("RayCluster", "RayJob", "RayService"), "ray.io"),
+    **dict.fromkeys(("Workflow", "Rollout"), "argoproj.io"),
+    "JobSet": "jobset.x-k8s.io",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
+    "InferenceService": "serving.kserve.io",
+}
+NO_JOBS = frozenset({"DaemonSet", "DaemonSet.apps.kruise.io", "Node"})  # their pods belong to the node
+USUAL_CLASSES: dict[str, JobClass] = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"), "inference"),
+    **dict.fromkeys(("LeaderWorkerSet", "InferenceService", "Rollout", "RayService"), "inference"),
+    **dict.fromkeys(("StatefulSet.apps.kruise.io", "CloneSet.apps.kruise.io"), "inference"),
+    **dict.fromkeys(("Workflow", "CronJob"), "batch"),
+    "Notebook": "interactive",
+}
+
+
+class JobOwner(NamedTuple):
+    """The object that a pod is a part of. is_single: the pod itself."""
+
+    kind: str
+    name: str
+    is_single: bool = False
+
+
+def kind_of(kind: str, api_version: str) -> str:
+    """Return the kind's plain name in its usual group, else its name and group.
+
+    >>> kind_of("Job", "batch/v1"), kind_of("Job", "batch.volcano.sh/v1alpha1"), kind_of("Pod", "v1")
+    ('Job', 'Job.batch.volcano.sh', 'Pod')
+    """
+    group = api_version.rpartition("/")[0]
+    if not api_version or group == HOME_GROUPS.get(kind):
+        return kind
+    return f"{kind}.{group or 'core'}"
+
+
+def owner_of(pod: Pod) -> JobOwner:
+    """Return the job that a pod belongs to, as labels and owner references say."""
+    meta = pod.metadata
+    if behind := _behind(meta):
+        return behind
+    owner = meta.controller
+    if owner is None:
+        group = next((name for label in POD_GROUPS if (name := meta.label(label))), "")
+        return JobOwner("PodGroup", group) if group else JobOwner("Pod", meta.name, is_single=True)
+    kind = kind_of(owner.kind, owner.api_version)
+    if kind == "ReplicaSet":
+        for label, behind_kind in REVISIONS.items():
+            suffix = f"-{meta.label(label)}"
+            if len(suffix) > 1 and owner.name.endswith(suffix):
+                return JobOwner(behind_kind, owner.name.removesuffix(suffix))
+    return JobOwner(kind, owner.name)
+
+
+def _behind(meta: Meta) -> JobOwner | None:
+    """Return the object behind a pod's owner, of which only labels tell."""
+    for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("Notebook", NOTEBOOK_NAME)):
+        if meta.label(label):
+            return JobOwner(kind, meta.label(label))
+    if not meta.label(RAY_CLUSTER):
+        return None
+    if meta.label(RAY_ORIGIN_KIND) in ("RayJob", "RayService") and meta.label(RAY_ORIGIN_NAME):
+        return JobOwner(meta.label(RAY_ORIGIN_KIND), meta.label(RAY_ORIGIN_NAME))
+    return JobOwner("RayCluster", meta.label(RAY_CLUSTER))
+
+
+def stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:
+    """Return the queue that a scheduler of pods would charge, or an empty text."""
+    tables = (labels or {}, annotations or {})
+    return next((queue for name in QUEUES for table in tables if (queue := table.get(name))), "")
