@@ -6,6 +6,7 @@ A change of an attempt replaces what it contributed before, so order and repetit
     queued  + gpus         queued - gpus                       an attempt that ends unstarted leaves the queue
                            running + gpus        running - gpus
 
+An attempt that is blocked (held, dependent, gated) is no demand until it is released.
 An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
 always had its present size. Scopes are all pools, a pool (queue), and in it a job class or a user group. A scope takes
 130 kB, so a pool beyond MOST_POOLS counts in "all" only, and a class or group beyond its bound in its pool only. The
@@ -127,13 +128,13 @@ def _edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, 
 def contribution(attempt: JobAttempt) -> Contribution | None:
     """What an attempt adds to the series; None when it is no demand for GPUs, or its arrival is not known yet."""
     gpus, told = attempt.gpus, attempt.submission
-    if gpus <= 0 or (attempt.submitted_ms is None and attempt.started_ms is None):
+    if gpus <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
     return Contribution(
         attempt.queue,
         gpus,
         attempt.attempt <= 1 and not attempt.has_unseen_start,
-        attempt.submitted_ms,
+        attempt.eligible_ms,
         attempt.started_ms,
         attempt.over_ms,
         attempt.class_,

@@ -74,7 +74,7 @@ def _checked(row: JobRecord) -> JobRecord:
 
 def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) -> JobRecord | None:
     """The record of an attempt as it is now. old: as earlier states showed it."""
-    submitted, started, over = attempt.submitted_ms, attempt.started_ms, attempt.over_ms
+    submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     if arrived is None or attempt.gpus <= 0:
         return None

@@ -57,7 +57,15 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
+    """An attempt waits, and why. The event with the highest sequence counts.
+
+    `blocked`: it may not start whatever is free, for instance because it is held, suspended, gated, waits for another
+    job or asks for what no node has. `reason` says which. Until a later `queued` event says `blocked: false`, the
+    attempt is no demand, competes with nobody and has no start time. It waits from the time of that event on.
+    """
+
     reason: str = ""
+    blocked: bool = False
 
 
 class Started(_JobEvent, frozen=True, kw_only=True, tag="started"):

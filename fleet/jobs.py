@@ -51,6 +51,8 @@ class JobAttempt:
     seen: SeenSequences = field(default_factory=SeenSequences)
     submission: Submitted | None = None
     queued_reason: str = ""
+    is_blocked: bool = False  # by its latest `queued` event: it may not start, whatever is free
+    queued_ms: int | None = None  # time of the latest `queued` event
     started_ms: int | None = None
     ranks: tuple[RankPlacement, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -85,10 +87,23 @@ class JobAttempt:
 
     @property
     def state(self) -> str:
-        """queued, running, or how it ended ("failed" when a later attempt started and no event says why)."""
+        """queued, blocked, running, or how it ended ("failed" when a later attempt started and no event says why)."""
         if self.over_ms is not None:
             return self.outcome or "failed"
-        return "running" if self.started_ms is not None else "queued"
+        if self.started_ms is not None:
+            return "running"
+        return "blocked" if self.is_blocked else "queued"
+
+    @property
+    def eligible_ms(self) -> int | None:
+        """When it began to wait for resources: its submission or, if it was blocked first, its release.
+
+        None without a submission, and while it is blocked.
+        """
+        if self.is_blocked or self.submission is None:
+            return None
+        was_blocked = "blocked" in self.written
+        return max(self.submission.time_ms, self.queued_ms or 0) if was_blocked else self.submission.time_ms
 
     @property
     def source(self) -> Teller:
@@ -160,8 +175,10 @@ class JobAttempt:
                 if self._wins("submission", event):
                     self.submission = event
             case Queued():
+                if event.blocked:
+                    self.written["blocked"] = max(event.sequence, self.written.get("blocked", event.sequence))
                 if self._wins("queued", event):
-                    self.queued_reason = event.reason
+                    self.queued_reason, self.is_blocked, self.queued_ms = event.reason, event.blocked, event.time_ms
             case Started():
                 if self._wins("started", event):
                     self.started_ms = event.time_ms
@@ -406,11 +423,18 @@ class JobTable:
         return [attempt for attempt in self._live.values() if attempt.state == "running"]
 
     def queued(self) -> list[JobAttempt]:
-        """Attempts that wait, in order of arrival of their first event."""
+        """Attempts that wait for resources, in order of arrival of their first event."""
+        return self._waiting("queued")
+
+    def blocked(self) -> list[JobAttempt]:
+        """Attempts that may not start yet, whatever is free, in order of arrival of their first event."""
+        return self._waiting("blocked")
+
+    def _waiting(self, state: str) -> list[JobAttempt]:
         return [
             row
             for row in self._live.values()
-            if row.state == "queued" and row.submission is not None and not self._is_behind(row)
+            if row.state == state and row.submission is not None and not self._is_behind(row)
         ]
 
     def _is_behind(self, attempt: JobAttempt) -> bool:

@@ -13,6 +13,19 @@ RESIZED: Final = 16  # and the following, one a change
 ENDED: Final = 1 << 20
 LABELS: Final = -(1 << 32)  # before all of them: an exporter's labels tell of it, and whatever else does counts more
 EXPLAINED: Final = ENDED + 1  # the end by a record that says why; it counts more than one that cannot
+QUEUED_LATER: Final = 1 << 29  # and the following, one a change: see `queued_later`
+QUEUED_LAST: Final = (1 << 30) - 1
+
+
+def queued_later(submitted_ms: int, now_ms: int) -> int:
+    """Return the sequence of a `queued` event whose reason, or `blocked`, differs from that of an earlier one.
+
+    It grows with time, so the latest word counts. Changes within a tenth of a second share a number.
+
+    >>> QUEUED < EXPLAINED < queued_later(0, 50) < queued_later(0, 150) < first_of_rank(0)
+    True
+    """
+    return QUEUED_LATER + min(max(0, now_ms - submitted_ms) // 100, QUEUED_LAST - QUEUED_LATER)
 
 
 def first_of_rank(rank: int) -> int:

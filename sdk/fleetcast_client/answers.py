@@ -179,6 +179,7 @@ class FittedModels(TypedDict):
 class Job(_Class, total=False):
     """`as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None) come with one job alone.
 
+    `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed or preempted.
     `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`: "board"; "labels" or
     "sdk" where only exporters' labels or its own steps tell of it; "archive" for one that ended more than an hour ago
     (without its steps).

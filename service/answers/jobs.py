@@ -9,7 +9,7 @@ from fleet.events import Failed, JobEvent
 from fleet.requests import Gang, RankPlacement
 from service.answers.estimates import RunQuantiles
 
-JobState = Literal["queued", "running", "finished", "failed", "preempted"]
+JobState = Literal["queued", "blocked", "running", "finished", "failed", "preempted"]
 
 
 class RemainingTime(msgspec.Struct, gc=False):

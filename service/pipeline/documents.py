@@ -221,7 +221,7 @@ def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobD
         run_s=RunQuantiles(**run_s) if run_s else None,
         model=issued.model if issued and run_s else None,
         events=attempt.events[-10:],
-        asks=asked_of(attempt) if attempt.state in ("queued", "running") else msgspec.UNSET,
+        asks=asked_of(attempt) if attempt.state in ("queued", "blocked", "running") else msgspec.UNSET,
     )
 
 

@@ -96,8 +96,12 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     )
     page.gauge(
         "jobs",
-        "Jobs that hold GPUs, and jobs that wait.",
-        [({"state": "running"}, len(tick.events.running)), ({"state": "queued"}, len(tick.events.queued))],
+        "Jobs that hold GPUs, that wait for resources, and that may not start yet (held, dependent, gated).",
+        [
+            ({"state": "running"}, len(tick.events.running)),
+            ({"state": "queued"}, len(tick.events.queued)),
+            ({"state": "blocked"}, len(tick.events.blocked)),
+        ],
     )
     page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
 
@@ -230,14 +234,14 @@ def _add_queues(page: Page, tick: Tick) -> int:
 
 
 def _waited_s(attempt: JobAttempt, until_ms: int) -> float:
-    return max(0.0, (until_ms - (attempt.submitted_ms or until_ms)) / 1000)
+    return max(0.0, (until_ms - (attempt.eligible_ms or until_ms)) / 1000)
 
 
 def _waits_of_started(tick: Tick) -> list[float]:
     return [
         _waited_s(attempt, attempt.started_ms)
         for attempt in (*tick.events.running, *tick.events.ended)
-        if attempt.started_ms is not None and attempt.submitted_ms and attempt.started_ms > tick.now_ms - RECENT_MS
+        if attempt.started_ms is not None and attempt.eligible_ms and attempt.started_ms > tick.now_ms - RECENT_MS
     ]
 
 

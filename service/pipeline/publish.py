@@ -90,7 +90,7 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
         "names.job": join_names(tick.occupancy.jobs),
-        "names.live": _names(*events.running, *events.queued),
+        "names.live": _names(*events.running, *events.queued, *events.blocked),
         "names.ended": _names(*events.ended),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
@@ -216,7 +216,7 @@ def queued_row(attempt: JobAttempt) -> QueuedJob:
         class_=attempt.class_,
         user=attempt.submission.user if attempt.submission else "",
     )
-    return QueuedJob(attempt.submitted_ms, request)
+    return QueuedJob(attempt.eligible_ms, request)
 
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
@@ -234,7 +234,7 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
-    """Running, queued and lately ended attempts, in that order."""
+    """Running, queued, blocked and lately ended attempts, in that order."""
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     return [
         documents.job_row(
@@ -244,14 +244,15 @@ def job_rows(tick: Tick) -> list[JobRow]:
             attempt.job in slow,
             tick.run_times.get((attempt.job, attempt.attempt)),
         )
-        for attempt in (*tick.events.running, *tick.events.queued, *tick.events.ended[-100:])
+        for attempt in (*tick.events.running, *tick.events.queued, *tick.events.blocked, *tick.events.ended[-100:])
     ]
 
 
 def job_details(tick: Tick) -> dict[str, JobDetail]:
     """What `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
     events = tick.events
-    known = sorted((*events.ended[-100:], *events.queued, *events.running), key=lambda attempt: attempt.attempt)
+    rows = (*events.ended[-100:], *events.blocked, *events.queued, *events.running)
+    known = sorted(rows, key=lambda attempt: attempt.attempt)
     return {
         attempt.job: documents.job_detail(attempt, tick.run_times.get((attempt.job, attempt.attempt)))
         for attempt in known

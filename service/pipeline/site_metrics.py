@@ -36,8 +36,8 @@ def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
 def _add_waits(page: Page, tick: Tick) -> None:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in (*tick.events.running, *tick.events.ended):
-        if row.started_ms is not None and row.submitted_ms and row.started_ms > tick.now_ms - RECENT_MS:
-            found[row.queue, row.class_].append(max(0.0, (row.started_ms - row.submitted_ms) / 1000))
+        if row.started_ms is not None and row.eligible_ms and row.started_ms > tick.now_ms - RECENT_MS:
+            found[row.queue, row.class_].append(max(0.0, (row.started_ms - row.eligible_ms) / 1000))
     sizes = Counter[str]()
     for (queue, _), waits in found.items():
         sizes[queue] += len(waits)

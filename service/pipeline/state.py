@@ -67,7 +67,8 @@ class Counts:
 class EventView(FoldedEvents):
     """What events say up to `position`: copies, which do not change when more arrive."""
 
-    queued: Sequence[JobAttempt]
+    queued: Sequence[JobAttempt]  # wait for resources
+    blocked: Sequence[JobAttempt] = ()  # may not start yet, whatever is free
     durations: Mapping[str, Any]  # of finished jobs, by size
     position: int
 
@@ -240,7 +241,7 @@ class FleetState:
                 made.append(copies[key])
             return made
 
-        running, queued = copy(self.jobs.running()), copy(self.jobs.queued())
+        running, queued, blocked = (copy(rows()) for rows in (self.jobs.running, self.jobs.queued, self.jobs.blocked))
         ended = copy(self.watch.ended.lately(now_ms))
         self._copies = copies
         self._place_again()
@@ -251,6 +252,7 @@ class FleetState:
         return EventView(
             running=running,
             queued=queued,
+            blocked=blocked,
             ended=ended,
             nodes=dict(self._node_copies),
             durations=self.demand.durations(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from features.demand_series import TARGETS, DemandSeries
 from features.job_fold import JobFold
 from features.run_past import LEVELS
-from fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
+from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
 from fleet.jobs import JobTable
 from tests.fuzz.bounds import examples
 
@@ -53,6 +53,24 @@ def folded(events: Iterable[JobEvent]) -> JobFold:
 
 def read(demand: DemandSeries, target, minute: float, bins: int, pool: str = "all", bin_s: int = 600) -> list[float]:
     return demand.series(pool, target, at(minute), bin_s, bins).tolist()
+
+
+def waits(job: str, minute: float, sequence: int, blocked: bool) -> Queued:
+    return Queued(job=job, sequence=sequence, time_ms=at(minute), reason="JobHeldUser", blocked=blocked)
+
+
+def test_a_blocked_job_is_demand_from_its_release_on() -> None:
+    held = [submitted("a", 5), waits("a", 5, 4, True)]
+    assert read(demand_of(submitted("b", 1, 1), *held), "queued", 25, 3) == [1, 1, 1]
+    released = demand_of(submitted("b", 1, 1), *held, waits("a", 22, 5, False))
+    assert read(released, "queued", 25, 3) == [1, 1, 9]
+    assert read(released, "arriving", 30, 3) == [1, 0, 8]
+
+
+def test_a_job_that_ends_while_it_is_blocked_was_no_demand() -> None:
+    cancelled = Failed(job="a", sequence=9, time_ms=at(8), category="cancelled")
+    demand = demand_of(submitted("b", 1, 1), submitted("a", 5), waits("a", 5, 4, True), cancelled)
+    assert read(demand, "arriving", 20, 2) == [1, 0]
 
 
 def test_a_job_waits_runs_and_leaves() -> None:

@@ -267,6 +267,37 @@ def test_what_started_without_a_submission_is_not_queued() -> None:
     assert table.queued() == []
 
 
+def waits(sequence: int, time_ms: int, blocked: bool = False, reason: str = "") -> Queued:
+    return Queued(job="a", sequence=sequence, time_ms=time_ms, reason=reason, blocked=blocked)
+
+
+def test_a_held_attempt_is_blocked_until_it_is_released() -> None:
+    table, states = JobTable(), []
+    for event in (submitted(), waits(5, 10, True, "JobHeldUser"), waits(6, 30, reason="Resources")):
+        attempt = table.apply(event)
+        assert attempt is not None
+        states.append((attempt.state, attempt.eligible_ms, len(table.queued()), len(table.blocked())))
+    assert states == [("queued", 10, 1, 0), ("blocked", None, 0, 1), ("queued", 30, 1, 0)]
+    assert attempt.queued_reason == "Resources"
+
+
+def test_a_reason_that_changes_moves_no_start_of_the_wait() -> None:
+    attempt = attempt_of(submitted(), waits(5, 10, reason="Priority"), waits(6, 30, reason="Resources"))
+    assert (attempt.queued_reason, attempt.eligible_ms) == ("Resources", 10)
+
+
+def test_a_blocked_attempt_that_starts_runs() -> None:
+    table = JobTable()
+    for event in (submitted(), waits(9, 10, True, "Dependency"), started(sequence=3, nodes=("n1",))):
+        table.apply(event)
+    assert ([row.job for row in table.running()], table.blocked()) == (["a"], [])
+
+
+@given(st.permutations([submitted(), waits(5, 10, True, "held"), waits(6, 30), waits(7, 40, True, "held again")]))
+def test_the_latest_word_on_an_attempt_that_waits_counts_in_any_order(events: list[JobEvent]) -> None:
+    assert (attempt_of(*events).state, attempt_of(*events).queued_reason) == ("blocked", "held again")
+
+
 nodes = st.sampled_from(("n1", "n2", "n3"))
 places = st.lists(nodes, max_size=3).map(lambda names: tuple(rank(i, name) for i, name in enumerate(names)))
 
@@ -278,7 +309,7 @@ def event_of(kind: str, job: str, attempt: int, sequence: int, draw) -> JobEvent
         case "submitted":
             return Submitted(**common, queue=draw(st.sampled_from(("", "q"))), gang=draw(st.integers(1, 3)))
         case "queued":
-            return Queued(**common, reason=draw(st.sampled_from(("full", "quota"))))
+            return Queued(**common, reason=draw(st.sampled_from(("full", "held"))), blocked=draw(st.booleans()))
         case "started":
             return Started(**common, ranks=draw(places))
         case "resized":

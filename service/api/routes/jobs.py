@@ -143,6 +143,8 @@ def _reasons(state: str) -> dict[str, str]:
     match state:
         case "queued":
             return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
+        case "blocked":
+            return {"run_s": NOT_TOLD, "remaining_s": "it has not started", "start_ms": "it may not start yet"}
         case "running":
             return {"run_s": NOT_TOLD, "remaining_s": NO_RUNS, "start_ms": "it has started"}
         case _:
