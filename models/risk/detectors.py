@@ -48,10 +48,20 @@ class FeatureColumns:
         return self._at[name]
 
 
+def newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
+    """(node,) the smallest age among a node's entities, NaN where none was ever heard."""
+    age = columns["age_s"]
+    known = np.isfinite(age) & (columns.node >= 0)
+    newest = np.full(nodes, np.inf)
+    np.minimum.at(newest, columns.node[known], age[known])
+    return np.where(np.isfinite(newest), newest, np.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What one rule sees on the entities of its kind, all (entity,). on: the condition holds; telling: it would have
-    shown (an idle GPU shows no link downgrade); strength: 0..1; since_ms: 0 unknown."""
+    """What one rule sees on the entities of its kind, all (entity,). on: the condition holds. telling: the condition
+    would have shown, so its absence speaks for the entity. An idle GPU shows no link downgrade, and a value that
+    nobody can read shows nothing. strength: 0..1. since_ms: 0 unknown."""
 
     on: Mask
     value: Array
@@ -70,7 +80,8 @@ class Detection:
         since: Times | None = None,
         telling: Mask | None = None,
     ) -> "Detection":
-        """Strength is clipped to 0..1, NaN is 0; one number stands for all entities. Always telling by default."""
+        """Make a detection. Strength is clipped to 0..1, NaN is 0; one number stands for all entities. By default it
+        tells wherever its value is known."""
         n = len(on)
         return cls(
             on,
@@ -78,7 +89,7 @@ class Detection:
             np.full(n, usual) if isinstance(usual, float) else usual,
             np.full(n, strength) if isinstance(strength, float) else np.clip(np.nan_to_num(strength), 0.0, 1.0),
             np.zeros(n, np.int64) if since is None else since,
-            np.ones(n, bool) if telling is None else telling,
+            np.isfinite(value) if telling is None else telling,
         )
 
 

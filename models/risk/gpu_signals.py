@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleet.xids import HARD, PART, SOFT
 from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
-from models.risk.detectors import Detection, FeatureColumns, sees
+from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
 from models.risk.learned import Learned
 from models.risk.signals import Array, Mask, Times
 
@@ -69,6 +69,10 @@ class GpuView:
 
     def since(self, name: str) -> Times:
         return self.columns.since(name)
+
+    def works_with(self, values: Array) -> Mask:
+        """(gpu,) GPUs that work and whose value is known: only these show whether a rule holds."""
+        return np.asarray(self.loaded & np.isfinite(values))
 
     def known_before(self, feature: str) -> Mask:
         """(gpu,) the value was another one when we first saw the GPU: the change is ours to report."""
@@ -149,7 +153,7 @@ def _slowed(view: GpuView, bit: Mask) -> Detection:
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
     since = np.where(bit, view.since("clock_event_reasons"), 0)
-    return Detection.of(on, view.clock, view.usual_clock, strength, since, ~view.idle)
+    return Detection.of(on, view.clock, view.usual_clock, strength, since, view.has_bits & ~view.idle)
 
 
 @sees("clock_low")
@@ -161,7 +165,7 @@ def clock_low(view: GpuView) -> Detection:
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
     plain &= ~at_limit(view) & (cap_evidence(view) != LIKELY)
     on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
-    return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.loaded)
+    return Detection.of(on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.works_with(usual))
 
 
 @sees("clock_halved")
@@ -169,9 +173,8 @@ def clock_halved(view: GpuView) -> Detection:
     """At half its usual clock or less under load, where no reason is exported, with peers as slow: a whole node that
     brakes. Power limits end above that, and somebody who locks clocks so low does it to a gang as a whole."""
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
-    return Detection.of(
-        on, view.clock, view.usual_clock, 0.2 + 0.8 * (1 - view.clock / view.usual_clock), None, view.loaded
-    )
+    strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
+    return Detection.of(on, view.clock, view.usual_clock, strength, None, view.works_with(view.clock))
 
 
 @sees("gpu_hot")
@@ -179,7 +182,7 @@ def gpu_hot(view: GpuView) -> Detection:
     temp = view["gpu_temp_c"]
     peers = view.peer_median(temp)
     on = view.loaded & (temp >= HOT_C) & (temp - peers >= HOT_OVER_C)
-    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.loaded)
+    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.works_with(temp))
 
 
 @sees("gpu_hot_for_its_load")
@@ -189,7 +192,7 @@ def gpu_hot_for_its_load(view: GpuView) -> Detection:
     known = above[np.isfinite(above)]
     sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
     on = view.loaded & (above >= max(HOT_FOR_LOAD_C, HOT_SIGMAS * sigma))
-    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.loaded)
+    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.works_with(above))
 
 
 def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
@@ -270,7 +273,7 @@ def pcie_width(view: GpuView) -> Detection:
     width = view["pcie_link_width"]
     full = np.fmax(view["pcie_max_link_width"], view.peer_median(width))
     on = view.loaded & (width < 0.9 * full)
-    return Detection.of(on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.loaded)
+    return Detection.of(on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.works_with(width))
 
 
 @sees("pcie_gen")
@@ -280,7 +283,7 @@ def pcie_gen(view: GpuView) -> Detection:
     full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
     on = view.loaded & (gen < full - 0.5)
     return Detection.of(
-        on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.loaded
+        on, gen, full, 1.1 - 2.0 ** np.minimum(gen - full, 0.0), view.since("pcie_link_gen"), view.works_with(gen)
     )
 
 
@@ -298,12 +301,16 @@ def nvlink_errors(view: GpuView) -> Detection:
     replay, recovery = view["nvlink_replay_errors_count_10m"], view["nvlink_recovery_errors_count_10m"]
     on = (crc >= CRC_10M) | (replay >= 5) | (recovery >= 1)
     total = np.nan_to_num(crc) + np.nan_to_num(replay) + np.nan_to_num(recovery)
-    return Detection.of(on, total, np.nan, 0.4 + np.log10(np.fmax(total, 1)) / 8)
+    known = np.isfinite(crc) | np.isfinite(replay) | np.isfinite(recovery)
+    return Detection.of(on, total, np.nan, 0.4 + np.log10(np.fmax(total, 1)) / 8, telling=known)
 
 
 @sees("gpu_vanished")
 def gpu_vanished(view: GpuView) -> Detection:
-    """Missing from the pages of an exporter that answers for the node's other GPUs."""
+    """Missing from the pages of an exporter that answers for the node's other GPUs.
+
+    A late page says nothing: only a GPU that is on the newest page is back.
+    """
     silent = np.nan_to_num(view["silent_s"])
     missing = silent >= MISSED_SCRAPES * view.interval_s
     node = view.columns.node
@@ -312,4 +319,7 @@ def gpu_vanished(view: GpuView) -> Detection:
     empty = (lost == size) & (size > 1)  # an empty page is the exporter's trouble
     on = missing & ~(empty[np.maximum(node, 0)] & (node >= 0))
     since = np.where(on, view.columns.now_ms - (silent * 1000).astype(np.int64), 0)
-    return Detection.of(on, silent, since=since)
+    age_s = view["age_s"]
+    newest_s = newest_age_s(view.columns, view.nodes)
+    listed = (silent <= 0) & (age_s <= np.where(node >= 0, newest_s[node], age_s) + 0.5 * view.interval_s)
+    return Detection.of(on, silent, since=since, telling=listed)

@@ -13,11 +13,11 @@ from fleet.entities import Entities
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.peers import group_median, spread
-from models.risk.detectors import FeatureColumns, detect
+from models.risk.detectors import FeatureColumns, detect, newest_age_s
 from models.risk.gpu_signals import GpuView, load_of, reason_bits
 from models.risk.heat import Slots
 from models.risk.memory import Raised
-from models.risk.node_signals import NodeView, Quiet, newest_s
+from models.risk.node_signals import NODE_SILENT_S, NodeView, Quiet
 from models.risk.port_peers import whereabouts
 from models.risk.port_signals import PortView
 from models.risk.rules import OF_KIND, ROW
@@ -59,7 +59,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, state:
         _port_signals(port, entities, topology, state, now_ms),
         _node_signals(node, gpu, quiet, topology, state, now_ms, names),
     ]
-    heard_s = np.stack([newest_s(gpu, nodes), newest_s(port, nodes)])
+    heard_s = np.stack([newest_age_s(gpu, nodes), newest_age_s(port, nodes)])
     known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
     return Local(
         time_ms=now_ms,
@@ -100,7 +100,7 @@ def _above_usual_c(
 def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
     found = detect(GPU, view, view.columns.rows)
     vanished = found[OF_KIND[GPU].index(ROW["gpu_vanished"])].on
-    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s, vanished)
+    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s, forget=vanished)
     return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
 
 
@@ -135,7 +135,9 @@ def _node_signals(
     stated = np.zeros(node.rows)
     stated[: len(topology)] = topology.gpus[: node.rows]
     view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
-    raised = state.rules[NODE].settle(detect(NODE, view, node.rows), node["age_s"], now_ms, state.interval_s)
+    answers = ~(quiet.any_s >= NODE_SILENT_S)
+    found = detect(NODE, view, node.rows)
+    raised = state.rules[NODE].settle(found, node["age_s"], now_ms, state.interval_s, answers)
     return _gathered(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
 
 
@@ -151,6 +153,7 @@ def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDAr
         usual=raised.usual[at],
         strength=raised.strength[at],
         since_ms=raised.since_ms[at],
+        seen_ms=raised.seen_ms[at],
         firm=raised.firm[at],
     )
 

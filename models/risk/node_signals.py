@@ -6,7 +6,7 @@ import numpy as np
 
 from features.sums import divide
 from models.peers import MAD_TO_SIGMA, middle, most_have
-from models.risk.detectors import Detection, FeatureColumns, sees
+from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
 from models.risk.learned import Learned
 from models.risk.signals import Array, Mask, Times
 
@@ -15,6 +15,7 @@ LOST_30M, LOST_LEAST, LOST_MOST = 3.0, 0.03, 0.5  # scrapes; shares of them: two
 LOST_TIMES = 3.0  # what most nodes lose
 IN_A_ROW = 0.8  # of what it can have lost since then
 SILENT_SCRAPES, SILENT_LEAST_S = 4, 45.0
+TOGETHER_S = 120.0  # nodes that fall silent within this time have one cause
 NODE_SILENT_S = 75.0  # at most
 EXPORTER_SILENT_S = 120.0
 FROZEN_S = 180.0
@@ -39,21 +40,12 @@ class Quiet:
         looked_s = np.nan_to_num(node["age_s"])
         changed_ms = np.max([node.since(name) for name in HOST_CHANGES], axis=0)
         host_s = np.where(changed_ms > 0, (node.now_ms - changed_ms) / 1000, np.nan)
-        newest = (*(newest_s(part, node.rows) for part in (gpu, port)), host_s)
+        newest = (*(newest_age_s(part, node.rows) for part in (gpu, port)), host_s)
         return cls(*(np.maximum(age_s - looked_s, 0.0) for age_s in newest))
 
     @property
     def any_s(self) -> Array:
         return np.fmin(np.fmin(self.gpu_s, self.port_s), self.host_s)
-
-
-def newest_s(columns: FeatureColumns, nodes: int) -> Array:
-    """(node,) the smallest age among a node's entities."""
-    age = columns["age_s"]
-    known = np.isfinite(age) & (columns.node >= 0)
-    newest = np.full(nodes, np.inf)
-    np.minimum.at(newest, columns.node[known], age[known])
-    return np.where(np.isfinite(newest), newest, np.nan)
 
 
 class ScrapeTimes(Learned):
@@ -117,11 +109,14 @@ class NodeView:
 
 
 def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
-    """(node,) asked in vain, or nobody asks and the node sends by itself; none when most are: then it is us."""
+    """(node,) asked in vain, or nobody asks and the node sends by itself. When most are silent at once, it is us: then
+    only those count that fell silent long before the rest."""
     unanswered = ~(node["scrape_up"] > 0)
     silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
     common = silent.sum() > max(MOST * np.isfinite(quiet.any_s).sum(), 1) and node.rows > 1
-    return np.zeros(node.rows, bool) if common else silent
+    if not common:
+        return silent
+    return np.asarray(silent & (quiet.any_s > middle(quiet.any_s[silent]) + TOGETHER_S))
 
 
 @sees("node_silent")

@@ -2,11 +2,12 @@
 
 XID gauges keep their last code until the exporter restarts, remapped rows stay for good, error counts stay in their
 windows for half an hour, and rules remember for minutes more. When an administrator gives a node back (`undrain`), or
-it returns after a loss longer than a hiccup, all that began before is set aside:
+it returns after a loss longer than a hiccup, all that began before is set aside. So it is where a `health` event of
+severity `ok` that names no check calls the node, or one GPU of it, healthy:
 
     a code or a row count    for as long as it counts as new, unless it changes
     a count of errors        until its window is past it, unless it grows
-    a condition              for as long as its rule remembers it: what is still so then was not repaired
+    a condition              for as long as its rule remembers it: what samples still show then was not repaired
 
 The history that the hazard is computed from stays.
 """
@@ -44,8 +45,8 @@ class RepairLog:
     """Which nodes came back from repair, and what was set aside for that."""
 
     def __init__(self) -> None:
-        self._honoured_ms: dict[str, int] = {}  # node -> its last return from repair, as the event said
-        self._back_ms: dict[str, int] = {}  # node -> that return for a day, by the clock of what is seen
+        self._honoured_ms: dict[str, int] = {}  # node or GPU -> its last return from repair, as the event said
+        self._back_ms: dict[str, int] = {}  # node or GPU -> that return for a day, by the clock of what is seen
         self._looked: dict[str, tuple[int, NodeEvent, NodeEvent]] = {}  # node -> events it had: how many, first, last
         self._pardons: dict[tuple[str, str], Pardon] = {}  # (rule, entity)
 
@@ -60,22 +61,26 @@ class RepairLog:
         """The signals less those that a repair has made void. Writes `streaks`: those of repaired nodes are dropped."""
         found = self._given_back(nodes)
         for name, back_ms in found.items():
-            if name in rows:
-                self._pardon(signals, name, rows[name], back_ms)
-                streaks.forget(name)
+            node = name.partition("/")[0]
+            if node in rows:
+                self._pardon(signals, name, rows[node], back_ms)
+                streaks.forget(node)
         oldest_ms = now_ms - int(NEW_FOR_S * 1000)
         self._back_ms = {name: ms for name, ms in (self._back_ms | found).items() if ms > oldest_ms}
         self._pardon_late(signals, rows, now_ms)
         if not self._pardons:
             return signals
         keep = np.ones(len(signals), bool)
+        void = set()
         for at in np.flatnonzero(PARDONED[signals.rule]).tolist():
-            keep[at] = not self._still_void(signals, at, now_ms)
-        self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms}
+            if self._still_void(signals, at, now_ms):
+                keep[at] = False
+                void.add(_key(signals, at))
+        self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms or key in void}
         return signals.where(keep)
 
     def _given_back(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
-        """Nodes that came back by events since the last call, and when."""
+        """Nodes, and GPUs, that came back by events since the last call, and when."""
         found: dict[str, int] = {}
         for name, record in nodes.items():
             if not record.events:
@@ -85,16 +90,21 @@ class RepairLog:
             if before is not None and before[0] == looked[0] and before[1] is looked[1] and before[2] is looked[2]:
                 continue
             self._looked[name] = looked
-            back_ms = _back_ms(record)
-            if back_ms > self._honoured_ms.get(name, 0):
-                self._honoured_ms[name] = found[name] = back_ms
+            healthy = _healthy_ms(record)
+            healthy[name] = max(healthy.get(name, 0), _back_ms(record))
+            for entity, back_ms in healthy.items():
+                if back_ms > self._honoured_ms.get(entity, 0):
+                    self._honoured_ms[entity] = found[entity] = back_ms
         return found
 
     def _pardon(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
-        """Set aside all that began on the node before it came back."""
-        self._pardons = {key: kept for key, kept in self._pardons.items() if key[1].split("/")[0] != name}
+        """Set aside all that began on a node, or on one GPU of it, before it came back. row: of the node."""
+        is_node = "/" not in name
+        self._pardons = {
+            key: kept for key, kept in self._pardons.items() if (key[1].split("/")[0] if is_node else key[1]) != name
+        }
         for at in np.flatnonzero((signals.node == row) & PARDONED[signals.rule]).tolist():
-            if 0 < signals.since_ms[at] <= back_ms:
+            if 0 < signals.since_ms[at] <= back_ms and (is_node or signals.entity[at] == name):
                 self._pardons[_key(signals, at)] = _pardon_of(signals, at, back_ms)
 
     def _pardon_late(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
@@ -103,7 +113,7 @@ class RepairLog:
             return
         back_ms = np.zeros(len(rows), np.int64)
         for name, ms in self._back_ms.items():
-            if name in rows:
+            if name in rows:  # GPUs are not: what they showed at their return is all that was set aside
                 back_ms[rows[name]] = ms
         old = LASTING[signals.rule] & (signals.since_ms > 0) & (signals.since_ms <= back_ms[signals.node])
         for at in np.flatnonzero(old).tolist():
@@ -118,7 +128,8 @@ class RepairLog:
         if pardon is None:
             return False
         value = float(signals.value[at])
-        if now_ms >= pardon.until_ms or signals.since_ms[at] > pardon.back_ms:
+        is_late = now_ms >= pardon.until_ms and not 0 < signals.seen_ms[at] < pardon.until_ms
+        if is_late or signals.since_ms[at] > pardon.back_ms:
             return False
         if RULES[signals.rule[at]].evidence is COUNT and value > pardon.value:
             self._pardons[key] = Pardon(pardon.until_ms, 0, value)  # spent: no later look pardons it again
@@ -164,6 +175,21 @@ def _back_ms(record: NodeRecord) -> int:
                 back_ms = event.time_ms
             lost_ms = None
     return back_ms
+
+
+def _healthy_ms(record: NodeRecord) -> dict[str, int]:
+    """The node, or a GPU of it, -> when a reporter last called it healthy as a whole."""
+    found: dict[str, int] = {}
+    for event in record.events:
+        if event.type == "health" and event.severity == "ok" and not event.check and not event.code:
+            if event.gpu is not None:
+                name = f"{record.node}/{event.gpu}"
+            elif event.device:
+                continue
+            else:
+                name = record.node
+            found[name] = max(found.get(name, 0), event.time_ms)
+    return found
 
 
 def _key(signals: Signals, at: int) -> tuple[str, str]:

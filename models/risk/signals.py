@@ -20,14 +20,16 @@ COLUMNS = {  # of Signals beside `rule`, by name
     "usual": np.float64,
     "strength": np.float64,
     "since_ms": np.int64,
+    "seen_ms": np.int64,
     "firm": np.bool_,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES. words: what a reporter said,
-    empty where our own rules saw it; no words at all: of none."""
+    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES. seen_ms: when samples last showed
+    it, 0 where no sample does. words: what a reporter said, empty where our own rules saw it; no words at all: of none.
+    """
 
     rule: NDArray[np.int16]
     node: NDArray[np.int32]
@@ -36,6 +38,7 @@ class Signals:
     usual: Array
     strength: Array
     since_ms: Times
+    seen_ms: Times
     firm: Mask
     words: tuple[str, ...] = ()
 
@@ -92,6 +95,7 @@ class Signal:
     usual: float = field(default=float("nan"))
     strength: float = 1.0
     since_ms: int = 0
+    seen_ms: int = 0
     firm: bool = True
     words: str = ""
 

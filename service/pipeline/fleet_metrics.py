@@ -20,7 +20,7 @@ from fleet.requests import WHOLE_GPU
 from fleet.topology import Level
 from models.demand.rows import DemandRow
 from models.risk.rules import ACTIONS
-from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from service.answers.jobs import StragglerCause
 from service.exposition import Page, span
 from service.pipeline import documents
@@ -164,12 +164,15 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
 
 
 def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
+    """Return the labels of a flag. They name the oldest hard reason, so that a second one begins no second alert."""
     reasons = tick.fleet.risk.reasons.get(row, ())
+    hard = [reason for reason in reasons if isinstance(reason, HardReason)]
+    first = min(hard, key=lambda reason: reason.since_ms or tick.now_ms, default=reasons[0] if reasons else None)
     return {
         "node": name,
         "action": tick.fleet.risk.actions[row].code,
-        "feature": reasons[0].feature if reasons else "",
-        "entity": reasons[0].entity if reasons else "",
+        "feature": first.feature if first else "",
+        "entity": first.entity if first else "",
     }
 
 
