@@ -10,6 +10,7 @@ from fleet.errors import RecordError
 
 MAX_GPUS_PER_NODE = 256
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GRID|AMD|Instinct)[ \-_]+", re.IGNORECASE)
+_LOWER_CASE = re.compile(r"[a-z]{1,3}\d+[a-z]?")  # as a relabelling leaves "A100"
 _FAMILIES = ("RTX", "GeForce", "Quadro", "TITAN", "Radeon")
 
 
@@ -21,6 +22,8 @@ def short_model(name: str) -> str:
     ('H100', 'A100', 'T4')
     >>> short_model("AMD Instinct MI300X OAM"), short_model("AMD_Instinct_MI210")
     ('MI300X', 'MI210')
+    >>> short_model("nvidia a100 80gb pcie")
+    'A100'
     >>> short_model("NVIDIA RTX 4000 Ada Generation")
     'RTX 4000 Ada Generation'
     """
@@ -29,7 +32,8 @@ def short_model(name: str) -> str:
         text = bare
     if text.startswith(_FAMILIES):
         return text.replace("-", " ")
-    return re.split(r"[ \-]", text, maxsplit=1)[0]
+    first = re.split(r"[ \-]", text, maxsplit=1)[0]
+    return first.upper() if _LOWER_CASE.fullmatch(first) else first
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from fleet.errors import ConfigError, RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
 from ingest.gpu_labels import LabelSight
+from ingest.tally import RecordTally
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -29,6 +30,7 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Good records of a source. `bad` records are counted by reason and skipped. labels: who holds which GPUs.
+    tally: what became of each record that was read; None where each is a good or a bad record of this batch.
 
     is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that what was
     acknowledged is folded, however often it is read again.
@@ -39,11 +41,16 @@ class Batch:
     node_events: tuple[NodeEvent, ...] = ()
     bad: tuple[RecordError, ...] = ()
     labels: tuple[LabelSight, ...] = ()
+    tally: RecordTally | None = None
     is_acknowledged: bool = False
 
     def __len__(self) -> int:
         """Good records in the batch."""
         return sum(len(batch) for batch in self.samples) + len(self.events) + len(self.node_events)
+
+    def counted(self) -> RecordTally:
+        """The tally of the batch."""
+        return RecordTally(len(self), len(self.bad)) if self.tally is None else self.tally
 
     @classmethod
     def merge(cls, batches: Iterable["Batch"]) -> "Batch":
@@ -57,6 +64,7 @@ class Batch:
             node_events=tuple(event for part in parts for event in part.node_events),
             bad=tuple(error for part in parts for error in part.bad),
             labels=tuple(sight for part in parts for sight in part.labels),
+            tally=RecordTally.sum(part.counted() for part in parts),
         )
 
 

@@ -46,7 +46,7 @@ class Columns:
         found: list[tuple[Series, int]] = []
         for row, one in enumerate(fields):
             series = resolve(one.name, labels, target)
-            if series is not None and series.kind is kind:
+            if isinstance(series, Series) and series.kind is kind:
                 found.append((series, row))
         rows = np.array([row for _, row in found], np.intp)
         return cls(

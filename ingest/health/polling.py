@@ -94,7 +94,7 @@ class Poller:
     async def get(self, url: str) -> bytes:
         """One page of a target. Raises FetchError."""
         assert self._session is not None
-        return await fetch(self._session, url, self._options.max_body_bytes)
+        return (await fetch(self._session, url, self._options.max_body_bytes)).body
 
     async def next(self) -> Batch:
         """Wait for answers; return what is new in them."""

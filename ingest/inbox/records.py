@@ -13,8 +13,10 @@ from ingest.inbox.segments import Record, RecordKind
 from ingest.remote_write.decoder import WriteDecoder
 from ingest.remote_write.request import Version
 from ingest.source import Batch
+from ingest.tally import RecordTally
 
 MAX_REJECTS_A_RECORD = 200_000
+_ONE = RecordTally(read=1)
 VERSIONS = {RecordKind.WRITE: Version.V1, RecordKind.WRITE_V2: Version.V2}
 
 
@@ -27,6 +29,7 @@ def decode_records(
     samples: list[SampleBatch] = []
     labels: list[LabelSight] = []
     errors = list(bad)
+    tallies = [RecordTally(refused=len(errors))]
     for record in records:
         try:
             if record.kind == RecordKind.EVENT:
@@ -35,19 +38,25 @@ def decode_records(
                     node_events.append(event)
                 else:
                     events.append(event)
+                tallies.append(_ONE)
             elif record.kind == RecordKind.REFUSED:
-                errors += _refusals(record.payload)
+                refused = _refusals(record.payload)
+                errors += refused
+                tallies.append(RecordTally(refused=len(refused)))
             elif record.kind in VERSIONS and writes is not None:
                 written = writes.decode(record.payload, VERSIONS[RecordKind(record.kind)], record.received_ms)
                 samples += written.samples
                 errors += written.bad
                 labels += written.labels
+                tallies.append(written.counted())
             else:
                 raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
         except RecordError as error:
             errors.append(error)
+            tallies.append(RecordTally(refused=1))
     few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
-    return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels), is_acknowledged=True)
+    tally = RecordTally.sum(tallies)
+    return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels), tally, is_acknowledged=True)
 
 
 class _Refusals(msgspec.Struct):

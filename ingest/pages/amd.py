@@ -15,8 +15,9 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
 from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Fold, Form, Series
+from ingest.tally import SkipRule
 
 PREFIX = "amd_"
 _OURS = ("gpu_", "pcie_")
@@ -100,6 +101,7 @@ READINGS = {
 class AmdResolver(Resolver):
     """Answers what a line of AMD's exporter stands for."""
 
+    names = frozenset(prefix + name for prefix in ("", PREFIX) for name in (*READINGS, "gpu_clock"))
     together = frozenset(prefix + name for prefix in ("", PREFIX) for name in THROTTLING)
 
     @classmethod
@@ -111,16 +113,16 @@ class AmdResolver(Resolver):
         bare = name.removeprefix(PREFIX)
         return bare in READINGS or bare == "gpu_clock"
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
-        """None for what we do not keep, and for pages of others. RecordError bad_label: no GPU, no node."""
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
+        """None for unknown names, and for pages of others. Raises RecordError bad_label: no GPU, no node."""
         if not any(mark in labels for mark in _MARKS):
             return None
         bare = name.removeprefix(PREFIX)
         reading = _CLOCKS.get(_clock_type(labels)) if bare == "gpu_clock" else READINGS.get(bare)
         if reading is None:
-            if bare != "gpu_clock" and _PASSED.match(bare) is None:
-                self.note_unknown(name)
-            return None
+            if bare == "gpu_clock":
+                return SkipRule.OTHER_PART
+            return None if _PASSED.match(bare) is None else SkipRule.NOT_USED
         index = gpu_index(labels.get("gpu_id", ""), "gpu_id")
         node = self.node(labels, target)
         uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions

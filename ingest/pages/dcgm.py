@@ -17,8 +17,9 @@ from fleet.metrics import dcgm_row
 from fleet.samples import EntityKind
 from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
 from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Form, Series
+from ingest.tally import SkipRule
 
 _NAMES: dict[int, tuple[str, ...]] = {
     100: ("DEV_SM_CLOCK",),
@@ -116,6 +117,8 @@ _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
 class DcgmResolver(Resolver):
     """Answers what a DCGM line stands for."""
 
+    names = frozenset({*FIELD_IDS, *EXPORTER_ONLY})
+
     @classmethod
     def claims(cls, name: str) -> bool:
         return name.startswith("DCGM_")
@@ -124,13 +127,14 @@ class DcgmResolver(Resolver):
     def reads(cls, name: str) -> bool:
         return name in FIELD_IDS
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
-        """None for what is no GPU field of the catalogue; RecordError("bad_label") when the GPU cannot be told."""
-        if name in EXPORTER_ONLY or any(labels.get(key) for key in _OTHER_ENTITIES):
-            return None
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
+        """None for a field that is not of the catalogue. Raises RecordError bad_label if no label names the GPU."""
+        if name in EXPORTER_ONLY:
+            return SkipRule.REPEATED
+        if any(labels.get(key) for key in _OTHER_ENTITIES):
+            return SkipRule.OTHER_PART
         field = FIELD_IDS.get(name)
         if field is None:
-            self.note_unknown(name)
             return None
         node, index = self._locate(labels, target)
         scale, form = unit_of(name, field)

@@ -1,5 +1,9 @@
-"""Every exporter we read, behind one `Resolve`: one row of RESOLVERS each."""
+"""Every exporter we read, behind one `Resolve`: one row of RESOLVERS each.
 
+Names of metrics and labels that differ from known ones in case only are read: relabelling and agents change it.
+"""
+
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -13,8 +17,9 @@ from ingest.pages.host import HostResolver
 from ingest.pages.infiniband import InfinibandResolver
 from ingest.pages.resolver import Resolver
 from ingest.pages.serving import ServingResolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Series
+from ingest.tally import SkipRule
 
 GPUS = (EntityKind.GPU, EntityKind.GPU_INSTANCE)
 RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingResolver, InfinibandResolver, AmdResolver)
@@ -27,16 +32,13 @@ class ExporterResolver:
         self.inventory = GpuInventory()
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
+        name, labels = known_name(name), _known_labels(labels)
         for resolver in self._resolvers:
             if resolver.claims(name):
-                series = resolver(name, labels, target)
-                return series if series is None or series.kind not in GPUS else _labelled(series, labels)
-        return None
-
-    def unknown(self) -> dict[str, int]:
-        """Names that exporters of ours have and we do not read → how often they were resolved."""
-        return {name: count for resolver in self._resolvers for name, count in resolver.unknown.items()}
+                found = resolver(name, labels, target)
+                return _labelled(found, labels) if isinstance(found, Series) and found.kind in GPUS else found
+        return next((rule for pattern, rule in _RULES if pattern.match(name)), None)
 
 
 def _labelled(series: Series, labels: Mapping[str, str]) -> Series:
@@ -45,11 +47,57 @@ def _labelled(series: Series, labels: Mapping[str, str]) -> Series:
     return series if label is None else replace(series, label=label, divided=bool(labels.get("GPU_I_ID")))
 
 
+def known_name(name: str) -> str:
+    """Return a metric's name in the spelling of its exporter; an unknown one as it is.
+
+    >>> known_name("dcgm_fi_dev_gpu_temp"), known_name("up")
+    ('DCGM_FI_DEV_GPU_TEMP', 'up')
+    """
+    return _NAMES.get(name.lower(), name)
+
+
+def _known_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Labels in the spelling that resolvers ask for."""
+    odd = [label for label in labels if label not in _SPELLINGS and label.lower() in _LABELS]
+    if not odd:
+        return labels
+    return {**{_LABELS[label.lower()]: labels[label] for label in odd}, **labels}
+
+
+_NAMES = {name.lower(): name for resolver in RESOLVERS for name in resolver.names}
+_SPELLINGS = frozenset(
+    {
+        *("Hostname", "hostname", "UUID", "modelName", "model_name", "GPU_I_ID", "gpu", "gpu_uuid", "gpu_id"),
+        *("pci_bus_id", "serial_number", "card_model", "card_series", "clock_type", "device", "hca", "port", "mode"),
+        *("chip", "nvlink", "nvswitch", "cpu", "cpucore", "pod", "namespace", "container", "hpc_job", "nodename"),
+    }
+)
+_LABELS = {label.lower(): label for label in sorted(_SPELLINGS, reverse=True)}
+_PROCESS = r"(?:go|process|promhttp|python|scrape|exporter|otel|jvm|nodejs|http_sd|prometheus_sd)_"
+_RULES = (
+    (
+        re.compile(rf"{_PROCESS}|up$|target_info$|ALERTS|\w+_exporter_\w+|\w+_scrape_collector_|\w+_created$"),
+        SkipRule.EXPORTER,
+    ),
+    (
+        re.compile(  # other collectors of node_exporter
+            r"node_(?:arp|bonding|boot_time|btrfs|context_switches|cooling|cpu|cpufreq|disk|dmi|edac|entropy|ethtool|filefd"
+            r"|fibrechannel|filesystem|forks|hwmon|infiniband|intr|ipvs|kernel|load\d|lnstat|mdstat|md|memory|mountstats|netstat"
+            r"|network|nf_conntrack|nfs|nfsd|nvme|os|perf|power_supply|pressure|procs|processes|rapl|schedstat|selinux|sockstat"
+            r"|softnet|softirqs|swap|systemd|tape|textfile|thermal|thermal_zone|time|timex|udp|uname|vmstat|watchdog|xfrm|xfs"
+            r"|zfs|zoneinfo)(?:_|\d*$)"
+        ),
+        SkipRule.NOT_USED,
+    ),
+)
+
+
 def names_read(names: Iterable[str]) -> list[str]:
     """Those of `names` that some series of the catalogue may come from; what makes one sample is joined by `|`."""
     samples: dict[str, list[str]] = {}
     for name in names:
+        known = known_name(name)
         for resolver in RESOLVERS:
-            if resolver.reads(name):
-                samples.setdefault(min(resolver.together) if name in resolver.together else name, []).append(name)
+            if resolver.reads(known):
+                samples.setdefault(min(resolver.together) if known in resolver.together else name, []).append(name)
     return ["|".join(parts) for parts in samples.values()]

@@ -103,9 +103,58 @@ def parse_value(token: bytes) -> float:
         raise RecordError("bad_value", repr(token[:40])) from None
 
 
-def parse_timestamp(token: bytes) -> int:
-    """Unix ms; raises RecordError("bad_timestamp")."""
+def parse_timestamp(token: bytes, *, seconds: bool = False) -> int:
+    """Unix ms; raises RecordError("bad_timestamp"). seconds: OpenMetrics counts them, with fractions.
+
+    >>> parse_timestamp(b"1795648400000"), parse_timestamp(b"1795648400.5", seconds=True)
+    (1795648400000, 1795648400500)
+    """
+    if seconds:
+        return _seconds(token)
     digits = token[1:] if token[:1] == b"-" else token
     if not digits.isdigit() or len(digits) > 15:
         raise RecordError("bad_timestamp", repr(token[:40]))
     return int(token)
+
+
+def _seconds(token: bytes) -> int:
+    try:
+        time_s = parse_value(token)
+    except RecordError:
+        time_s = float("nan")
+    if not abs(time_s) < 1e12:
+        raise RecordError("bad_timestamp", repr(token[:40]))
+    return round(time_s * 1000)
+
+
+def is_sample(line: bytes) -> bool:
+    """Whether a line is neither blank nor a comment."""
+    return line.lstrip(b" \t\r")[:1] not in (b"", b"#")
+
+
+def metric_name(prefix: bytes) -> str:
+    """The name with which the prefix of a sample line begins.
+
+    >>> metric_name(b'power{gpu="0"} '), metric_name(b"up ")
+    ('power', 'up')
+    """
+    return prefix.partition(b"{")[0].strip()[:80].decode("utf-8", "replace")
+
+
+def is_open_metrics(page: bytes) -> bool:
+    """Whether a page ends as OpenMetrics 1.0 asks: its timestamps are seconds."""
+    return page[-16:].rstrip().endswith(b"# EOF")
+
+
+def cut_exemplar(line: bytes) -> bytes:
+    """A line of OpenMetrics without its exemplar; the same object where it has none.
+
+    >>> cut_exemplar(b'a_bucket{le="1"} 5 # {trace="x"} 0.6 1795648400'), cut_exemplar(b'a{b=" # {"} 5')
+    (b'a_bucket{le="1"} 5', b'a{b=" # {"} 5')
+    """
+    at = line.find(b" # {")
+    while at >= 0:
+        if (line.count(b'"', 0, at) - line.count(b'\\"', 0, at)) % 2 == 0:
+            return line[:at]
+        at = line.find(b" # {", at + 1)
+    return line

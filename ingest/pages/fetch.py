@@ -1,6 +1,7 @@
 """GET one exporter page, bounded in time and size. The only file of `ingest` that knows the HTTP client."""
 
 import zlib
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -10,6 +11,7 @@ from fleet.redaction import redacted
 _CHUNK = 65_536
 _GZIP = zlib.MAX_WBITS | 16
 _LOOPBACK = ("localhost", "127.", "::1")
+_OPEN_METRICS = "application/openmetrics-text"
 _ACCEPT = "text/plain;version=0.0.4;q=1, */*;q=0.1"
 
 
@@ -33,8 +35,16 @@ def open_session(timeout_s: float, keepalive_s: float) -> aiohttp.ClientSession:
     )
 
 
-async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -> bytes:
-    """The page, unpacked; at most `max_body_bytes` on the wire and after unpacking. Raises FetchError."""
+@dataclass(frozen=True, slots=True)
+class FetchedPage:
+    """The body of an answer, unpacked."""
+
+    body: bytes
+    is_open_metrics: bool
+
+
+async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -> FetchedPage:
+    """Get a page of at most `max_body_bytes` on the wire and after unpacking. Raises FetchError."""
     headers = {"Accept": _ACCEPT, "Accept-Encoding": _encodings(url)}
     try:
         async with session.get(url, headers=headers, allow_redirects=False) as response:
@@ -52,7 +62,8 @@ async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -
         raise FetchError("disconnected", f"{url}: {error}") from None
     except (aiohttp.ClientError, ValueError) as error:
         raise FetchError("bad_http", f"{url}: {str(error)[:200]}") from None
-    return _unpack(body, response.headers.get("Content-Encoding", ""), max_body_bytes, url)
+    page = _unpack(body, response.headers.get("Content-Encoding", ""), max_body_bytes, url)
+    return FetchedPage(page, response.headers.get("Content-Type", "").lower().startswith(_OPEN_METRICS))
 
 
 def _encodings(url: str) -> str:

@@ -12,8 +12,9 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from ingest.node_names import node_name
 from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Fold, Series
+from ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
 _PHYSICAL = re.compile(r"(?:eth|em|ib)\d+|en[a-z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+")
@@ -66,17 +67,18 @@ HOST_NAMES = frozenset({*_READINGS, _CPU})
 class HostResolver(Resolver):
     """Answers what a line of node_exporter stands for; all of them are of the target's node."""
 
+    names = HOST_NAMES
     together = frozenset({"node_network_receive_errs_total", "node_network_transmit_errs_total"})
 
     @classmethod
     def claims(cls, name: str) -> bool:
         return name in HOST_NAMES
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
-        """None for what we do not keep. Raises RecordError where the target has no node name."""
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
+        """A rule leaves out modes and devices that no sample covers. Raises RecordError for a target without a name."""
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
         if reading is None or not _counts(reading, labels):
-            return None
+            return SkipRule.OTHER_PART
         node = self.entities.node(node_name(target.node, self.entities))
         return Series(EntityKind.NODE, reading.metric, node, node, fold=reading.fold)
 

@@ -14,7 +14,7 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind
 from ingest.gpus import GpuInventory
 from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Series
 
 MAX_PORTS_PER_NODE = 256
@@ -137,6 +137,8 @@ PORT_READINGS = _readings()
 class InfinibandResolver(Resolver):
     """Answers what a port line stands for; `device` and `port` say which port of the target's node."""
 
+    names = frozenset(PORT_READINGS)
+
     def __init__(self, entities: Entities, inventory: GpuInventory) -> None:
         super().__init__(entities, inventory)
         self._ports: dict[str, int] = {}
@@ -145,7 +147,7 @@ class InfinibandResolver(Resolver):
     def claims(cls, name: str) -> bool:
         return name in PORT_READINGS
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
         """None for other metrics; RecordError: bad_label, too_many_ports."""
         reading = PORT_READINGS.get(name)
         if reading is None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import RecordError
 from ingest.pages.exposition import parse_value
+from ingest.tally import SkipRule
 
 WINDOW = 32
 _PADDING = bytes(WINDOW)
@@ -31,12 +32,15 @@ _LINE_END, _COMMA = b"\n,"
 
 
 class LineRole(IntEnum):
-    """What stands behind the prefix of a line."""
+    """What stands behind the prefix of a line. A `SkipRule` that leaves the line out is a role, too."""
 
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
-    IGNORED = 1  # a value that nobody wants
-    FOLDED = 2  # a value that another line of the page tells as well
-    WANTED = 3
+    UNREAD = 1  # a value that nothing reads
+    WANTED = 2
+
+
+Role = LineRole | SkipRule
+_ROLES: dict[int, Role] = {**{int(role): role for role in LineRole}, **{int(rule): rule for rule in SkipRule}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def _plan(heads: bytes, roles: bytes) -> _Plan:
 class PageShape:
     """The shape of a page with a value or more, whose last line has an end."""
 
-    def __init__(self, prefixes: Sequence[bytes], roles: Sequence[LineRole]) -> None:
+    def __init__(self, prefixes: Sequence[bytes], roles: Sequence[Role]) -> None:
         heads = np.array([len(prefix) for prefix in prefixes], np.int32)
         self._plan = plan = _plan(heads.tobytes(), bytes(roles))
         text = _PADDING + b"".join(prefix + b"\n" for prefix in prefixes)
@@ -133,14 +137,14 @@ class PageShape:
         _mask(windows, plan)
         return not np.count_nonzero(windows.view(np.uint64) != self._distinct.take(self._ids).view(np.uint64))
 
-    def prefixes(self) -> list[tuple[bytes, LineRole]]:
+    def prefixes(self) -> list[tuple[bytes, Role]]:
         """The prefixes of the lines with a value."""
         plan = self._plan
         text = bytearray(WINDOW + int(plan.length.sum()))
         back_to_front = slice(None, None, -1)  # a short window's blanks fall on what is written after it
         at = (WINDOW + plan.ends - plan.back)[back_to_front]
         _windows(text)[at] = self._distinct.take(self._ids)[back_to_front]
-        roles = [LineRole(role) for role in plan.roles if role != LineRole.NOTHING]
+        roles = [_ROLES[role] for role in plan.roles if role != LineRole.NOTHING]
         ends = (WINDOW + np.cumsum(plan.length)).tolist()
         segments = [bytes(text[begin:end]) for begin, end in zip([WINDOW, *ends[:-1]], ends, strict=True)]
         return [(segment.rpartition(b"\n")[2], role) for segment, role in zip(segments, roles, strict=True)]

@@ -20,9 +20,10 @@ import aiohttp
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError
+from fleet.redaction import redacted
 from ingest.pages.exporters import ExporterResolver
 from ingest.pages.fetch import FetchError, fetch, open_session
-from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, is_junk
+from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
 from ingest.pages.target_groups import read_groups
 from ingest.pages.target_spec import TargetSpec
 from ingest.pages.targets import TargetList
@@ -36,6 +37,7 @@ SLOW_S = 1.0  # wall; a request older than this no longer counts against `concur
 RELOAD_S = 2.0  # wall; how often a target file is looked at, and a service that lists targets and is away is asked
 ASK_S = 30.0  # wall; how often one that answers is asked
 MAX_PENDING = 4096  # pages
+MAX_FAILING = 20  # targets in the ingestion document
 RATE_WINDOW_MS = 60_000
 
 
@@ -59,6 +61,7 @@ class ScrapeTarget(PageTarget):
     spec: TargetSpec
     phase: float  # share of the interval
     up: bool | None = None  # None: not tried yet
+    fault: str = ""  # why it is down
 
 
 class Scraper(Source):
@@ -145,10 +148,18 @@ class Scraper(Source):
             "targets_up": up,
             "targets_down": down,
             "failures": dict(self.failures),
-            "noted": {**self.noted, "unknown_metric": len(self.resolver.unknown())},
+            "noted": dict(self.noted),
+            "targets_unread": sum(bool(target.decoder.why_unread) for target in self.targets.values()),
+            "targets_failing": self._failing(),
             "skipped_rounds": self.skipped_rounds,
             "refused_lists": self._list.refused(),
         }
+
+    def _failing(self) -> list[dict[str, str]]:
+        """Targets that are down with the reason, at most MAX_FAILING; a page of which nothing is read comes first."""
+        down = [target for target in self.targets.values() if target.up is False]
+        down.sort(key=lambda target: not target.decoder.why_unread)
+        return [{"target": redacted(target.spec.url), "reason": target.fault} for target in down[:MAX_FAILING]]
 
     def _rate(self, now_ms: int) -> float:
         recent = [samples for at_ms, samples, _ in self._taken if at_ms > now_ms - RATE_WINDOW_MS]
@@ -196,7 +207,7 @@ class Scraper(Source):
             wait_s = ASK_S
             try:
                 page = await fetch(self._session, url, self._options.max_body_bytes)
-                self._list.learn(url, await asyncio.to_thread(read_groups, page, url))
+                self._list.learn(url, await asyncio.to_thread(read_groups, page.body, url))
             except (FetchError, ConfigError) as error:
                 wait_s = RELOAD_S
                 if self._list.refuse(url, str(error)):
@@ -264,13 +275,13 @@ class Scraper(Source):
             self._running.discard(url)
         duration_s = time.perf_counter() - began
         try:
-            batch = target.decoder.decode(page, self._clock.now_ms())
+            batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
             return self._node_samples(target, Batch(), False, duration_s, self._undecoded(target, error))
-        junk = is_junk(batch)
-        if junk:
-            self.failures["no_samples"] += 1
-        return self._node_samples(target, batch, not junk, duration_s, "the page holds bad lines only")
+        reason, why = page_fault(batch, target.decoder) or ("", "")
+        if reason:
+            self.failures[reason] += 1
+        return self._node_samples(target, batch, not reason, duration_s, why)
 
     def _undecoded(self, target: ScrapeTarget, error: Exception) -> str:
         """Count a page that ends in a bug of the decoder, and begin anew with a decoder that did not see it."""
@@ -284,9 +295,9 @@ class Scraper(Source):
         """The batch, with what the scrape tells of the target's nodes."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
-        target.up = up
+        target.up, target.fault = up, why
         beside = self._beside.of(target, up, duration_s, self._clock.now_ms())
-        return replace(batch, samples=(*batch.samples, *beside))
+        return replace(batch, samples=(*batch.samples, *beside), tally=batch.counted())
 
 
 def _any(target: TargetSpec) -> bool:

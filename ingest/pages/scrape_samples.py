@@ -46,10 +46,14 @@ class ScrapeSamples:
     def decode(self, target: PageTarget, page: bytes | None, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
         """The samples of one scrape. `page`: None where the exporter did not answer."""
         batch = Batch() if page is None else target.decoder.decode(page, now_ms)
-        return (*batch.samples, *self.of(target, page is not None and not is_junk(batch), duration_s, now_ms))
+        up = page is not None and page_fault(batch, target.decoder) is None
+        return (*batch.samples, *self.of(target, up, duration_s, now_ms))
 
     def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """One batch about the target's nodes, or none. `up`: its decoder has just read a page."""
+        """One batch about the target's nodes, or none. `up`: its decoder has just read a page.
+        A page of which nothing is read says nothing about the node that serves it."""
+        if target.decoder.why_unread and not target.nodes:
+            return ()
         target.rounds += 1
         rows: list[tuple[int, int, int, float]] = []
         for node in self._nodes_of(target, up):
@@ -90,6 +94,8 @@ class ScrapeSamples:
         return list(target.nodes)
 
 
-def is_junk(batch: Batch) -> bool:
-    """A page whose lines are all bad is no answer."""
-    return bool(batch.bad) and not batch.samples
+def page_fault(batch: Batch, decoder: PageDecoder) -> tuple[str, str] | None:
+    """(reason, sentence) of a page that is no answer: all its lines are bad, or nothing reads any of them."""
+    if batch.bad and not batch.samples:
+        return "no_samples", f"the page holds bad lines only: {batch.bad[0]}"
+    return ("nothing_read", decoder.why_unread) if decoder.why_unread else None

@@ -10,6 +10,7 @@ model's instances, so that a replica that comes or goes is no counter that fell.
 Only the first rank of an engine (tensor or pipeline parallel) counts, and only the total of SGLang's queue lengths.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ from fleet.errors import RecordError
 from fleet.metrics import TTFT_EDGES_MS, metric_row
 from fleet.samples import EntityKind
 from ingest.pages.resolver import Resolver
-from ingest.pages.text import Target
+from ingest.pages.text import Found, Target
 from ingest.series import Fold, Series
+from ingest.tally import SkipRule
 
 MAX_INSTANCES = 20_000
 PREFIXES = ("vllm:", "vllm_", "sglang:", "sglang_", "trtllm:", "trtllm_", "nv_trt_llm_", "nv_inference_")
@@ -103,21 +105,38 @@ _TTFT = {
 _EDGES = {float(edge): metric_row(EntityKind.SERVED_MODEL, f"ttft_le_{edge}ms") for edge in TTFT_EDGES_MS}
 _SUM = metric_row(EntityKind.SERVED_MODEL, "ttft_s")
 _COUNT = metric_row(EntityKind.SERVED_MODEL, "ttft_requests")
+_HISTOGRAM = ("_bucket", "_count", "_sum")
+_OTHER_METRICS = re.compile(r"_(?:bucket|count|sum|created|info|config|duration_us)$")  # histograms, settings, times
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    """A name with either mark behind the engine's prefix.
+
+    >>> _spellings("vllm_prompt_tokens_total")
+    ('vllm_prompt_tokens_total', 'vllm:prompt_tokens_total')
+    """
+    engine, _, rest = name.partition("_")
+    return name, f"{engine}:{rest}"
 
 
 class ServingResolver(Resolver):
     """Answers what a line of a serving engine stands for."""
 
+    names = frozenset(spelling for name, _ in _READINGS for spelling in _spellings(name))
+    names |= frozenset(spelling + end for name in _TTFT for spelling in _spellings(name) for end in _HISTOGRAM)
+
     @classmethod
     def claims(cls, name: str) -> bool:
         return name.startswith(PREFIXES)
 
-    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
-        """None for what we do not keep. Raises RecordError: bad_label, too_many_models."""
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
+        """None for unknown names. Raises RecordError: bad_label, too_many_models."""
         reading = _find(name.replace(":", "_", 1), labels)
-        if reading is None or labels.get("priority") or any(labels.get(rank, "0") not in ("", "0") for rank in _RANKS):
-            return None
+        if reading is None or isinstance(reading, SkipRule):
+            return reading
+        if labels.get("priority") or any(labels.get(rank, "0") not in ("", "0") for rank in _RANKS):
+            return SkipRule.OTHER_PART
         entity = self._instance(labels, target)
         return Series(EntityKind.SERVED_MODEL, reading.metric, entity, NOWHERE, scale=reading.scale, fold=reading.fold)
 
@@ -140,25 +159,27 @@ class ServingResolver(Resolver):
         return table.add(name)
 
 
-def _find(name: str, labels: Mapping[str, str]) -> _Reading | None:
+def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
     found = _READINGS.get((name, labels.get(_KEYED.get(name, ""), "")))
     if found is not None:
         return found
+    if name in _KEYED:
+        return SkipRule.OTHER_PART
     head, _, end = name.rpartition("_")
     unit_ms = _TTFT.get(head)
     if unit_ms is None:
-        return None
+        return SkipRule.NOT_USED if _OTHER_METRICS.search(name) else None
     if end == "sum":
         return _Reading(_SUM, Fold.SUM, unit_ms / 1000)
     if end == "count":
         return _Reading(_COUNT, Fold.SUM)
-    return _bucket(labels.get("le", ""), unit_ms) if end == "bucket" else None
+    return _bucket(labels.get("le", ""), unit_ms) if end == "bucket" else SkipRule.NOT_USED
 
 
-def _bucket(le: str, unit_ms: float) -> _Reading | None:
-    """The reading of a bucket that we keep, else None: we know some edges, and most engines have most of them."""
+def _bucket(le: str, unit_ms: float) -> _Reading | SkipRule:
+    """The reading of a bucket that we keep: we know some edges, and most engines have most of them."""
     try:
         row = _EDGES.get(round(float(le) * unit_ms, 6))
     except (ValueError, OverflowError):
         raise RecordError("bad_label", f"le={le[:40]!r} is no number") from None
-    return None if row is None else _Reading(row, Fold.SUM)
+    return SkipRule.OTHER_PART if row is None else _Reading(row, Fold.SUM)

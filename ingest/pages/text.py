@@ -7,7 +7,7 @@ dict, parse new ones, count bad ones, and learn the new shape if there were none
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,25 @@ from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
-from ingest.pages.exposition import parse_line, parse_timestamp, parse_value
+from ingest.pages.exposition import (
+    cut_exemplar,
+    is_open_metrics,
+    is_sample,
+    parse_line,
+    parse_timestamp,
+    parse_value,
+)
 from ingest.pages.page_shape import LineRole, PageShape
+from ingest.pages.page_state import PageState
 from ingest.pages.parts import Folding, Growth
 from ingest.series import Conversion, Fold, Series
 from ingest.source import Batch
+from ingest.tally import RecordTally, SkipRule
 
 MAX_SERIES = 50_000
 MAX_BAD_LINES = 1000
 MAX_LINES = 250_000
+YEAR_2000_MS = 946_684_800_000
 _UNAME = b"node_uname_info{"
 
 
@@ -37,8 +47,10 @@ class Target:
     address: str = ""
 
 
-Resolve = Callable[[str, Mapping[str, str], Target], Series | None]
-"""What (metric name, labels, target) stands for; None to ignore the line. Raises RecordError on bad labels."""
+Found = Series | SkipRule | None
+Resolve = Callable[[str, Mapping[str, str], Target], Found]
+"""What (metric name, labels, target) stands for: a series, the rule that leaves the line out, or None where nothing
+reads it. Raises RecordError on bad labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +147,6 @@ def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
     return LabelSight(0, tuple(gpus), {gpu: tuple(found) for gpu, found in jobs.items()}, tuple(divided))
 
 
-@dataclass(slots=True)
-class _Page:
-    """A page on the line path: what was read so far."""
-
-    arrival_ms: int
-    prefixes: list[bytes] = field(default_factory=list)
-    roles: list[LineRole] = field(default_factory=list)
-    series: list[Series] = field(default_factory=list)
-    raw: list[float] = field(default_factory=list)
-    time_ms: list[int] = field(default_factory=list)
-    bad: list[RecordError] = field(default_factory=list)
-    keys: set[bytes] = field(default_factory=set)
-    entities: set[tuple[EntityKind, int, int]] = field(default_factory=set)
-    shared: list[Series] = field(default_factory=list)
-    repeatable: bool = True
-
-    def note(self, prefix: bytes, role: LineRole) -> None:
-        self.prefixes.append(prefix)
-        self.roles.append(role)
-
-
 class PageDecoder:
     """Decodes the pages of one target. `noted` counts by reason what is neither good nor bad (blank, saturated, …)."""
 
@@ -171,17 +162,21 @@ class PageDecoder:
         self.target = target
         self.noted: Counter[str] = Counter() if noted is None else noted
         self.reported: dict[int, Reported] = {}  # of the last page
+        self.why_unread = ""  # a sentence, if the last page held samples of which nothing reads any
         self._resolve = resolve
         self._max_series = max_series
         self._future_limit_ms = future_limit_ms
-        self._cache: dict[bytes, Series | None] = {}  # by prefix, less its last blank; empty while there is a shape
+        self._cache: dict[bytes, Found] = {}  # by prefix, less its last blank; empty while there is a shape
         self._shape: PageShape | None = None  # of the last page, if that was clean
         self._columns = _Columns.of(())  # of the last page
+        self._tally = RecordTally()  # of the last page, if all its numbers are good
+        self._was_read = False  # a line of some page stood for a series
         self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
         self._growth = Growth()
 
-    def decode(self, page: bytes, arrival_ms: int) -> Batch:
-        """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds."""
+    def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
+        """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds.
+        open_metrics: what the content type says; a page that ends in `# EOF` is OpenMetrics, too."""
         if self._shape is not None:
             raw = self._shape.read(page)
             if raw is not None:
@@ -189,7 +184,7 @@ class PageDecoder:
                 time_ms.fill(arrival_ms)
                 return self._batch(raw, time_ms, [])
             self._recall(self._shape)
-        return self._decode_lines(page, arrival_ms)
+        return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
     def _recall(self, shape: PageShape) -> None:
         """Go back to prefixes and what they stand for: the page has another shape than the last one."""
@@ -197,32 +192,38 @@ class PageDecoder:
         for prefix, role in shape.prefixes():
             if role is LineRole.WANTED:
                 self._cache[prefix[:-1]] = next(series)
-            elif role is LineRole.IGNORED:
-                self._cache[prefix[:-1]] = None
+            elif role is not SkipRule.REPEATED:  # a repeated line may stand for a series
+                self._cache[prefix[:-1]] = role if isinstance(role, SkipRule) else None
         self._shape = None
 
-    def _decode_lines(self, page: bytes, arrival_ms: int) -> Batch:
+    def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node(page)
-        state = _Page(arrival_ms)
-        for line in lines:
+        state = PageState(arrival_ms, open_metrics)
+        for number, line in enumerate(lines, 1):
             try:
                 self._read_line(line, state)
             except RecordError as error:
-                state.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
+                state.refuse(error)
                 if len(state.bad) >= MAX_BAD_LINES:
-                    state.bad.append(RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines"))
+                    abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
+                    state.refuse(abandoned, sum(map(is_sample, lines[number:])))
                     break
         if b"\n" in rest:
-            state.bad.append(RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read"))
-        elif rest.strip():
-            state.bad.append(RecordError("truncated", repr(rest[:80])))
+            too_many = RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read")
+            state.refuse(too_many, sum(map(is_sample, rest.split(b"\n"))))
+        elif rest.strip() not in (b"", b"# EOF"):
+            state.refuse(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
         self._drop_partial(state)
         self._columns = _Columns.of(state.series, state.shared)
+        self._was_read = self._was_read or LineRole.WANTED in state.roles
+        self._tally, self.why_unread = state.tally(), state.why_unread(self._was_read)
         self._remember(state, len(lines))
         return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
 
-    def _read_line(self, line: bytes, page: _Page) -> None:
+    def _read_line(self, line: bytes, page: PageState) -> None:
+        if page.open_metrics and (cut := cut_exemplar(line)) is not line:
+            line, page.repeatable = cut, False
         key, _, value = line.rpartition(b" ")
         timestamp = b""
         found = self._cache.get(key, _NEW)
@@ -240,15 +241,15 @@ class PageDecoder:
             found, prefix, value, timestamp = self._parse(line)
             key = prefix[:-1]
         assert not isinstance(found, _New)
-        if found is None:
-            page.note(prefix, LineRole.IGNORED)
+        if found is None or isinstance(found, SkipRule):
+            page.note(prefix, LineRole.UNREAD if found is None else found)
             return
         if key in page.keys:
             raise RecordError("duplicate", repr(line[:80]))
         self._add(found, prefix, value, timestamp, page)
         page.keys.add(key)
 
-    def _parse(self, line: bytes) -> tuple[Series | None, bytes, bytes, bytes]:
+    def _parse(self, line: bytes) -> tuple[Found, bytes, bytes, bytes]:
         """(series, prefix, value, timestamp) of a line that the cache does not hold."""
         parsed = parse_line(line)
         parse_value(parsed.value)
@@ -259,17 +260,21 @@ class PageDecoder:
             self._cache[parsed.prefix[:-1]] = series
         return series, parsed.prefix, parsed.value, parsed.timestamp
 
-    def _add(self, series: Series, prefix: bytes, value: bytes, timestamp: bytes, page: _Page) -> None:
+    def _add(self, series: Series, prefix: bytes, value: bytes, timestamp: bytes, page: PageState) -> None:
         raw = parse_value(value)
-        time_ms = parse_timestamp(timestamp.strip()) if timestamp else page.arrival_ms
+        time_ms = parse_timestamp(timestamp.strip(), seconds=page.open_metrics) if timestamp else page.arrival_ms
         if time_ms > page.arrival_ms + self._future_limit_ms:
             raise RecordError("future", f"{(time_ms - page.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
+        if time_ms < YEAR_2000_MS <= page.arrival_ms:
+            raise RecordError(
+                "absurd_time", f"{timestamp[:40]!r} is before 2000, expected ms since 1970: {prefix[:60]!r}"
+            )
         identity = (series.kind, series.metric, series.entity)
         if (
             identity in page.entities and series.fold is Fold.WHOLE
         ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
-            page.note(prefix, LineRole.FOLDED)
+            page.note(prefix, SkipRule.REPEATED)
             if series.label is not None:
                 page.shared.append(series)
             return
@@ -280,7 +285,7 @@ class PageDecoder:
         page.time_ms.append(time_ms)
         page.repeatable = page.repeatable and not timestamp
 
-    def _drop_partial(self, page: _Page) -> None:
+    def _drop_partial(self, page: PageState) -> None:
         """Leave out sums of which a broken line took a part: they would look like counters that fell."""
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)
@@ -308,7 +313,7 @@ class PageDecoder:
             self.target.node = node
             self._cache.clear()
 
-    def _remember(self, page: _Page, lines: int) -> None:
+    def _remember(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it was clean, and forget series of long ago."""
         if any(page.roles) and page.repeatable and not page.bad:
             self._shape = PageShape(page.prefixes, page.roles)
@@ -322,6 +327,7 @@ class PageDecoder:
         self.reported = columns.reported
         value = columns.conversion.values(raw)
         missing = columns.conversion.missing(raw)
+        tally = self._tally
         good: NDArray[np.bool_] | slice = slice(None)
         finite = np.isfinite(raw)
         if len(missing) or np.count_nonzero(finite) < len(raw):
@@ -330,6 +336,7 @@ class PageDecoder:
             self.noted["blank"] += len(missing)
             finite[missing] = False
             good = finite
+            tally = _less(tally, len(raw) - int(np.count_nonzero(finite)), len(infinite))
         samples = []
         for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
             keep = good if isinstance(good, slice) else good[rows]
@@ -347,7 +354,13 @@ class PageDecoder:
         if columns.sight.gpus:
             seen = columns.sight
             labels = (LabelSight(int(time_ms[-1]), seen.gpus, seen.jobs, seen.divided),)
-        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels)
+        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
+
+
+def _less(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
+    """The tally of a page on which that many read lines have no number, some of them an infinite one or NaN."""
+    ignored = {**tally.ignored, SkipRule.NO_DATA: missing - infinite} if missing > infinite else tally.ignored
+    return replace(tally, read=tally.read - missing, refused=tally.refused + infinite, ignored=ignored)
 
 
 class _New:

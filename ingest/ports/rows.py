@@ -58,9 +58,9 @@ class PortRows:
         series = self._series.get(key)
         if series is None:
             target = Target(node_name(node, self._entities), fixed=True)
-            series = self._resolve(name, {"device": device, "port": str(port)}, target)
-            assert series is not None, name
-            self._series[key] = series
+            found = self._resolve(name, {"device": device, "port": str(port)}, target)
+            assert isinstance(found, Series), name
+            series = self._series[key] = found
         return series
 
     def _add(self, series: Series, raw: float, time_ms: int) -> None:

@@ -6,10 +6,9 @@ to the exporter's `Hostname`, else to the host of `instance`, or the `nodename` 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,12 +20,14 @@ from fleet.node_names import is_node_name
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.pages.parts import Growth, PartRows, PartSums
-from ingest.pages.text import Resolve, Target
+from ingest.pages.text import YEAR_2000_MS, Resolve, Target
 from ingest.remote_write.protobuf import BYTES, fields
 from ingest.remote_write.request import Version, WriteRequest, walk
+from ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
 from ingest.remote_write.snappy import unpack
 from ingest.series import Conversion, Fold, Series
 from ingest.source import Batch
+from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 MAX_UNPACKED_BYTES = 2**26
 MAX_SERIES = 1_000_000
@@ -36,15 +37,7 @@ MAX_HELD_BYTES = 2**29  # of labels and symbols
 MAX_LABEL_BYTES = 65_536  # of one series
 NODE_LABELS = ("node", "kubernetes_node")
 _STALE = 0x7FF0000000000002  # the NaN that says: this series has ended
-_UNWANTED, _NEW, _BAD = -1, -2, -3
-_KINDS = tuple(EntityKind)
-_GPU = _KINDS.index(EntityKind.GPU)
-_COLUMNS = np.dtype(
-    [
-        *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4"), ("device", "<i4")),
-        *(("scale", "<f8"), ("ceiling", "<f8"), ("label", "<i4"), ("divided", "?")),
-    ]
-)
+_UNREAD, _NEW, _BAD = -1, -2, -3  # a rule that leaves a series out is its number below 0
 
 
 @dataclass(slots=True)
@@ -54,6 +47,7 @@ class _Found:
     keys: list[bytes]
     rows: NDArray[np.int64]
     labels: dict[int, dict[str, str]] = field(default_factory=dict)
+    unread: dict[str, None] = field(default_factory=dict)  # names of series that are new and that nothing reads
     bad: list[RecordError] = field(default_factory=list)
 
 
@@ -72,7 +66,7 @@ class WriteDecoder:
         self.models = models
         self._resolve = resolve
         self._future_limit_ms = future_limit_ms
-        self._table = _Table()
+        self._table = SeriesTable()
         self._rows: dict[bytes, int] = {}  # by labels, as 1.0 sends them or as our numbers of symbols
         self._unwanted = 0
         self._held = 0  # bytes of the keys of `_rows` and `_symbols`
@@ -100,15 +94,24 @@ class WriteDecoder:
 
     def _take(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
         self._place(found)
-        unwanted = int(np.count_nonzero(found.rows[write.of] == _UNWANTED))
-        self._count(unknown_metric=unwanted, histogram=write.histograms, exemplar=write.exemplars)
-        return self._batch(write, found.rows, received_ms, found.bad)
+        self._count(histogram=write.histograms, exemplar=write.exemplars)
+        return self._batch(write, found, received_ms)
+
+    def _tally(self, write: WriteRequest, at: NDArray[np.int64], names: Iterable[str]) -> RecordTally:
+        """The tally of a request, as if all numbers were good. at: (n,) the row of each sample."""
+        codes, counts = np.unique(at[at < 0], return_counts=True)
+        left_out = dict(zip(codes.tolist(), counts.tolist(), strict=True))
+        unread, refused = left_out.pop(_UNREAD, 0), left_out.pop(_BAD, 0)
+        self._count(unknown_metric=unread + sum(left_out.values()))
+        ignored = Counter({SkipRule(-code): count for code, count in left_out.items()})
+        ignored[SkipRule.NOT_USED] += write.histograms + write.exemplars
+        return RecordTally(int(np.count_nonzero(at >= 0)), refused, ignored, unread, tuple(names))
 
     def _bound(self) -> None:
         """Forget everything rather than grow without end."""
         many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
-            self._table = _Table()
+            self._table = SeriesTable()
             self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
             self._unwanted = self._held = 0
 
@@ -144,6 +147,8 @@ class WriteDecoder:
         for row, labels in found.labels.items():
             try:
                 found.rows[row] = self._row(found.keys[row], labels)
+                if found.rows[row] == _UNREAD and len(found.unread) < MAX_UNREAD_NAMES:
+                    found.unread[labels["__name__"][:80]] = None
             except RecordError as error:
                 found.rows[row] = _BAD
                 found.bad.append(error.with_traceback(None))
@@ -164,10 +169,10 @@ class WriteDecoder:
         self._held += len(key)
         target = self._target(labels)
         series = self._resolve(labels["__name__"], labels, target)
-        if series is None:
+        if not isinstance(series, Series):
             self._unwanted += 1
-            self._rows[key] = _UNWANTED
-            return _UNWANTED
+            self._rows[key] = code = _UNREAD if series is None else -int(series)
+            return code
         self._rows[key] = row = self._table.add(series)
         if series.kind is EntityKind.GPU:
             self._new_gpus.add(series.entity)
@@ -186,8 +191,9 @@ class WriteDecoder:
     def _count(self, **counts: int) -> None:
         self.noted.update({reason: count for reason, count in counts.items() if count})
 
-    def _batch(self, write: WriteRequest, rows: NDArray[np.int64], received_ms: int, bad: list[RecordError]) -> Batch:
-        at = rows[write.of]
+    def _batch(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+        at, bad = found.rows[write.of], found.bad
+        tally = self._tally(write, at, found.unread)
         wanted = np.flatnonzero(at >= 0)
         finite = np.isfinite(write.value[wanted])
         odd, wanted = wanted[~finite], wanted[finite]
@@ -197,21 +203,28 @@ class WriteDecoder:
         raw, time_ms = write.value[wanted], write.time_ms[wanted]
         conversion = Conversion.of_columns(np.ascontiguousarray(columns["scale"]), columns["form"], columns["ceiling"])
         value, missing = conversion.values(raw), conversion.missing(raw)
-        good = time_ms <= received_ms + self._future_limit_ms
-        bad += _errors("future", columns[~good])
+        future = time_ms > received_ms + self._future_limit_ms
+        absurd = (time_ms < YEAR_2000_MS) & (received_ms >= YEAR_2000_MS)
+        good = ~(future | absurd)
+        bad += _errors("future", columns[future]) + _errors("absurd_time", columns[absurd])
+        refused = len(time_ms) - int(np.count_nonzero(good)) + len(odd) - int(np.count_nonzero(stale))
         good[missing] = False
+        left_out = len(at[at >= 0]) - int(np.count_nonzero(good))
+        if left_out:
+            ignored = {**tally.ignored, SkipRule.NO_DATA: left_out - refused}
+            tally = replace(tally, read=tally.read - left_out, refused=tally.refused + refused, ignored=ignored)
         self._count(stale=int(np.count_nonzero(stale)), blank=len(missing))
         parts = good & (columns["fold"] != Fold.WHOLE)
         samples = _by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
         if parts.any():
             samples += self._summed(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
         labels = self._sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
-        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels)
+        return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
     def _sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
         """What labels say of the GPUs of a request, by moments; nothing but that they are heard of where none has any.
         A loop over GPUs."""
-        told = (columns["kind"] == _GPU) | columns["divided"]
+        told = (columns["kind"] == GPU) | columns["divided"]
         columns, time_ms = columns[told], time_ms[told]
         if not self._table.labels:
             fresh = np.isin(columns["entity"], list(self._new_gpus))
@@ -244,7 +257,7 @@ class WriteDecoder:
             value = self._growth.per_second(grows, identity, time_ms, value)
             known = np.isfinite(value)
             identity, time_ms, value = identity[known], time_ms[known], value[known]
-        whole = np.zeros(len(identity), _COLUMNS)
+        whole = np.zeros(len(identity), COLUMNS)
         whole["kind"], whole["metric"], whole["entity"] = (
             identity >> 48,
             (identity >> 32) & 0xFFFF,
@@ -259,7 +272,7 @@ def _by_kind(columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArr
         keep = columns["kind"] == kind
         part = columns[keep]
         metric, entity = np.ascontiguousarray(part["metric"]), np.ascontiguousarray(part["entity"])
-        samples.append(SampleBatch(_KINDS[kind], metric, entity, time_ms[keep], value[keep]))
+        samples.append(SampleBatch(KINDS[kind], metric, entity, time_ms[keep], value[keep]))
     return samples
 
 
@@ -267,7 +280,7 @@ def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
     """As many as there are rows, all one object that names the first."""
     if not len(columns):
         return []
-    kind = _KINDS[int(columns["kind"][0])]
+    kind = KINDS[int(columns["kind"][0])]
     name = METRICS[kind][int(columns["metric"][0])].name
     return [RecordError(reason, f"{name} of {kind} {int(columns['entity'][0])}")] * len(columns)
 
@@ -287,38 +300,6 @@ class _Sight:
 
     def at(self, time_ms: int) -> LabelSight:
         return LabelSight(time_ms, tuple(self.gpus), self.jobs, tuple(self.divided))
-
-
-@dataclass(slots=True)
-class _Table:
-    """Series as rows of columns, appended to. labels: by number in the columns less one; 0 stands for none."""
-
-    _columns: NDArray[np.void]
-    _size: int
-    labels: list[JobLabel]
-    _numbers: dict[JobLabel, int]
-
-    def __init__(self) -> None:
-        self.labels, self._numbers = [], {}
-        self._columns = np.zeros(1024, _COLUMNS)
-        self._size = 0
-
-    @property
-    def columns(self) -> NDArray[np.void]:
-        """(rows,) of `_COLUMNS`; a view."""
-        return self._columns[: self._size]
-
-    def add(self, one: Series) -> int:
-        if self._size == len(self._columns):
-            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
-        kind = _KINDS.index(one.kind)
-        label = 0 if one.label is None else self._numbers.setdefault(one.label, len(self._numbers) + 1)
-        if label > len(self.labels):
-            self.labels.append(cast(JobLabel, one.label))
-        told = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
-        self._columns[self._size] = (*told, label, one.divided)
-        self._size += 1
-        return self._size - 1
 
 
 def parse_labels(text: bytes) -> dict[str, str]:

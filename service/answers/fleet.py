@@ -10,7 +10,7 @@ from models.risk.scores import RISK_HORIZONS_S
 from service.answers.risk import StateName
 
 Quantiles = dict[str, float | None]  # p50, p99; null when there are no values
-SourceHealth = dict[str, Any]  # `name`, and whatever the source reports
+SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `records` are the counts of a `RecordTally`
 
 
 class Ingestion(msgspec.Struct, kw_only=True):
@@ -100,6 +100,8 @@ class BoardMeta(msgspec.Struct):
 
 
 class FleetAnswer(msgspec.Struct, kw_only=True):
+    """`no_telemetry`: a sentence while none of the exporters is read, with the first one's reason; else null."""
+
     as_of_ms: int
     fleet_time_ms: int = 0
     horizon_s: int = RISK_HORIZONS_S[0]
@@ -112,6 +114,7 @@ class FleetAnswer(msgspec.Struct, kw_only=True):
     speed: float = 1.0
     samples_per_s: float = 0.0
     newest_sample_ms: int | None = None
+    no_telemetry: str | None = None
     warming: Warming | None = None
     stale_after_s: float = 60.0
 

@@ -201,7 +201,9 @@ def pipeline_page(
     return generate_latest(registry).decode()
 
 
+OUTCOMES = ("read", "refused", "ignored", "unread")
 SOURCE_GAUGES = (
+    ("targets_unread", "fleetcast_source_unread_targets", "Targets with a page of which nothing is read."),
     ("rate_per_s", "fleetcast_source_records_per_second", "Good records a second, over about a minute."),
     ("lag_s", "fleetcast_source_lag_seconds", "How far behind its newest record a source is read."),
     ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),
@@ -246,6 +248,12 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)
     errors = CounterMetricFamily("fleetcast_source_errors", "Bugs that a source was started again for.", labels=labels)
     gauges = {key: GaugeMetricFamily(name, text, labels=labels) for key, name, text in SOURCE_GAUGES}
+    records = CounterMetricFamily(
+        "fleetcast_source_records", "Records of a source, by what became of them.", labels=(*labels, "outcome")
+    )
+    fields = CounterMetricFamily(
+        "fleetcast_source_unknown_fields", "Fields of read records that nothing reads.", labels=labels
+    )
     told = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
     for label, row in told.items():
         if row.get("up") is not None:
@@ -254,10 +262,14 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
             bad.add_metric(label, float(row["bad"]))
         if isinstance(row.get("errors"), int):
             errors.add_metric(label, float(row["errors"]))
+        if isinstance(counts := row.get("records"), dict):
+            for outcome in OUTCOMES:
+                records.add_metric((*label, outcome), float(counts.get(outcome, 0)))
+            fields.add_metric(label, float(counts.get("unknown_fields", 0)))
         for key, family in gauges.items():
             if isinstance(row.get(key), int | float):
                 family.add_metric(label, float(row[key]))
-    return [up, bad, errors, *gauges.values()]
+    return [up, bad, errors, records, fields, *gauges.values()]
 
 
 def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:

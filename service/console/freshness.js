@@ -1,6 +1,6 @@
 // Can I trust what I see? One state for the whole page, with the sentence that goes with it.
 
-import { clockTime, duration, num, object } from "./format.js";
+import { clockTime, duration, num, object, text } from "./format.js";
 
 const STALE_S = 60; // fleet seconds without a new sample or board, where the service does not say how many
 const AWAY_MS = 2500; // one slow answer is not an outage
@@ -18,8 +18,10 @@ export function freshness(header, nowMs, away, wallMs) {
   const staleS = num(header.stale_after_s) ?? STALE_S;
   const boardS = (nowMs - (num(header.as_of_ms) ?? nowMs)) / 1000;
   if (newestMs === null) {
-    return { state: "empty", short: "Nothing to trust yet", sentence: "No sample has arrived yet: no exporter, or none that answers." };
+    const why = text(header.no_telemetry) || "No sample has arrived yet: no exporter, or none that answers.";
+    return { state: "empty", short: "Nothing to trust yet", sentence: why };
   }
+  if (text(header.no_telemetry)) return { state: "stale", short: "No exporter is read", sentence: text(header.no_telemetry) };
   if (boardS > staleS) return old("board", header.as_of_ms, nowMs);
   if ((nowMs - newestMs) / 1000 > staleS) return old("sample", newestMs, nowMs);
   const warming = object(header.warming);

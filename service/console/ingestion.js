@@ -15,13 +15,17 @@ export class Ingestion {
     this.sources = h("tbody");
     this.bad = h("dl", { class: "bad" });
     this.none = h("p", { class: "why" }, "No bad record so far.");
+    this.failing = h("ul", { class: "why" });
+    this.unread = h("p", { class: "why" });
     byId("ingestion").replaceChildren(
       h(
         "table",
         {},
-        h("thead", {}, h("tr", {}, ...["source", "state", "per s", "lag", "bad"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
+        h("thead", {}, h("tr", {}, ...["source", "state", "per s", "lag", "bad", "unread"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "number" : null }, name)))),
         this.sources,
       ),
+      this.failing,
+      this.unread,
       h("h3", {}, "Skipped, by reason"),
       this.bad,
       this.none,
@@ -34,6 +38,7 @@ export class Ingestion {
     const total = num(targets.up) === null ? null : targets.up + (num(targets.down) ?? 0);
     say(byId("ingestion-sub"), total === null ? "" : `${whole(targets.up)} of ${count(total, "target")} answer`);
     keyed(this.sources, rows(answer.sources), (row) => `${text(row.name)} ${text(row.kind)}`, () => this.make(), (item, row) => this.write(item, row));
+    this.tellUnread(rows(answer.sources));
     const reasons = Object.entries({ ...object(answer.noted), ...object(answer.bad_records) })
       .map(([reason, number]) => [reason, num(number) ?? 0])
       .sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
@@ -61,17 +66,33 @@ export class Ingestion {
     say(byId("ingestion-foot"), list(parts).filter(Boolean).join(" · "));
   }
 
+  /** Targets that fail with their reasons, and the names that nothing reads of the source with most of them. */
+  tellUnread(sources) {
+    const failing = sources.flatMap((row) => rows(row.targets_failing)).slice(0, 3);
+    keyed(this.failing, failing, (row) => text(row.target), () => h("li"), (item, row) => say(item, `${text(row.target)}: ${text(row.reason)}`));
+    this.failing.hidden = failing.length === 0;
+    const unread = (row) => num(object(row.records).unread) ?? 0;
+    const most = sources.reduce((a, b) => (unread(b) > unread(a) ? b : a), {});
+    const names = list(object(most.records).unread_names).map(text);
+    this.unread.hidden = !unread(most);
+    say(this.unread, unread(most) ? `Nothing reads ${whole(unread(most))} records of ${text(most.name)}: ${names.slice(0, 5).join(", ")}${names.length > 5 ? ", …" : ""}` : "");
+  }
+
   make() {
-    return h("tr", {}, h("th", { scope: "row" }), h("td"), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" }));
+    const number = () => h("td", { class: "number" });
+    return h("tr", {}, h("th", { scope: "row" }), h("td"), number(), number(), number(), number());
   }
 
   write(item, row) {
-    const [name, state, rate, lag, bad] = item.children;
+    const [name, state, rate, lag, bad, unread] = item.children;
     say(name, text(row.name) || text(row.kind));
     say(state, up(row));
     item.title = num(row.errors) ? `${count(row.errors, "error")}, the last one: ${text(row.last_error)}` : "";
     say(rate, short(num(row.rate_per_s)));
     say(lag, duration(num(row.lag_s)));
     say(bad, whole(num(row.bad)));
+    const records = object(row.records);
+    say(unread, num(records.all) === null ? NONE : whole(num(records.unread)));
+    unread.title = num(records.all) === null ? "" : `${whole(records.all)} records: ${whole(records.read)} read, ${whole(records.refused)} refused, ${whole(records.ignored)} left out by a rule, ${whole(records.unread)} unread`;
   }
 }

@@ -12,9 +12,11 @@ from features.frame import FeatureFrame
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
 from fleet.topology import Level, Topology
+from ingest.pages.unread import unread_samples
 from models.risk.node_signals import NODE_SILENT_S
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 from service.answers.estimates import RunQuantiles
+from service.answers.fleet import Ingestion
 from service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
 from service.answers.risk import GpuAnswer, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
 from service.pipeline.run_times.record import IssuedRunTime
@@ -22,6 +24,20 @@ from service.pipeline.run_times.record import IssuedRunTime
 NO_ACTION = Action("none", "Nothing to do.")
 UNFLAGGED = frozenset({"none", "watch"})
 STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering; unknown: never heard
+
+
+def no_telemetry(ingestion: Ingestion) -> str | None:
+    """Say that none of the exporters is read, and why the first is not. Returns None while one is, or without any."""
+    up, down = (ingestion.targets.get(state, 0) for state in ("up", "down"))
+    if down and not up:
+        failing = [row for source in ingestion.sources for row in source.get("targets_failing", ())]
+        why = f" {failing[0]['target']}: {failing[0]['reason']}." if failing else ""
+        return f"No telemetry: none of {down:,} exporters is read.{why}"
+    counts = [source.get("records", {}) for source in ingestion.sources]
+    if ingestion.newest_sample_ms is None and any(row.get("unread") for row in counts):
+        names = [name for row in counts for name in row.get("unread_names", ())]
+        return f"No telemetry: {unread_samples(names)}."
+    return None
 
 
 def number(value: float, digits: int = 3) -> float | None:

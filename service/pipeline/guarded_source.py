@@ -19,6 +19,7 @@ from fleet.errors import SourceError
 from fleet.redaction import redacted
 from ingest.inbox.inbox import InboxSource
 from ingest.source import Batch, Source
+from ingest.tally import RunningTally
 from service.answers.fleet import SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class GuardedSource:
         self._position = b"{}"  # JSON; everything before it is folded
         self._health: list[SourceHealth] = []
         self._models: dict[str, str] = {}
+        self._tally = RunningTally()
 
     @property
     def misses(self) -> bool:
@@ -139,6 +141,7 @@ class GuardedSource:
             raise self._fail(error) from None
         except Exception as error:
             raise self._fail(error) from None
+        self._tally.add(batch.counted())
         return batch
 
     def trouble(self) -> str:
@@ -162,13 +165,14 @@ class GuardedSource:
             self._fail(error)
 
     def health(self) -> list[SourceHealth]:
-        """Its rows; the first also has `errors` (since the start), `last_error` and `failing`."""
+        """Its rows; the first also has `errors` and `records` (since the start), `last_error` and `failing`."""
         self._health = self._ask("health()", lambda: _rows(self.name, self._source.health())) or self._health
         rows: list[SourceHealth] = self._health or [{"name": self.name}]
         failing = bool(self.trouble())
         if failing:
             rows = [{**row, "up": False} for row in rows]
         told = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
+        told["records"] = self._tally.document()
         return [{**rows[0], **told}, *rows[1:]]
 
     def models(self) -> dict[str, str]:

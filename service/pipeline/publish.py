@@ -311,6 +311,7 @@ def fleet_document(tick: Tick) -> FleetAnswer:
         speed=tick.meta.speed,
         samples_per_s=tick.ingestion.samples_per_s,
         newest_sample_ms=tick.ingestion.newest_sample_ms,
+        no_telemetry=documents.no_telemetry(tick.ingestion),
         warming=tick.meta.warming,
         stale_after_s=tick.meta.stale_after_s,
     )

@@ -34,7 +34,7 @@ def dcgm_page(gpus: int = 2, node: str = "n001", power_w: float = 400.0) -> byte
 
 
 class Desk:
-    """A decoder with its entities, and its batches in words."""
+    """A decoder with its entities, and its batches in words. tally: of the last page."""
 
     def __init__(self, node: str = "host", *, fixed: bool = False, max_series: int = 50_000) -> None:
         self.entities = Entities()
@@ -42,7 +42,9 @@ class Desk:
         self.decoder = PageDecoder(self.resolver, Target(node, fixed), max_series=max_series)
 
     def decode(self, *lines: str, now_ms: int = 1000) -> dict[str, float]:
-        return self.words(self.decoder.decode(page(*lines), now_ms))
+        batch = self.decoder.decode(page(*lines), now_ms)
+        self.tally = batch.counted()
+        return self.words(batch)
 
     def words(self, batch: Batch) -> dict[str, float]:
         """{"metric entity": value} of all samples."""

@@ -104,7 +104,15 @@ ROWS = (
         problems=(422, 503),
         example={
             "as_of_ms": 1760000000000,
-            "sources": [{"name": "scrape", "kind": "scrape", "rate_per_s": 3100.0, "lag_s": 0.2, "bad": 3, "up": True}],
+            "sources": [
+                {
+                    **{"name": "scrape", "kind": "scrape", "rate_per_s": 3100.0, "lag_s": 0.2, "bad": 3, "up": True},
+                    "records": {
+                        **{"all": 9000, "read": 8000, "refused": 3, "ignored": 900, "unread": 97},
+                        **{"ignored_by": {"exporter": 900}, "unread_names": ["my_metric"], "unknown_fields": 0},
+                    },
+                }
+            ],
             "samples_per_s": 3100.0,
             "events_per_s": 1.5,
             "newest_sample_ms": 1759999999000,

@@ -9,6 +9,7 @@ from fleet.samples import EntityKind
 from ingest.pages.exporters import ExporterResolver
 from ingest.remote_write.backfill import write_of
 from ingest.remote_write.decoder import WriteDecoder
+from ingest.tally import SkipRule
 from tests.ingest.amd_pages import HOT, LINKS, amd_labels, amd_lines, amd_page
 from tests.ingest.exporter_pages import Desk, reasons
 
@@ -38,7 +39,7 @@ def test_a_page_is_read_in_our_units() -> None:
         "nvlink_rx_bytes_per_s m001/2": LINKS * 5 * 1024 / 5,
         "nvlink_tx_bytes_per_s m001/2": LINKS * 5 * 1024 / 5,
     }
-    assert desk.resolver.unknown() == {}
+    assert desk.tally.unread == 0
 
 
 def test_each_reading_fills_a_metric_of_the_catalogue_that_dcgm_has_too() -> None:
@@ -137,7 +138,8 @@ def test_unknown_names_are_counted_and_known_ones_that_are_not_read_are_not() ->
     more = ("gpu_xgmi_nbr_0_nop_tx", "gpu_prof_sq_waves", "gpu_afid_errors", "gpu_vcn_busy_instantaneous", "gpu_health")
     lines = [f"{name}{amd_labels(0)} 1" for name in (*passed, *more, "gpu_new_thing")]
     assert desk.decode(*lines, "gpu_power_usage 7", 'gpu_temperature{gpu="0"} 55') == {}, "others have such names too"
-    assert desk.resolver.unknown() == {"gpu_new_thing": 1}
+    assert desk.tally.names == ("gpu_new_thing", "gpu_power_usage", "gpu_temperature")
+    assert desk.tally.ignored == {SkipRule.NOT_USED: len(passed) + len(more)}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from fleet.metrics import METRICS
 from fleet.samples import EntityKind
 from ingest.gpus import GpuFacts, GpuInventory
 from ingest.pages.dcgm import FIELD_IDS
+from ingest.tally import SkipRule
 from tests.ingest.exporter_pages import Desk, labels, page, reasons
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
@@ -169,7 +170,7 @@ def test_windowed_counts_of_the_exporter_are_ignored_without_a_complaint() -> No
         f"DCGM_EXP_CLOCK_EVENTS_COUNT{labels(0, clock_event='gpu_idle')} 1",
     )
     assert values == {}
-    assert not desk.resolver.unknown()
+    assert desk.tally.ignored == {SkipRule.REPEATED: 3}
 
 
 def test_single_links_switches_and_cpus_are_not_gpus() -> None:

@@ -19,6 +19,7 @@ from ingest.pages.text import Target
 from ingest.remote_write.backfill import Wish, known, write_of
 from ingest.remote_write.decoder import WriteDecoder
 from ingest.series import Series
+from ingest.tally import SkipRule
 from tests.ingest.exporter_pages import Desk, labels
 
 NAMES = [
@@ -59,10 +60,11 @@ def test_names_that_make_one_sample_are_asked_for_together() -> None:
     ]
 
 
-def test_unknown_names_are_counted_of_what_an_exporter_claims_alone() -> None:
+def test_names_that_nothing_reads_are_counted_apart_from_the_exporters_process() -> None:
     desk = Desk()
     desk.decode(f"DCGM_FI_DEV_NEW_FIELD{labels(0)} 1", f"DCGM_FI_DEV_NEW_FIELD{labels(1)} 1", "go_threads 7")
-    assert desk.resolver.unknown() == {"DCGM_FI_DEV_NEW_FIELD": 2}
+    assert (desk.tally.unread, desk.tally.names) == (2, ("DCGM_FI_DEV_NEW_FIELD",))
+    assert desk.tally.ignored == {SkipRule.EXPORTER: 1}
 
 
 class FanResolver(Resolver):
@@ -78,7 +80,6 @@ class FanResolver(Resolver):
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
         if not self.reads(name):
-            self.note_unknown(name)
             return None
         node = self.entities.node(self.node(labels, target))
         return Series(EntityKind.NODE, metric_row(EntityKind.NODE, "bmc_power_w"), node, node)
@@ -89,7 +90,7 @@ def test_a_new_exporter_needs_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(exporters, "RESOLVERS", (*RESOLVERS, FanResolver))
     desk = Desk()
     assert desk.decode('fan_watts{hostname="n1"} 40', "fan_rpm 9") == {"bmc_power_w n1": 40.0}
-    assert desk.resolver.unknown() == {"fan_rpm": 1}
+    assert desk.tally.names == ("fan_rpm",)
     assert known(["fan_rpm", "fan_watts"]) == ["fan_watts"]
     row = MatrixRow({"__name__": "fan_watts", "instance": "n2:9"}, [(1.0, 41.0)])
     written = WriteDecoder(exporters.ExporterResolver(Entities())).read(write_of([row]), 2000)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.pages.page_shape import WINDOW, LineRole, PageShape
+from ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.exporter_pages import Desk, dcgm_page, reasons
 
@@ -11,9 +12,9 @@ LINES = [
     (b"# HELP power Power draw (in W) of the whole board.", LineRole.NOTHING),
     (b'power{gpu="0",node="n1"} ', LineRole.WANTED),
     (b'power{gpu="1",node="n1"} ', LineRole.WANTED),
-    (b"go_threads ", LineRole.IGNORED),
+    (b"go_threads ", LineRole.UNREAD),
     (b"", LineRole.NOTHING),
-    (b'power{gpu="1",node="n1",pod="b"} ', LineRole.FOLDED),
+    (b'power{gpu="1",node="n1",pod="b"} ', SkipRule.REPEATED),
     (b"# EOF", LineRole.NOTHING),
 ]
 
@@ -90,7 +91,7 @@ def test_a_page_that_begins_with_a_short_prefix_is_compared_whole() -> None:
 )
 @examples(500)
 def test_a_shape_knows_its_prefixes(lines: list[tuple[bytes, LineRole]]) -> None:
-    lines = [(prefix.replace(b"\n", b"_"), role) for prefix, role in [*lines, (b"last ", LineRole.IGNORED)]]
+    lines = [(prefix.replace(b"\n", b"_"), role) for prefix, role in [*lines, (b"last ", LineRole.UNREAD)]]
     assert shape_of(lines).prefixes() == [(prefix, role) for prefix, role in lines if role is not LineRole.NOTHING]
 
 

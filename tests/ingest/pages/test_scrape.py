@@ -508,10 +508,10 @@ def test_a_bug_in_the_decoding_of_one_page_is_that_targets_alone(
 ) -> None:
     decode = PageDecoder.decode
 
-    def with_a_bug(decoder: PageDecoder, page: bytes, now_ms: int) -> Batch:
+    def with_a_bug(decoder: PageDecoder, page: bytes, now_ms: int, *, open_metrics: bool) -> Batch:
         if b"poison" in page:
             raise IndexError("a bug")
-        return decode(decoder, page, now_ms)
+        return decode(decoder, page, now_ms, open_metrics=open_metrics)
 
     monkeypatch.setattr(PageDecoder, "decode", with_a_bug)
 

@@ -166,12 +166,12 @@ def test_a_sample_in_place_of_a_blank_line_is_seen() -> None:
     assert len(desk.decode(f"{POWER}{labels(0)} 400", f"{POWER}{labels(1)} 401")) == 2
 
 
-def test_unknown_labels_are_ignored_and_unknown_metrics_counted_once_a_name() -> None:
+def test_unknown_labels_change_nothing_and_unknown_metrics_are_unread() -> None:
     desk = Desk()
     for _ in range(2):
         values = desk.decode(f"{POWER}{labels(0, colour='red')} 400", f"DCGM_FI_DEV_NEW_FIELD{labels(0)} 1")
     assert values == {"power_w n001/0": 400.0}
-    assert desk.resolver.unknown() == {"DCGM_FI_DEV_NEW_FIELD": 1}
+    assert (desk.tally.unread, desk.tally.names) == (1, ("DCGM_FI_DEV_NEW_FIELD",))
 
 
 def test_wrong_types_of_labels_are_bad_labels() -> None:

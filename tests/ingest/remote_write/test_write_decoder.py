@@ -126,7 +126,9 @@ def test_a_sample_behind_others_of_odd_forms_hides_none(version: Version) -> Non
     world = World()
     samples = [(0, 0.0), (5, 1.0), (T0, 2.0)]
     for _ in range(2):
-        assert [row[2:] for row in world.named(world.decode([(gpu(POWER, 0), samples)], version))] == samples
+        batch = world.decode([(gpu(POWER, 0), samples)], version)
+        assert [row[2:] for row in world.named(batch)] == samples[2:]
+        assert [error.reason for error in batch.bad] == ["absurd_time"] * 2
 
 
 def test_what_comes_late_or_twice_is_passed_on_as_it_came() -> None:

@@ -30,6 +30,24 @@ def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> Non
     assert not [name for name in told if name.endswith(" replay")]
 
 
+def test_what_became_of_records_is_counted_by_source() -> None:
+    counts = {"all": 10, "read": 4, "refused": 3, "ignored": 2, "unread": 1, "unknown_fields": 7}
+    rows = [
+        {"name": "scrape", "kind": "scrape", "records": counts, "targets_unread": 2},
+        {"name": "outside", "records": "any"},
+    ]
+    page = pipeline_page({"sources": rows}, 1.0, 1)
+    told = series(page)
+    assert told["fleetcast_source_unknown_fields_total scrape"] == 7
+    assert told["fleetcast_source_unread_targets scrape"] == 2
+    for outcome in ("read", "refused", "ignored", "unread"):
+        line = (
+            f'fleetcast_source_records_total{{kind="scrape",outcome="{outcome}",source="scrape"}} {counts[outcome]}.0'
+        )
+        assert line in page
+    assert "fleetcast_source_unknown_fields_total outside" not in told
+
+
 def test_the_archive_tells_what_waits_and_whether_its_disk_takes_it() -> None:
     health = {"rows": 7, "events": 1, "files": 2, "bytes": 900, "repeats": 3, "too_old": 0, "waiting_bytes": 46}
     told = pipeline_page({"archive": {**health, "full": True, "failing": "No space left on device"}}, 1.0, 1)

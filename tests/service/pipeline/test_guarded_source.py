@@ -14,6 +14,7 @@ from fleet.events import Finished, Started, Submitted
 from fleet.topology import NodeSpec, Topology
 from ingest.inbox.inbox import InboxSource, InboxWriter
 from ingest.source import Batch, MemorySource
+from ingest.tally import RunningTally
 from service.board.board import BoardReader
 from service.config import Config
 from service.pipeline.guarded_source import LONGEST_S, SETTLES_S, GuardedSource
@@ -196,11 +197,13 @@ def test_its_row_says_what_is_wrong_until_it_has_run_for_some_seconds() -> None:
     async def scenario() -> None:
         wall = Wall()
         source = faulty([0], lambda: ValueError("a bug"), wall)
-        assert source.health() == [{"name": "memory", "errors": 0, "last_error": "", "failing": False}]
+        none = RunningTally().document()
+        fine = {"errors": 0, "last_error": "", "failing": False, "records": none}
+        assert source.health() == [{"name": "memory", **fine}]
         with pytest.raises(SourceError, match="ValueError: a bug"):
             await source.next()
         wrong = {"errors": 1, "last_error": "next(): ValueError: a bug", "failing": True, "up": False}
-        assert source.health() == [{"name": "memory", **wrong}]
+        assert source.health() == [{"name": "memory", **wrong, "records": none}]
         await source.next()
         assert source.health()[0]["failing"]
         wall.now_s += SETTLES_S

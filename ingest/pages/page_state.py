@@ -1,0 +1,70 @@
+"""The state of a page that is read line by line, and its tally."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fleet.errors import RecordError
+from fleet.samples import EntityKind
+from ingest.pages.exposition import metric_name
+from ingest.pages.page_shape import LineRole, Role
+from ingest.pages.unread import unread_page
+from ingest.series import Series
+from ingest.tally import RecordTally, SkipRule
+
+MAX_NAMES = 8  # unread ones, of a page
+
+
+@dataclass(slots=True)
+class PageState:
+    """What was read of a page so far. refused: how many sample lines."""
+
+    arrival_ms: int
+    open_metrics: bool
+    prefixes: list[bytes] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=list)
+    refused: int = 0
+    series: list[Series] = field(default_factory=list)
+    raw: list[float] = field(default_factory=list)
+    time_ms: list[int] = field(default_factory=list)
+    bad: list[RecordError] = field(default_factory=list)
+    keys: set[bytes] = field(default_factory=set)
+    entities: set[tuple[EntityKind, int, int]] = field(default_factory=set)
+    shared: list[Series] = field(default_factory=list)
+    repeatable: bool = True
+
+    def note(self, prefix: bytes, role: Role) -> None:
+        self.prefixes.append(prefix)
+        self.roles.append(role)
+
+    def refuse(self, error: RecordError, lines: int = 1) -> None:
+        self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
+        self.refused += lines
+
+    def tally(self) -> RecordTally:
+        roles = Counter(self.roles)
+        ignored = {role: count for role, count in roles.items() if isinstance(role, SkipRule)}
+        if left_out := roles[LineRole.WANTED] - len(self.series):
+            ignored[SkipRule.INCOMPLETE] = left_out
+        names = self.names(lambda role: role is LineRole.UNREAD)
+        return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
+
+    def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
+        """The first names of lines with such a role, each once."""
+        found: dict[str, None] = {}
+        for prefix, role in zip(self.prefixes, self.roles, strict=True):
+            if wanted(role):
+                found[metric_name(prefix)] = None
+                if len(found) == MAX_NAMES:
+                    break
+        return tuple(found)
+
+    def why_unread(self, was_read: bool) -> str:
+        """A sentence on a page that holds samples of which none stands for a series; else empty.
+        was_read: an earlier page was. Its devices may be gone, so that only rules leave out what is there."""
+        if LineRole.WANTED in self.roles or self.bad or not any(self.roles):
+            return ""
+        unread = self.names(lambda role: role is LineRole.UNREAD)
+        if was_read and not unread:
+            return ""
+        return unread_page(unread or self.names(lambda role: role is not LineRole.NOTHING))

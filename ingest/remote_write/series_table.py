@@ -1,0 +1,52 @@
+"""The series of all remote-write senders as rows of columns."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.samples import EntityKind
+from ingest.gpu_labels import JobLabel
+from ingest.series import Series
+
+KINDS = tuple(EntityKind)
+GPU = KINDS.index(EntityKind.GPU)
+COLUMNS = np.dtype(
+    [
+        *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4"), ("device", "<i4")),
+        *(("scale", "<f8"), ("ceiling", "<f8"), ("label", "<i4"), ("divided", "?")),
+    ]
+)
+
+
+@dataclass(slots=True)
+class SeriesTable:
+    """Series as rows of columns, appended to. labels: by number in the columns less one; 0 stands for none."""
+
+    _columns: NDArray[np.void]
+    _size: int
+    labels: list[JobLabel]
+    _numbers: dict[JobLabel, int]
+
+    def __init__(self) -> None:
+        self.labels, self._numbers = [], {}
+        self._columns = np.zeros(1024, COLUMNS)
+        self._size = 0
+
+    @property
+    def columns(self) -> NDArray[np.void]:
+        """(rows,) of `COLUMNS`; a view."""
+        return self._columns[: self._size]
+
+    def add(self, one: Series) -> int:
+        if self._size == len(self._columns):
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
+        kind = KINDS.index(one.kind)
+        label = 0 if one.label is None else self._numbers.setdefault(one.label, len(self._numbers) + 1)
+        if label > len(self.labels):
+            self.labels.append(cast(JobLabel, one.label))
+        told = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
+        self._columns[self._size] = (*told, label, one.divided)
+        self._size += 1
+        return self._size - 1

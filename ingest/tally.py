@@ -1,0 +1,90 @@
+"""The tally of a batch: what became of each record that a source read. A page's records are its sample lines.
+
+The law: read + refused + ignored + unread = all. *Read* became a sample or an event, or a part of one. *Refused* is a
+bad record, counted by reason elsewhere. *Ignored* was understood, and a `SkipRule` leaves it out. *Unread* is the rest.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+MAX_UNREAD_NAMES = 20
+
+
+class SkipRule(IntEnum):
+    """Why a record that is understood is left out. Roles of lines (`ingest.pages.page_shape`) have lower numbers."""
+
+    REPEATED = 16  # another record says the same: one GPU under several pods, an aggregate, a storm of one error
+    OTHER_PART = 17  # of a device, a CPU mode, a rank or a link that no sample covers
+    NOT_USED = 18  # a known record that no forecast needs
+    EXPORTER = 19  # about the exporter's own process, or about the scrape
+    NO_DATA = 20  # the number that stands for "not available"
+    INCOMPLETE = 21  # a part of a sum whose other parts are broken
+    NOT_HARDWARE = 22  # a log line that says nothing of the hardware
+    OTHER_PROGRAM = 23  # a log line of another program than the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTally:
+    """Counts of records by what became of them. names: the first names that are unread, each once.
+    unknown_fields: fields within read records that nothing reads."""
+
+    read: int = 0
+    refused: int = 0
+    ignored: Mapping[SkipRule, int] = field(default_factory=dict)
+    unread: int = 0
+    names: tuple[str, ...] = ()
+    unknown_fields: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.read + self.refused + sum(self.ignored.values()) + self.unread
+
+    @classmethod
+    def sum(cls, parts: Iterable["RecordTally"]) -> "RecordTally":
+        """The tally of several batches."""
+        total = RunningTally()
+        for part in parts:
+            total.add(part)
+        return total.tally()
+
+
+class RunningTally:
+    """The sum of tallies since the start of a source."""
+
+    def __init__(self) -> None:
+        self._read = self._refused = self._unread = self._unknown_fields = 0
+        self._ignored: Counter[SkipRule] = Counter()
+        self._names: dict[str, None] = {}
+
+    def add(self, tally: RecordTally) -> None:
+        self._read += tally.read
+        self._refused += tally.refused
+        self._unread += tally.unread
+        self._unknown_fields += tally.unknown_fields
+        for rule, count in tally.ignored.items():
+            self._ignored[rule] += count
+        if tally.names and len(self._names) < MAX_UNREAD_NAMES:
+            for name in tally.names[: MAX_UNREAD_NAMES - len(self._names)]:
+                self._names[name] = None
+
+    def tally(self) -> RecordTally:
+        return RecordTally(
+            self._read, self._refused, dict(self._ignored), self._unread, tuple(self._names), self._unknown_fields
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The sum as `/v1/ingestion` shows it; `all` is the sum of the other counts."""
+        tally = self.tally()
+        return {
+            "all": tally.all,
+            "read": tally.read,
+            "refused": tally.refused,
+            "ignored": sum(tally.ignored.values()),
+            "unread": tally.unread,
+            "ignored_by": {rule.name.lower(): count for rule, count in tally.ignored.items()},
+            "unread_names": list(tally.names),
+            "unknown_fields": tally.unknown_fields,
+        }
