@@ -41,6 +41,7 @@ BINS = {60: 24 * 60, 600: 35 * 24 * 6}  # seconds of a bin -> full bins kept: a 
 MOST_POOLS = 200
 MOST_CLASSES = 200
 MOST_GROUPS = 200
+OTHERS_PLACE = 8  # of `Contribution.others` in its row
 CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
 MOST_SWAPS = 20  # of groups at once
 
@@ -77,11 +78,13 @@ class Contribution:
     ended_ms: int | None
     class_: str = ""
     group: str = ""
+    others: tuple[str, ...] = ()  # further pools that it waits in; "all" counts it once
+    jobs: int = 1
 
     def row(self) -> tuple[Any, ...]:
         """Its fields, in order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
-        return self.pool, self.gpus, self.arrives, *times, self.class_, self.group
+        return self.pool, self.gpus, self.arrives, *times, self.class_, self.group, self.others, self.jobs
 
     def edges(self) -> list[Edge]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
@@ -89,7 +92,7 @@ class Contribution:
         arrival = submitted if submitted is not None else started
         assert arrival is not None, "no contribution without an arrival"
         waits = gpus if submitted is not None else 0
-        edges = [(arrival, gpus * self.arrives, int(self.arrives), 0, waits)]
+        edges = [(arrival, gpus * self.arrives, self.jobs * self.arrives, 0, waits)]
         if started is not None:
             edges.append((max(started, arrival), 0, 0, gpus, -waits))
             if ended is not None:
@@ -100,13 +103,13 @@ class Contribution:
 
     def scopes(self) -> tuple[DemandScope, ...]:
         """Those that it counts in, where there is room for them."""
-        return _scopes(self.pool, self.class_, self.group)
+        return _scopes((self.pool, *self.others), self.class_, self.group)
 
 
 @lru_cache(maxsize=4096)
-def _scopes(pool: str, class_: str, group: str) -> tuple[DemandScope, ...]:
+def _scopes(pools: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
     found = []
-    for each in dict.fromkeys((pool, EVERYTHING)):
+    for each in dict.fromkeys((*pools, EVERYTHING)):
         found.append(DemandScope(each))
         if class_:
             found.append(DemandScope(each, class_))
@@ -139,6 +142,8 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
         attempt.over_ms,
         attempt.class_,
         (told.group or told.user) if told else "",
+        attempt.queues[1:],
+        attempt.tasks,
     )
 
 
@@ -381,6 +386,8 @@ class DemandSeries(Stateful):
         self._since = {DemandScope(*row[:3]): row[3] for row in about["since"] if DemandScope(*row[:3]) not in idle}
         left_out = {(job, at): frozenset(DemandScope(*row) for row in rows) for job, at, rows in about["left_out"]}
         for job, at, *added in about["known"]:
+            if len(added) > OTHERS_PLACE:
+                added[OTHERS_PLACE] = tuple(added[OTHERS_PLACE])
             self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
         self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
         self._runs.load(about["runs"])

@@ -52,6 +52,8 @@ class JobFold:
 def learn_run(runs: PastRuns, attempt: JobAttempt) -> None:
     """Feed what is known of an attempt, as often as one likes. An end that a later attempt implies is a preemption,
     and so is that of an attempt whose start nobody saw: its run time does not count."""
+    if attempt.submission is not None and attempt.submission.tasks != 1:
+        return  # it stands for many, each of which is learnt by its own name
     job, number = attempt.job, attempt.attempt
     if attempt.submission is not None or attempt.over_ms is not None:
         runs.submitted(job, number, shape_of(attempt))

@@ -76,7 +76,8 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
     """The record of an attempt as it is now. old: as earlier states showed it."""
     submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
-    if arrived is None or attempt.gpus <= 0:
+    stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1
+    if arrived is None or attempt.gpus <= 0 or stands_for_many:
         return None
     heard = _is_heard(started, old, heard_ms)
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"

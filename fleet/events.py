@@ -32,12 +32,21 @@ class _JobEvent(
 
 
 class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
+    """An attempt was submitted, and what it asks for. The event with the highest sequence counts.
+
+    `queues`: all queues that it may start in, if several; it waits in each of them, and `queue` is the first. Once it
+    runs, a later event says in which one. `tasks`: how many attempts like it wait under this name, for instance those
+    of a big array that have no name of their own yet.
+    """
+
     cluster: str = ""
     tenant: str = ""
     queue: str = ""
+    queues: tuple[str, ...] = ()
     user: str = ""
     group: str = ""
     name: str = ""
+    tasks: int = 1
     class_: JobClass = msgspec.field(default="training", name="class")
     gang: Gang | int = 1
     gpus_per_node: int = 1

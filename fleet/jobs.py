@@ -129,6 +129,17 @@ class JobAttempt:
         return (self.submission.queue if self.submission else "") or "default"
 
     @property
+    def queues(self) -> tuple[str, ...]:
+        """All queues that it waits in; once it runs, the one that it started in."""
+        several = self.submission.queues if self.submission and self.started_ms is None else ()
+        return several or (self.queue,)
+
+    @property
+    def tasks(self) -> int:
+        """How many attempts wait under this name: 1, or those of an array that have no name of their own yet."""
+        return self.submission.tasks if self.submission and self.started_ms is None else 1
+
+    @property
     def gpus(self) -> int:
         """GPUs held (or, before the start, wanted)."""
         if self.ranks and any(rank.gpus for rank in self.ranks):
@@ -138,7 +149,7 @@ class JobAttempt:
         if members:
             return members * per_node
         gang = self.submission.gang if self.submission else 1
-        return (gang.desired if isinstance(gang, Gang) else gang) * per_node
+        return (gang.desired if isinstance(gang, Gang) else gang) * per_node * self.tasks
 
     @property
     def hosts(self) -> tuple[str, ...]:

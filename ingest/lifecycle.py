@@ -14,7 +14,7 @@ ENDED: Final = 1 << 20
 LABELS: Final = -(1 << 32)  # before all of them: an exporter's labels tell of it, and whatever else does counts more
 EXPLAINED: Final = ENDED + 1  # the end by a record that says why; it counts more than one that cannot
 QUEUED_LATER: Final = 1 << 29  # and the following, one a change: see `queued_later`
-QUEUED_LAST: Final = (1 << 30) - 1
+SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `submitted_later`
 
 
 def queued_later(submitted_ms: int, now_ms: int) -> int:
@@ -22,10 +22,20 @@ def queued_later(submitted_ms: int, now_ms: int) -> int:
 
     It grows with time, so the latest word counts. Changes within a tenth of a second share a number.
 
-    >>> QUEUED < EXPLAINED < queued_later(0, 50) < queued_later(0, 150) < first_of_rank(0)
+    >>> EXPLAINED < queued_later(0, 50) < queued_later(0, 150) < submitted_later(0, 50) < first_of_rank(0)
     True
     """
-    return QUEUED_LATER + min(max(0, now_ms - submitted_ms) // 100, QUEUED_LAST - QUEUED_LATER)
+    return QUEUED_LATER + _tenths_since(submitted_ms, now_ms)
+
+
+def submitted_later(submitted_ms: int, now_ms: int) -> int:
+    """Return the sequence of a `submitted` event that corrects an earlier one: another queue, limit or size."""
+    return SUBMITTED_LATER + _tenths_since(submitted_ms, now_ms)
+
+
+def _tenths_since(submitted_ms: int, now_ms: int) -> int:
+    """Return tenths of seconds since the submission: 1.7 years of them at most."""
+    return min(max(0, now_ms - submitted_ms) // 100, QUEUED_LATER - 1)
 
 
 def first_of_rank(rank: int) -> int:

@@ -36,6 +36,8 @@ MAX_AMOUNT = 1e12  # of seconds, GiB, tokens in a row: more is a mistake, and su
 LEAST_STEP_S = 1e-6  # a shorter step than a microsecond is a mistake, and quotients must stay finite
 MAX_GPU_INDEX = 1_023
 MAX_GANG = 1_000_000
+MAX_QUEUES = 64  # of one attempt that waits in several
+MAX_TASKS = 4_000_001  # of one array: Slurm's own limit
 MAX_LABELS = 64
 SHOWN_CHARACTERS = 80
 
@@ -221,6 +223,11 @@ def _check_submitted(event: Submitted) -> None:
         raise RecordError("too_long", f"{len(event.gpu_models)} gpu_models, at most {MAX_MODELS}")
     for name in event.gpu_models:
         _check_label("gpu_models", name)
+    if len(event.queues) > MAX_QUEUES:
+        raise RecordError("too_long", f"{len(event.queues)} queues, at most {MAX_QUEUES}")
+    for name in event.queues:
+        _check_label("queues", name)
+    _check_count("tasks", event.tasks, MAX_TASKS)
     _check_share(event.gpu_share)
     _check_gang(event.gang)
     _check_count("gpus_per_node", event.gpus_per_node, MAX_GPU_INDEX + 1)

@@ -12,12 +12,13 @@ from fleet.errors import ConfigError, RecordError
 from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
 from fleet.node_names import is_node_name
 from fleet.requests import RankPlacement
-from ingest.inbox.job_events import MAX_GANG, decode_event
+from ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
 from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.node_names import expand_nodes
 from ingest.slurm.failures import ENDED as ENDED_STATES
 from ingest.slurm.failures import UNEXPLAINED, category
 from ingest.slurm.fields import MAX_GPUS, label, model_name
+from ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
@@ -52,7 +53,7 @@ class SlurmJob:
     qos: str = ""
     name: str = ""
     cluster: str = ""
-    priority: int = 0
+    priority: int | None = None
     limit_s: float | None = None
     cpus: int | None = None
     memory_gib: float | None = None
@@ -106,8 +107,15 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
     if job.submit_ms is not None:
         yield _submitted(job, site)
         if not began and not job.ended:
-            reason = job.reason[:MESSAGE_LENGTH]
-            yield Queued(job=name, attempt=attempt, sequence=QUEUED, time_ms=job.submit_ms, reason=reason)
+            blocked = is_blocked(job.reason, job.states, is_held=job.priority == 0)
+            yield Queued(
+                job=name,
+                attempt=attempt,
+                sequence=QUEUED,
+                time_ms=job.submit_ms,
+                reason=job.reason[:MESSAGE_LENGTH] or ("JobHeldUser" if blocked else ""),
+                blocked=blocked,
+            )
     if began and job.start_ms is not None:
         ranks, nodes = _places(job)
         yield Started(job=name, attempt=attempt, sequence=STARTED, time_ms=job.start_ms, ranks=ranks, nodes=nodes)
@@ -122,8 +130,9 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
 
 def _submitted(job: SlurmJob, site: Site) -> Submitted:
     gang, per_node = shape(job)
-    places = {job.partition, job.qos, job.account}
-    classes = [site.classes[place] for place in (job.qos, job.partition, job.account) if place in site.classes]
+    partitions = tuple(dict.fromkeys(filter(None, map(label, job.partition.split(",")))))[:MAX_QUEUES]
+    places = {*partitions, job.qos, job.account}
+    classes = [site.classes[place] for place in (job.qos, *partitions, job.account) if place in site.classes]
     labels = {"qos": label(job.qos)} if label(job.qos) else {}
     return Submitted(
         job=site.prefix + job.id,
@@ -132,7 +141,8 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
         time_ms=job.submit_ms or 0,
         cluster=label(site.cluster or job.cluster),
         tenant=label(job.account),
-        queue=label(job.partition),
+        queue=partitions[0] if partitions else "",
+        queues=partitions if len(partitions) > 1 else (),
         user=label(job.user),
         group=label(job.group),
         name=label(job.name),
@@ -140,7 +150,7 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
         gang=gang,
         gpus_per_node=per_node,
         gpu_model=label(model_name(job.gpu_kind)) if job.gpu_kind else "",
-        priority=job.priority,
+        priority=job.priority or 0,
         preemptible=bool(places & site.preemptible),
         limit_s=job.limit_s,
         cpus=-(-job.cpus // gang) if job.cpus else None,

@@ -1,21 +1,27 @@
 """JobScan: the new events of one Slurm answer, and which jobs live or ended in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from fleet.errors import RecordError
 from fleet.events import JobEvent
+from ingest.slurm.issued import IssuedJob, corrected, printed
 from ingest.slurm.jobs import Site, SlurmJob, check, job_events
 
 Identity = tuple[str, int, int]
+NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})
 
 
 class JobScan:
     """One answer: new events, and which jobs live or ended in it."""
 
-    def __init__(self, site: Site, now_ms: int) -> None:
+    def __init__(self, site: Site, now_ms: int, last: Mapping[str, IssuedJob] = NOTHING) -> None:
+        """`last`: by job, the prints of what was issued before; see `corrects`."""
         self.site = site
         self.now_ms = now_ms
+        self._last = last
+        self.prints: dict[str, IssuedJob] = {}  # of the jobs in this answer that are not over
         self.fresh: list[JobEvent] = []
         self.issued: set[Identity] = set()
         self.live: dict[str, int] = {}
@@ -25,14 +31,19 @@ class JobScan:
         self.bad: list[RecordError] = []
         self.without_gpus = 0
 
-    def take(self, jobs: Sequence[SlurmJob], issued: set[Identity]) -> None:
-        """Add the events of `jobs`; those in `issued` are no news."""
+    def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
+        """Add the events of `jobs`; those in `issued` are no news.
+
+        `is_queue`: from slurmctld, whose record corrects what was issued before. Accounts write many facts otherwise:
+        they only name the queue of a job that waited in several.
+        """
         for job in jobs:
             if not (self.site.cpu_jobs or job.gpus or job.gpus_per_node or any(job.indices)):
                 self.without_gpus += 1
                 continue
             try:
-                events = {identity(event): event for event in job_events(job, self.site)}
+                stated = job_events(job, self.site)
+                events = {identity(event): event for event in self._corrected(job, stated, is_queue)}
                 fresh = [event for key, event in events.items() if key not in issued and key not in self.issued]
                 for event in fresh:
                     check(event, self.now_ms)
@@ -41,7 +52,16 @@ class JobScan:
                 continue
             self._note(job)
             self.fresh += fresh
-            self.issued.update(events)
+            self.issued.update(events, map(identity, stated))
+
+    def _corrected(self, job: SlurmJob, events: Sequence[JobEvent], is_queue: bool) -> Iterable[JobEvent]:
+        """Return the events of a record, as corrections where facts changed since the last answer."""
+        name = self.site.prefix + job.id
+        before, now = self._last.get(name), printed(events)
+        if is_queue and now is not None and not job.ended:
+            self.prints[name] = now
+        names_queue = before is not None and before.has_several and now is not None and not now.has_several
+        return corrected(events, before, now, self.now_ms) if is_queue or names_queue else events
 
     def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
         """Keep the attempts of jobs that the answer says nothing certain about."""

@@ -24,6 +24,7 @@ from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobClass, JobEvent, NodeEvent
 from ingest.slurm import json as slurm_json
 from ingest.slurm import text as slurm_text
+from ingest.slurm.issued import IssuedJob
 from ingest.slurm.jobs import Site, SlurmJob, requeued
 from ingest.slurm.json import Read
 from ingest.slurm.nodes import Conditions, SlurmNode, changes
@@ -111,19 +112,29 @@ def decode_nodes(body: bytes) -> Read[SlurmNode]:
 
 @dataclass(slots=True)
 class PollState:
-    """What lasts between polls; the first three are the position. live: job that waits or runs → its attempt; nodes:
-    with a condition; gone: job → attempt, and since when it is missing; queued, accounted: events of the last polls."""
+    """What lasts between polls; the first three and `prints` are the position. live: job that waits or runs → its
+    attempt; nodes: with a condition; gone: job → attempt, and since when it is missing; prints: of what was issued
+    about live jobs; queued, accounted: events of the last polls."""
 
     since_ms: int = 0
     live: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, Conditions] = field(default_factory=dict)
     gone: dict[str, tuple[int, int]] = field(default_factory=dict)
+    prints: dict[str, IssuedJob] = field(default_factory=dict)
     queued: set[Identity] = field(default_factory=set)
     accounted: set[Identity] = field(default_factory=set)
 
     def copy(self) -> "PollState":
         """One that may be changed; the sets are replaced, never changed."""
-        return PollState(self.since_ms, dict(self.live), dict(self.nodes), dict(self.gone), self.queued, self.accounted)
+        return PollState(
+            self.since_ms,
+            dict(self.live),
+            dict(self.nodes),
+            dict(self.gone),
+            dict(self.prints),
+            self.queued,
+            self.accounted,
+        )
 
 
 class SlurmSource(Source):
@@ -175,6 +186,7 @@ class SlurmSource(Source):
             "since_ms": state.since_ms,
             "live": live,
             "nodes": {name: dict(row) for name, row in state.nodes.items()},
+            "prints": msgspec.to_builtins(state.prints),
         }
 
     def seek(self, position: dict[str, Any]) -> None:
@@ -207,9 +219,10 @@ class SlurmSource(Source):
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
         queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
         queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
-        scan = JobScan(self._site, now_ms)
+        scan = JobScan(self._site, now_ms, state.prints)
         await asyncio.to_thread(scan.take, queue.rows, state.queued)
-        scan.keep({self._site.prefix + job for job in queue.doubled}, state.live)
+        queue_unclear = {self._site.prefix + job for job in queue.doubled}
+        scan.keep(queue_unclear, state.live)
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = scan.fresh + await self._accounts(state, scan, bad)
@@ -219,6 +232,8 @@ class SlurmSource(Source):
             node_events = _follow(state, nodes.rows, self.name, now_ms)
             bad += nodes.bad
         state.queued, state.live = scan.issued, scan.live
+        missing = {job: row for job, row in state.prints.items() if job in state.gone or job in queue_unclear}
+        state.prints = {**missing, **scan.prints}
         self._polled_ms = now_ms
         self._took_ms = self._clock.steady_ms() - began_ms
         self._noted["jobs_without_gpus"] = scan.without_gpus
@@ -256,14 +271,14 @@ class SlurmSource(Source):
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
         """What the accounts say of `which` (as the client takes it); jobs that ended in it are missing no more."""
-        found = JobScan(self._site, scan.now_ms)
+        found = JobScan(self._site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
         issued = scan.issued | state.queued
         for answer in await self._client.accounting(*which):
             read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
             bad += read.bad
             rows = number_attempts(read.rows, self._site.prefix, scan, known)
-            await asyncio.to_thread(found.take, rows, issued)
+            await asyncio.to_thread(found.take, rows, issued, is_queue=False)
         bad += found.bad
         state.gone = {job: row for job, row in state.gone.items() if (job, row[0]) not in found.ended}
         return found

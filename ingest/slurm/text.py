@@ -150,7 +150,7 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
         qos=_first(row, "QOS"),
         name=_first(row, "JobName", "NAME"),
         cluster=_first(row, "Cluster", "CLUSTER"),
-        priority=_whole(_first(row, "Priority", "PRIORITY")) or 0,
+        priority=_whole(_first(row, "Priority", "PRIORITY")),
         limit_s=limit_s(_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
         cpus=_whole(_first(row, "ReqCPUS", "CPUS")),
         memory_gib=size_gib(tres(asked or had, "mem")),

@@ -191,6 +191,8 @@ class Job(_Class, total=False):
     state: str
     user: str
     queue: str
+    queues: list[str]
+    tasks: int
     gpus: int
     nodes: list[str]
     submitted_ms: int | None

@@ -21,7 +21,9 @@ class RemainingTime(msgspec.Struct, gc=False):
 
 class JobRow(msgspec.Struct, kw_only=True):
     """`remaining_s` is of a job that runs; null where nothing is known. `source`: board, of job events; labels or sdk,
-    where exporters' labels or the training loop alone tell of it; archive, of a job that ended longer ago."""
+    where exporters' labels or the training loop alone tell of it; archive, of a job that ended longer ago. `queues`: of
+    a job that waits in several, all of them. `tasks`: attempts that wait under this name, more than 1 for the rest of a
+    big array."""
 
     job: str
     attempt: int
@@ -29,6 +31,8 @@ class JobRow(msgspec.Struct, kw_only=True):
     class_: str = msgspec.field(name="class")
     user: str
     queue: str = ""
+    queues: Sequence[str] = ()
+    tasks: int = 1
     gpus: int
     nodes: Sequence[str]
     submitted_ms: int | None

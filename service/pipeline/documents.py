@@ -214,6 +214,8 @@ def job_row(
         class_=attempt.class_,
         user=submission.user if submission else "",
         queue=attempt.queue,
+        queues=attempt.queues if len(attempt.queues) > 1 else (),
+        tasks=attempt.tasks,
         gpus=attempt.gpus,
         nodes=attempt.hosts,
         submitted_ms=attempt.submitted_ms,

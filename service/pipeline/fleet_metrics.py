@@ -99,8 +99,8 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
         "Jobs that hold GPUs, that wait for resources, and that may not start yet (held, dependent, gated).",
         [
             ({"state": "running"}, len(tick.events.running)),
-            ({"state": "queued"}, len(tick.events.queued)),
-            ({"state": "blocked"}, len(tick.events.blocked)),
+            ({"state": "queued"}, sum(attempt.tasks for attempt in tick.events.queued)),
+            ({"state": "blocked"}, sum(attempt.tasks for attempt in tick.events.blocked)),
         ],
     )
     page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
@@ -204,7 +204,8 @@ def _add_queues(page: Page, tick: Tick) -> int:
     by_queue: dict[str, dict[str, list[JobAttempt]]] = defaultdict(lambda: {"running": [], "queued": []})
     for state, attempts in (("running", tick.events.running), ("queued", tick.events.queued)):
         for attempt in attempts:
-            by_queue[attempt.queue][state].append(attempt)
+            for queue in attempt.queues:
+                by_queue[queue][state].append(attempt)
     milli = {id(row): wanted_milli(row, tick.node_gpus) for row in (*tick.events.running, *tick.events.queued)}
     size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
@@ -214,7 +215,11 @@ def _add_queues(page: Page, tick: Tick) -> int:
     rows = [
         ({"queue": name, "state": state}, kept) for name, states in by_queue.items() for state, kept in states.items()
     ]
-    page.gauge("queue_jobs", "Jobs of a queue.", [(labels, len(kept)) for labels, kept in rows])
+    page.gauge(
+        "queue_jobs",
+        "Jobs of a queue. One that waits in several queues counts in each.",
+        [(labels, sum(attempt.tasks for attempt in kept)) for labels, kept in rows],
+    )
     page.gauge(
         "queue_gpus",
         "GPUs that jobs of a queue hold or wait for.",

@@ -304,7 +304,7 @@ def fleet_document(tick: Tick) -> FleetAnswer:
             unknown_use=int(tick.unknown_use.sum()),
         ),
         queued_gpus=ceil(sum(map(wanted_milli, tick.events.queued)) / WHOLE_GPU),
-        queued_jobs=len(tick.events.queued),
+        queued_jobs=sum(attempt.tasks for attempt in tick.events.queued),
         at_risk=int(tick.flagged.sum()),
         nodes=nodes,
         name=tick.meta.fleet,

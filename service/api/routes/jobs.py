@@ -16,7 +16,7 @@ from service.api.routes.estimate import ask, start_of
 from service.api.routes.table import Param, Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
-from service.http.access import viewer_of
+from service.http.access import Caller, viewer_of
 from service.pipeline.documents import job_detail, job_row
 from service.pipeline.jobs.interference import NOW as CO_RUNS
 from service.pipeline.jobs.interference import blamed
@@ -43,7 +43,7 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
     if query["state"] is not None or caller.queues:
         heads = cache.document(board, "doc.jobs", list[Head])
         state = query["state"]
-        shown = [state in (None, head.state) and caller.sees(head.queue) for head in heads]
+        shown = [state in (None, head.state) and sees(caller, head) for head in heads]
         rows = [row for row, is_shown in zip(rows, shown, strict=True) if is_shown]
     return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
 
@@ -55,6 +55,12 @@ class Head(msgspec.Struct):
     attempt: int
     state: str
     queue: str = ""
+    queues: tuple[str, ...] = ()
+
+
+def sees(caller: Caller, row: Head | JobRow) -> bool:
+    """Return whether one of the queues that a job waits or ran in is the caller's to read."""
+    return any(map(caller.sees, row.queues or (row.queue,)))
 
 
 def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
@@ -94,7 +100,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     name, caller = request.path_params["job"], viewer_of(request)
     row = row_of(cache, board, name)
     as_of_ms = cache.as_of_ms(board, "doc.job")
-    if caller.queues and (row is None or not caller.sees(row.queue)):
+    if caller.queues and (row is None or not sees(caller, row)):
         raise UnknownEntity(f"no job {name[:200]!r} of your queues runs, waits or ended within the last hour")
     if row is None:
         body = {"as_of_ms": as_of_ms, **await _archived(context, name)}

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.errors import RecordError
+from fleet.events import JobEvent, Queued, Submitted
 from ingest.inbox.event_body import DecodedBody, DecodedRecord
-from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED
+from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
 from ingest.slurm.jobcomp import read_completions
 from ingest.slurm.jobs import Site, SlurmJob, check, job_events
 from ingest.slurm.json import Read
@@ -43,6 +44,9 @@ class KnownAttempt(msgspec.Struct):
     job: str
     attempt: int
     submitted_ms: int | None = None
+    state: str = ""
+    queue: str = ""
+    queues: tuple[str, ...] = ()
 
 
 async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
@@ -71,12 +75,15 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
     """Events of the records, numbered in their order; the bad ones behind them. Others have their turn in between."""
     decoded = DecodedBody()
     bad = list(read.bad)
-    told = told_of(context)
+    told, known = told_of(context), known_attempts(context)
     for place, job in enumerate(read.rows):
         if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
             await asyncio.sleep(0)
         try:
-            events = job_events(_numbered(job, prefix, told, context), Site(prefix=prefix))
+            numbered = _numbered(job, prefix, told, context)
+            row = known.get((prefix + numbered.id, numbered.attempt or 1))
+            stated = job_events(numbered, Site(prefix=prefix))
+            events = stated if row is None else [_corrected(event, row, numbered, now_ms) for event in stated]
             raws = [check(event, now_ms) for event in events]
             for event, raw in zip(events, raws, strict=True):
                 decoded.records.append(DecodedRecord(len(decoded.records), raw, event))
@@ -104,6 +111,26 @@ def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]]
     if not heard and name not in told:
         raise _Passed
     return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)
+
+
+def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
+    """Return the event, with a later sequence where the board still shows another queue, or holds a job released."""
+    if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
+        since_ms = job.start_ms or job.end_ms if job.holds or job.ended else now_ms
+        return msgspec.structs.replace(event, sequence=submitted_later(event.time_ms, since_ms or now_ms))
+    if isinstance(event, Queued) and row.state == ("queued" if event.blocked else "blocked"):
+        later = queued_later(row.submitted_ms or event.time_ms, now_ms)
+        return msgspec.structs.replace(event, sequence=later, time_ms=now_ms)
+    return event
+
+
+def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
+    """Return the board's rows of jobs by job and attempt; empty before the first board."""
+    board, cache = context.cache.latest(), context.cache
+    if board is None or "doc.jobs" not in board:
+        return {}
+    rows = cache.document(board, "doc.jobs", list[KnownAttempt])
+    return cache.derived(board, "known_attempts", lambda: {(row.job, row.attempt): row for row in rows})
 
 
 def told_of(context: Context) -> dict[str, list[tuple[int, int]]]:

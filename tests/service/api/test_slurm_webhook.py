@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.clock import ManualClock
-from fleet.events import Failed, Finished, JobEvent, NodeEvent, Started, Submitted
+from fleet.events import Failed, Finished, JobEvent, NodeEvent, Queued, Started, Submitted
 from ingest.inbox.inbox import read_events
 from ingest.lifecycle import ENDED
 from ingest.slurm.jobcomp import MAX_ATTEMPTS, Attempts, read_completions
@@ -97,6 +97,29 @@ def test_the_board_tells_which_attempt_was_submitted_when(client: Client, tmp_pa
     BoardWriter(tmp_path / "board").publish([Section("doc.jobs", json.dumps([row]).encode(), NOW_MS)], NOW_MS)
     client.post(PATH, json=[completed(), completed(7, "PENDING", T - 100)])
     assert {event.attempt for event in kept(tmp_path)} == {2, 3}
+
+
+def shown_on_board(folder: Path, **row: Any) -> None:
+    rows = [{"job": "7", "attempt": 1, "submitted_ms": T * 1000, **row}]
+    BoardWriter(folder / "board").publish([Section("doc.jobs", json.dumps(rows).encode(), NOW_MS)], NOW_MS)
+
+
+def test_a_completed_job_names_the_queue_of_one_that_waited_in_several(client: Client, tmp_path: Path) -> None:
+    shown_on_board(tmp_path, state="queued", queue="debug", queues=["debug", "train"])
+    for _ in range(2):
+        client.post(PATH, json=completed())
+    submitted = [event for event in kept(tmp_path) if isinstance(event, Submitted)]
+    assert [(event.queue, event.sequence > ENDED) for event in submitted] == [("train", True)]
+
+
+@pytest.mark.parametrize("state", ["queued", "blocked"])
+def test_a_pushed_queue_holds_and_releases_a_job(client: Client, tmp_path: Path, state: str) -> None:
+    shown_on_board(tmp_path, state=state, queue="train")
+    reason = "JobHeldUser" if state == "queued" else "Resources"
+    client.post(PATH, content=queue(old_job(7, "PENDING", state_reason=reason)))
+    (queued,) = (event for event in kept(tmp_path) if isinstance(event, Queued))
+    assert (queued.blocked, queued.time_ms) == (state == "queued", NOW_MS)
+    assert queued.sequence > ENDED
 
 
 def test_a_job_without_gpus_is_passed_unless_it_is_known(client: Client, tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Prints of what was last issued about a live job, so that a change of Slurm's record becomes a correcting event.
+
+A job's queue, limit, size, reason and release change while it waits. The table keeps the event with the highest
+sequence, so a change gets a later sequence (`ingest.lifecycle`), and what did not change is issued once.
+"""
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from fleet.events import JobEvent, Queued, Submitted
+from ingest.lifecycle import queued_later, submitted_later
+
+PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a tenth is none
+
+
+class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
+    """Prints (CRC-32) of what an attempt's submission says, of its size, and of why it waits; 0 for the last two: it
+    does not wait. `has_several`: it waited in several queues, so the record of its start names the queue at last.
+    """
+
+    attempt: int
+    submission: int
+    size: int = 0
+    waiting: int = 0
+    has_several: bool = False
+
+
+def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
+    """Return the prints of a record's events; None without a submission."""
+    submitted = queued = None
+    for event in events:
+        match event:
+            case Submitted():
+                submitted = event
+            case Queued():
+                queued = event
+    if submitted is None:
+        return None
+    what = _crc(
+        (submitted.queue, submitted.queues, submitted.user, submitted.tenant, submitted.name, submitted.class_),
+        (submitted.preemptible, submitted.limit_s, submitted.gpu_share, sorted(submitted.labels.items())),
+    )
+    if queued is None:
+        return IssuedJob(submitted.attempt, what, has_several=bool(submitted.queues))
+    steps = round(PRIORITY_STEPS * math.log1p(max(0, submitted.priority)))
+    size = _crc(submitted.gang, submitted.gpus_per_node, submitted.gpu_model, submitted.tasks, steps)
+    why = _crc(queued.blocked, queued.reason.partition(",")[0])
+    return IssuedJob(submitted.attempt, what, size, why, bool(submitted.queues))
+
+
+def corrected(
+    events: Iterable[JobEvent], before: IssuedJob | None, now: IssuedJob | None, now_ms: int
+) -> Iterator[JobEvent]:
+    """Yield the events, with later sequences where they correct what was issued before about the same attempt."""
+    if before is None or now is None or before.attempt != now.attempt:
+        yield from events
+        return
+    submitted_ms = now_ms
+    for event in events:
+        if isinstance(event, Submitted):
+            submitted_ms = event.time_ms
+            is_resized = bool(before.size and now.size) and before.size != now.size
+            if before.submission != now.submission or is_resized:
+                event = msgspec.structs.replace(event, sequence=submitted_later(submitted_ms, now_ms))
+        elif isinstance(event, Queued) and before.waiting and before.waiting != now.waiting:
+            event = msgspec.structs.replace(event, sequence=queued_later(submitted_ms, now_ms), time_ms=now_ms)
+        yield event
+
+
+def _crc(*facts: object) -> int:
+    return zlib.crc32(repr(facts).encode("utf-8", "surrogatepass")) or 1

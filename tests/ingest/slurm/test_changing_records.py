@@ -1,0 +1,190 @@
+"""Records of Slurm that change while a job waits: the last word counts, and what cannot start is told apart."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from features.demand_series import DemandSeries
+from fleet.clock import ManualClock
+from fleet.entities import Entities
+from fleet.events import JobEvent, Queued, Submitted
+from fleet.jobs import JobAttempt, JobTable
+from ingest.slurm.reasons import is_blocked
+from ingest.slurm.source import SlurmSource
+from tests.ingest.slurm_outputs import FakeSlurm, T, account, accounts, new_job, old_job, queue
+
+FIELD = Path(__file__).parents[2] / "field"
+NOW_MS = (T + 200) * 1000
+FIELD_MS = 1_795_650_000_000
+
+
+def field(name: str) -> bytes:
+    return (FIELD / name).read_bytes()
+
+
+class Polled:
+    """A source over prepared answers, and the job table that its events make. Polls are ten seconds apart."""
+
+    def __init__(self, queues: Sequence[bytes], now_ms: int = NOW_MS, book: bytes | None = None) -> None:
+        self.clock = ManualClock(now_ms)
+        self.fake = FakeSlurm(queues, book=book)
+        self.source = SlurmSource(Entities(), self.clock, {}, client=self.fake)
+        self.table, self.demand = JobTable(), DemandSeries()
+        self.events: list[JobEvent] = []
+
+    def poll(self, times: int = 1) -> list[JobEvent]:
+        """Poll that often, whether an answer is news or not, and fold what comes."""
+        found: list[JobEvent] = []
+        for _ in range(times):
+            self.clock.advance(10.0)
+            state = self.source._state.copy()
+            batch = asyncio.run(self.source._poll(state))
+            self.source._state = state
+            assert not batch.bad
+            found += batch.events
+        for event in found:
+            attempt = self.table.apply(event)
+            if attempt is not None:
+                self.demand.update(attempt)
+        self.events += found
+        return found
+
+    def job(self, name: str) -> JobAttempt:
+        attempt = self.table.get(name)
+        assert attempt is not None
+        return attempt
+
+    def queued(self, pool: str = "all") -> float:
+        return float(self.demand.series(pool, "queued", self.clock.now_ms(), 60, 1)[-1])
+
+
+# -- the partition of the start ---------------------------------------------------------------------------------------
+
+
+def test_a_job_waits_in_each_of_its_partitions_and_runs_in_that_of_its_start() -> None:
+    polled = Polled([field("20-slurm-two-partitions-1.json"), field("20-slurm-two-partitions-2.json")], FIELD_MS)
+    polled.poll()
+    assert (polled.job("203").queue, polled.job("203").queues) == ("debug", ("debug", "batch"))
+    assert [polled.queued(pool) for pool in ("debug", "batch", "all")] == [8, 8, 8]
+    polled.poll()
+    job = polled.job("203")
+    assert (job.state, job.queue, job.queues, job.hosts) == ("running", "batch", ("batch",), ("g04",))
+    assert [polled.queued(pool) for pool in ("debug", "batch", "all")] == [0, 0, 0]
+
+
+def test_a_job_that_is_moved_while_it_waits_waits_where_it_was_moved() -> None:
+    polled = Polled([queue(old_job(7, "PENDING")), queue(old_job(7, "PENDING", partition="night", time_limit=5))])
+    polled.poll(2)
+    assert (polled.job("7").queue, [polled.queued(pool) for pool in ("train", "night")]) == ("night", [0, 4])
+    submission = polled.job("7").submission
+    assert submission is not None
+    assert submission.limit_s == 300.0
+
+
+def test_a_limit_that_an_administrator_raises_on_a_running_job_counts() -> None:
+    polled = Polled([queue(new_job()), queue(new_job(time_limit={"set": True, "infinite": False, "number": 90}))])
+    polled.poll(2)
+    submission = polled.job("7").submission
+    assert submission is not None
+    assert submission.limit_s == 5400.0
+    assert polled.job("7").state == "running"
+
+
+def test_accounts_name_the_partition_of_a_job_that_came_and_went_between_two_polls() -> None:
+    waits = queue(old_job(7, "PENDING", partition="debug,train", submit_time=T))
+    polled = Polled([waits, queue()], book=accounts(account("7", "COMPLETED")))
+    polled.poll(2)
+    assert (polled.job("7").state, polled.job("7").queue) == ("finished", "train")
+
+
+def test_a_record_that_says_the_same_is_no_event() -> None:
+    polled = Polled([queue(old_job(7, "PENDING", priority=1000)), queue(old_job(7, "PENDING", priority=1003))])
+    assert len(polled.poll()) == 2
+    assert polled.poll(3) == []
+
+
+def test_a_restarted_source_corrects_what_changed_meanwhile_once() -> None:
+    polled = Polled([queue(old_job(7, "PENDING")), queue(old_job(7, "PENDING", partition="night"))])
+    polled.poll()
+    position = json.loads(json.dumps(polled.source.position()))
+    polled.source = SlurmSource(Entities(), polled.clock, {}, client=polled.fake)
+    polled.source.seek(position)
+    polled.poll()
+    assert polled.job("7").queue == "night"
+    assert [event for event in polled.poll() if isinstance(event, Submitted)] == []
+
+
+# -- what may not start -----------------------------------------------------------------------------------------------
+
+
+def test_held_and_dependent_jobs_are_blocked_and_no_demand() -> None:
+    polled = Polled([field("28-slurm-held-jobs.json")], FIELD_MS)
+    polled.poll()
+    assert [(row.job, row.queued_reason) for row in polled.table.blocked()] == [
+        *(("204", "JobHeldUser"), ("205", "Dependency"))
+    ]
+    assert polled.table.queued() == []
+    assert not polled.queued() > 0
+
+
+def test_a_released_job_waits_from_its_release() -> None:
+    held, released = old_job(7, "PENDING", state_reason="JobHeldUser", priority=0), old_job(7, "PENDING")
+    polled = Polled([queue(held), queue(released), queue(held)])
+    polled.poll()
+    assert polled.job("7").state == "blocked"
+    polled.poll()
+    assert (polled.job("7").state, polled.job("7").eligible_ms) == ("queued", polled.clock.now_ms())
+    assert polled.queued() == 4
+    polled.poll()
+    assert polled.job("7").state == "blocked"
+    assert not polled.queued() > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"state_reason": "BeginTime"}, "blocked"),
+        ({"state_reason": "None", "priority": 0}, "blocked"),
+        ({"state_reason": "None", "job_state": ["PENDING", "REQUEUE_HOLD"]}, "blocked"),
+        ({"state_reason": "launch_failed_requeued_held"}, "blocked"),
+        ({"state_reason": "QOSMaxGRESPerJob"}, "blocked"),
+        ({"state_reason": "Priority", "priority": {"set": False, "infinite": False, "number": 0}}, "queued"),
+        ({"state_reason": "QOSGrpGRES"}, "queued"),
+        ({"state_reason": "ReqNodeNotAvail"}, "queued"),
+    ],
+)
+def test_which_reasons_keep_a_job_from_starting(fields: dict[str, Any], state: str) -> None:
+    polled = Polled([queue(old_job(7, "PENDING", **fields))])
+    polled.poll()
+    assert polled.job("7").state == state
+
+
+def test_a_held_job_of_the_text_form_is_blocked() -> None:
+    head = "JOBID|STATE|RESTART_COUNT|SUBMIT_TIME|NODES|TRES_PER_NODE|PRIORITY|REASON|NAME|"
+    rows = [
+        f"7|PENDING|0|{T}|1|gres/gpu:8|0|JobHeldUser|x|",
+        f"8|PENDING|0|{T}|1|gres/gpu:8|10|(BeginTime)|x|",
+        f"9|PENDING|0|{T}|1|gres/gpu:8|10|Nodes required for job are DOWN, DRAINED or reserved|x|",
+    ]
+    polled = Polled(["\n".join([head, *rows, ""]).encode()])
+    polled.poll()
+    assert [row.job for row in polled.table.blocked()] == ["7", "8"]
+    assert [row.job for row in polled.table.queued()] == ["9"]
+
+
+def test_a_reason_that_changes_is_issued_with_a_later_sequence() -> None:
+    polled = Polled([queue(old_job(7, "PENDING")), queue(old_job(7, "PENDING", state_reason="Priority"))])
+    first = [event for event in polled.poll() if isinstance(event, Queued)]
+    second = [event for event in polled.poll() if isinstance(event, Queued)]
+    assert [event.reason for event in first + second] == ["Resources", "Priority"]
+    assert first[0].sequence < second[0].sequence
+    assert (polled.job("7").queued_reason, polled.job("7").eligible_ms) == ("Priority", T * 1000)
+
+
+def test_words_of_a_reason_behind_a_comma_decide_nothing() -> None:
+    assert not is_blocked("Resources, JobHeldUser")
+    assert is_blocked("(Dependency)")
