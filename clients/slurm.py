@@ -29,6 +29,7 @@ from fleet.errors import SourceError
 
 MAX_BYTES = 2**29
 CHUNK_BYTES = 2**18
+WHOLE_ARRAYS = "SLURM_BITSTR_LEN=0"  # else lists of an array's tasks are cut after 64 characters
 MOST_JOBS = 200  # named in one call
 MOST_REST_JOBS = 20
 _QUEUE = (
@@ -124,8 +125,9 @@ class SlurmCommands:
 
     async def _run(self, *command: str) -> bytes:
         """What a command prints. Raises SourceError: it is not there, fails, or takes or prints too much."""
-        setting = [] if "--json" in command else ["env", "SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
-        code, out, err = await run_command([*setting, *command], self._shell, self._timeout_s)
+        setting = [] if "--json" in command else ["SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
+        settings = ["env", WHOLE_ARRAYS, *setting]
+        code, out, err = await run_command([*settings, *command], self._shell, self._timeout_s)
         if code:
             raise _refusal(command[0], err)
         return out

@@ -133,6 +133,8 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
     gpus, told = attempt.gpus, attempt.submission
     if gpus <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
+    if attempt.tasks != 1 and attempt.over_ms is not None:
+        return None  # it stood for tasks that count by their own names now
     return Contribution(
         attempt.queue,
         gpus,

@@ -4,16 +4,18 @@ Unreadable text is None or empty. An impossible exit code costs its record: any 
 """
 
 import re
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from functools import lru_cache
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from ingest.gpus import short_model
+from ingest.inbox.job_events import MAX_TASKS as MOST_TASKS
 from ingest.inbox.job_events import YEAR_2000_MS
 
 MAX_GPUS = 1024
-MAX_TASKS = 1000
+MAX_TASKS = 1000  # of an array that get names of their own while they wait
 _GPU = re.compile(r"(?:^|[,:])(?:gres[:/])?gpu((?:[:=][^,:=()]{1,64})*)(?:\(([^()]*)\))?(?=,|$)")
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
@@ -79,13 +81,34 @@ def numbers(text: str, most: int) -> list[int]:
     return found
 
 
-def tasks(text: str) -> list[int]:
-    """The tasks that an array still has, as `1-3,5%2` says, at most MAX_TASKS.
+@dataclass(frozen=True, slots=True)
+class WaitingTasks:
+    """Tasks that an array still has: MAX_TASKS of them, how many there are, and whether Slurm cut its list."""
 
-    >>> tasks("[7-8%1]")
-    [7, 8]
+    named: tuple[int, ...] = ()
+    count: int = 0
+    is_cut: bool = False
+
+
+def tasks(text: str) -> WaitingTasks:
+    """Return the tasks that an array still has, as `1-3,5%2` says. Slurm ends a list that it cuts with dots.
+
+    >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
+    (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
     """
-    return numbers(text.strip("[]").partition("%")[0].removesuffix(",..."), MAX_TASKS)
+    stated = text.strip("[]").partition("%")[0]
+    whole = stated.removesuffix("...").removesuffix(",")
+    named = tuple(numbers(whole, MAX_TASKS))
+    return WaitingTasks(named, max(len(named), _count(whole)) if named else 0, whole != stated)
+
+
+def _count(text: str) -> int:
+    """Count the numbers of `1-3,7-11:2`, at most as many as an array of Slurm can have."""
+    found = 0
+    for span in _SPAN.finditer(text):
+        first, step = int(span[1]), max(1, int(span[3] or 1))
+        found += max(0, int(span[2] or first) - first) // step + 1
+    return min(found, MOST_TASKS)
 
 
 def model_name(kind: str) -> str:

@@ -17,7 +17,7 @@ from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITT
 from ingest.node_names import expand_nodes
 from ingest.slurm.failures import ENDED as ENDED_STATES
 from ingest.slurm.failures import UNEXPLAINED, category
-from ingest.slurm.fields import MAX_GPUS, label, model_name
+from ingest.slurm.fields import MAX_GPUS, WaitingTasks, label, model_name
 from ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
@@ -25,6 +25,7 @@ HOLDS = frozenset(
 )
 NO_NODES = ("", "(null)", "None assigned", "None", "N/A")
 MESSAGE_LENGTH = 1000
+REST = "_rest"  # ends the name of the tasks of an array that have no name of their own yet
 LISTS_KEPT, LIST_KEPT = 8192, 64
 
 
@@ -42,6 +43,8 @@ class SlurmJob:
     resize_ms: int | None = None
     nodes: tuple[str, ...] = ()
     node_count: int = 0
+    tasks: int = 1
+    is_cut: bool = False  # Slurm left tasks of its array out
     gpus: int = 0
     gpus_per_node: int = 0
     gpu_kind: str = ""
@@ -146,6 +149,7 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
         user=label(job.user),
         group=label(job.group),
         name=label(job.name),
+        tasks=job.tasks,
         class_=classes[0] if classes else "training",
         gang=gang,
         gpus_per_node=per_node,
@@ -200,6 +204,11 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
     )
 
 
+def rest_is_named(name: str, time_ms: int) -> Finished:
+    """Return the end of the record of an array's further tasks: all of them have names of their own, or are gone."""
+    return Finished(job=name, sequence=ENDED, time_ms=time_ms)
+
+
 def requeued(name: str, attempt: int, time_ms: int) -> Failed:
     """The end of an attempt of which only a later one, or no record, is known."""
     said = "Slurm holds it no more, and its accounting does not tell how it ended"
@@ -236,6 +245,10 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
     return f"{het[0]}+{het[1]}" if het[0] else str(number)
 
 
-def each_task(job: SlurmJob, array: int, waiting: list[int]) -> list[SlurmJob]:
-    """One record a task of an array that Slurm keeps as one while it waits."""
-    return [replace(job, id=f"{array}_{task}") for task in waiting]
+def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
+    """Return one record a task of an array that Slurm keeps as one while it waits, and one for all further tasks."""
+    named = [replace(job, id=f"{array}_{task}") for task in waiting.named]
+    if waiting.is_cut:
+        named[-1] = replace(named[-1], is_cut=True)
+    further = waiting.count - len(named)
+    return [*named, replace(job, id=f"{array}{REST}", tasks=further)] if further else named

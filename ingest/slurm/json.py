@@ -15,7 +15,7 @@ import msgspec
 
 from fleet.errors import RecordError
 from ingest.inbox.job_events import YEAR_2000_MS, malformed
-from ingest.slurm.fields import gpus, size_gib, tasks, tres, wait_status
+from ingest.slurm.fields import WaitingTasks, gpus, size_gib, tasks, tres, wait_status
 from ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
 from ingest.slurm.nodes import SlurmNode
 from ingest.slurm.shapes import (
@@ -67,12 +67,21 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
     """Jobs of `squeue --json`. A body that is no such answer is one error."""
-    return _read(body, "jobs", lambda raw: _of_queue(_typed(_queued, raw)))
+    return note_cut(_read(body, "jobs", lambda raw: _of_queue(_typed(_queued, raw))))
 
 
 def read_accounting(body: bytes) -> Read[SlurmJob]:
     """Jobs of `sacct --json`; their steps are not looked at."""
-    return _read(body, "jobs", lambda raw: _of_accounting(_typed(_accounted, raw)))
+    return note_cut(_read(body, "jobs", lambda raw: _of_accounting(_typed(_accounted, raw))))
+
+
+def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
+    """Add an error for each array of which Slurm listed only some tasks; those count."""
+    why = "Slurm listed only some of its tasks; set SLURM_BITSTR_LEN=0 where its commands run"
+    read.bad += [
+        RecordError("array_cut", f"array {job.id.partition('_')[0]}: {why}") for job in read.rows if job.is_cut
+    ]
+    return read
 
 
 def read_nodes(body: bytes) -> Read[SlurmNode]:
@@ -146,7 +155,7 @@ def _limit_s(value: Number) -> float | None:
 
 def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
     array, task = number(row.array_job_id) or 0, number(row.array_task_id)
-    waiting = [] if task is not None or not array else tasks(row.array_task_string or "")
+    waiting = WaitingTasks() if task is not None or not array else tasks(row.array_task_string or "")
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
     details = [gpus(text) for text in row.gres_detail or ()]
     total, kind, _ = max(gpus(had), gpus(asked), key=lambda found: found[0])
@@ -182,7 +191,7 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
         status=_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if waiting else [job]
+    return each_task(job, array, waiting) if waiting.named else [job]
 
 
 def _gpus_of(rows: list[Tres]) -> tuple[int, str]:
@@ -201,7 +210,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
     texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
     restarts = number(row.restart_cnt, 1e6)
     array, task = number(row.array.job_id) or 0, number(row.array.task_id)
-    waiting = [] if task is not None or not array else tasks(row.array.task or "")
+    waiting = WaitingTasks() if task is not None or not array else tasks(row.array.task or "")
     job = SlurmJob(
         id=job_id(row.job_id, (array, task), (number(row.het.job_id) or 0, number(row.het.job_offset) or 0)),
         states=_upper(row.state.current),
@@ -229,7 +238,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
         status=_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if waiting else [job]
+    return each_task(job, array, waiting) if waiting.named else [job]
 
 
 def _of_node(row: NodeInfo) -> list[SlurmNode]:

@@ -25,7 +25,7 @@ from fleet.events import JobClass, JobEvent, NodeEvent
 from ingest.slurm import json as slurm_json
 from ingest.slurm import text as slurm_text
 from ingest.slurm.issued import IssuedJob
-from ingest.slurm.jobs import Site, SlurmJob, requeued
+from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
 from ingest.slurm.json import Read
 from ingest.slurm.nodes import Conditions, SlurmNode, changes
 from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
@@ -225,7 +225,7 @@ class SlurmSource(Source):
         scan.keep(queue_unclear, state.live)
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
-        events = scan.fresh + await self._accounts(state, scan, bad)
+        events = [*scan.fresh, *_named_by_now(state, scan)] + await self._accounts(state, scan, bad)
         node_events: list[NodeEvent] = []
         if nodes_body:
             nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes")
@@ -300,9 +300,16 @@ def _readable(read: Read[Told], what: str) -> Read[Told]:
     return read
 
 
+def _named_by_now(state: PollState, scan: JobScan) -> list[JobEvent]:
+    """Return the ends of records that stood for the further tasks of an array, and that Slurm lists no more."""
+    return [rest_is_named(job, scan.now_ms) for job in state.live if job.endswith(REST) and job not in scan.attempts]
+
+
 def _miss(state: PollState, scan: JobScan) -> None:
     """Note attempts without a known end: jobs that are gone, and attempts that gave way to a later one."""
     for job, attempt in state.live.items():
+        if job.endswith(REST):
+            continue
         if scan.attempts.get(job, 0) != attempt and (job, attempt) not in scan.ended:
             state.gone.setdefault(job, (attempt, scan.now_ms))
     for job, (attempt, _) in list(state.gone.items()):

@@ -15,7 +15,7 @@ from typing import TypeVar
 from fleet.errors import RecordError
 from ingest.slurm.fields import exit_code, gpus, limit_s, size_gib, tasks, time_ms, tres, wait_status
 from ingest.slurm.jobs import SlurmJob, each_task, node_list
-from ingest.slurm.json import Read
+from ingest.slurm.json import Read, note_cut
 from ingest.slurm.nodes import SlurmNode
 
 MOST_LINES = 64  # of one record
@@ -39,7 +39,7 @@ Told = TypeVar("Told")
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
     """Jobs of `sacct -P` or `squeue -O` with a header. `zone`: in which their times are local."""
-    read = _read(body, ("JobID", "JOBID"), lambda row: _job(row, zone))
+    read = note_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled(read)
     return read

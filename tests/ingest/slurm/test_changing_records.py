@@ -13,8 +13,10 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import JobEvent, Queued, Submitted
 from fleet.jobs import JobAttempt, JobTable
+from ingest.slurm.json import read_queue
 from ingest.slurm.reasons import is_blocked
 from ingest.slurm.source import SlurmSource
+from ingest.slurm.text import read_jobs
 from tests.ingest.slurm_outputs import FakeSlurm, T, account, accounts, new_job, old_job, queue
 
 FIELD = Path(__file__).parents[2] / "field"
@@ -116,6 +118,53 @@ def test_a_restarted_source_corrects_what_changed_meanwhile_once() -> None:
     polled.poll()
     assert polled.job("7").queue == "night"
     assert [event for event in polled.poll() if isinstance(event, Submitted)] == []
+
+
+# -- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def tasks_of(polled: Polled) -> int:
+    return sum(row.tasks for row in polled.table.queued())
+
+
+def array(text: str, **fields: Any) -> dict[str, Any]:
+    return old_job(500, "PENDING", array_job_id=500, array_task_string=text, node_count=1, **fields)
+
+
+def running_task(task: int) -> dict[str, Any]:
+    return old_job(1000 + task, array_job_id=500, array_task_id=task, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
+
+
+def test_a_big_array_counts_whole() -> None:
+    polled = Polled([field("21-slurm-big-array.json")], FIELD_MS)
+    polled.poll()
+    assert (tasks_of(polled), sum(row.gpus for row in polled.table.queued()), polled.queued()) == (5000, 5000, 5000)
+    assert (polled.job("500_7").gpus, polled.job("500_rest").tasks) == (1, 4000)
+
+
+def test_an_array_counts_whole_while_its_tasks_start() -> None:
+    queues = [queue(array("0-1999:1"))]
+    queues.append(queue(array("2-1999"), running_task(0), running_task(1)))
+    queues.append(queue(array("1500-1999"), running_task(1499)))
+    polled = Polled(queues)
+    polled.poll()
+    assert (tasks_of(polled), polled.queued()) == (2000, 8000)
+    polled.poll()
+    assert (tasks_of(polled), polled.queued(), len(polled.table.running())) == (1998, 7992, 2)
+    polled.poll()
+    assert polled.job("500_rest").state == "finished"
+    assert "500_rest" not in polled.source.position()["live"]
+
+
+def test_steps_count_in_a_big_array_and_a_list_that_slurm_cut_is_said_to_be_cut() -> None:
+    polled = Polled([queue(array("0-100000:4%7", array_task_id=None))])
+    polled.poll()
+    assert tasks_of(polled) == 25_001
+    read = read_queue(queue(array("0,2,4,...")))
+    assert [job.id for job in read.rows] == ["500_0", "500_2", "500_4"]
+    assert [error.reason for error in read.bad] == ["array_cut"]
+    text = b"JobID|State|Submit|ReqTRES|JobName\n8_[1-3000%9]|PENDING|1760000000|gres/gpu=2|x\n"
+    assert sum(job.tasks for job in read_jobs(text).rows) == 3000
 
 
 # -- what may not start -----------------------------------------------------------------------------------------------
