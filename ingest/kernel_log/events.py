@@ -2,9 +2,12 @@
 
 What happened to which device within five seconds identifies an event, so a storm of one error is one event. Its time is
 the line's: by the wall clock, or since boot (dated by the node's newest line). Times ahead of our clock become now.
+A line of before 2000, or of ten years ahead, is a bad record.
 """
 
+import contextlib
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,14 +15,16 @@ from typing import Final
 from fleet.errors import ConfigError, RecordError
 from fleet.events import NodeEvent
 from ingest.inbox.job_events import FUTURE_LIMIT_MS, YEAR_2000_MS
-from ingest.kernel_log.log_lines import LogLine, read_line
+from ingest.kernel_log.log_lines import DAY_MS, LogLine, read_line
 from ingest.kernel_log.messages import TELLING, KernelFinding, MessageReader
 from ingest.node_names import check_name
+from ingest.tally import RecordTally, SkipRule
 
 SOURCE: Final = "kernel-log"
 STORM_MS: Final = 5_000
 MESSAGE_CHARACTERS: Final = 1_000
 MOST_NODES: Final = 200_000  # that one stream may tell of
+ABSURD_MS: Final = 3_650 * DAY_MS  # ahead
 MOST_REMEMBERED: Final = 4_096
 _HASH_BITS: Final = 20
 _HASH_MASK: Final = (1 << _HASH_BITS) - 1
@@ -27,8 +32,9 @@ _HASH_MASK: Final = (1 << _HASH_BITS) - 1
 
 @dataclass(slots=True)
 class KernelReader:
-    """Reads one stream of lines. `node`: their node; empty: the one that a line names, else `fallback`.
-    boot_ms: when the node booted, 0 until known; `utc_offset_s`: the zone of stamps without one."""
+    """Reads one stream of lines. `node`: their node; empty: the one that a line names. `fallback`: the node of lines of
+    a ring buffer, which name none. boot_ms: when the node booted, 0 until known; `utc_offset_s`: the zone of stamps
+    without one. tally: of the last lines that were read."""
 
     node: str = ""
     utc_offset_s: float = 0.0
@@ -36,29 +42,39 @@ class KernelReader:
     boot_ms: float = 0.0
     last_boot_stamp_ms: float = -1.0
     repeats: int = 0
+    tally: RecordTally = field(default_factory=RecordTally)
     _readers: dict[str, MessageReader] = field(default_factory=dict)
     _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
         """The events of some lines, each once, and what was wrong with the others."""
-        rows = list(lines)
+        rows = [row for row in lines if row.strip()]
         self._see_boot(rows, now_ms)
         events, bad = [], []
+        ignored = Counter[SkipRule]()
         for row in rows:
             if TELLING.search(row) is None:
+                ignored[SkipRule.NOT_HARDWARE] += 1
                 continue
             try:
                 event = self._event(read_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
             except RecordError as error:
                 bad.append(error.with_traceback(None))
                 continue
-            if event is not None and self._is_new(event):
+            if isinstance(event, SkipRule):
+                ignored[event] += 1
+            elif self._is_new(event):
                 events.append(event)
+            else:
+                ignored[SkipRule.REPEATED] += 1
+        self.tally = RecordTally(len(events), len(bad), ignored)
         return events, bad
 
     def _see_boot(self, rows: list[bytes], now_ms: int) -> None:
         """The newest line of a boot is from now, or older: the node booted at the latest so long ago."""
-        stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms if rows else None
+        stamp = None
+        with contextlib.suppress(RecordError, IndexError):
+            stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
         if stamp is None:
             return
         booted_ms = now_ms - stamp
@@ -67,10 +83,10 @@ class KernelReader:
         self.boot_ms = min(self.boot_ms, booted_ms)
         self.last_boot_stamp_ms = stamp
 
-    def _event(self, line: LogLine, now_ms: int) -> NodeEvent | None:
+    def _event(self, line: LogLine, now_ms: int) -> NodeEvent | SkipRule:
         if not line.text:
-            return None
-        node = self.node or line.host or self.fallback
+            return SkipRule.OTHER_PROGRAM
+        node = self.node or line.host or ("" if line.hostless else self.fallback)
         reader = self._readers.get(node)
         if reader is None:
             if len(self._readers) >= MOST_NODES:
@@ -78,16 +94,19 @@ class KernelReader:
             reader = self._readers[node] = MessageReader()
         finding = reader.read(line.text)
         if finding is None:
-            return None
+            return SkipRule.NOT_HARDWARE
         return event_of(finding, _named(node), self._time_ms(line, now_ms))
 
     def _time_ms(self, line: LogLine, now_ms: int) -> int:
         time_ms = line.time_ms
         if time_ms is None and line.boot_ms is not None and self.boot_ms:
             time_ms = round(self.boot_ms + line.boot_ms)
-        if time_ms is None or time_ms > now_ms + FUTURE_LIMIT_MS or time_ms < min(now_ms, YEAR_2000_MS):
+        if time_ms is None:
             return now_ms
-        return time_ms
+        if time_ms > now_ms + ABSURD_MS or time_ms < min(now_ms, YEAR_2000_MS):
+            day = f"{time_ms / DAY_MS:,.0f} days after 1970"
+            raise RecordError("absurd_time", f"{day}, expected 2000 to now: {line.text[:120]!r}")
+        return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
     def _is_new(self, event: NodeEvent) -> bool:
         """Not the same as one within the last five seconds: a storm costs no events."""

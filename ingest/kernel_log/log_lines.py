@@ -1,15 +1,18 @@
 """Lines of a kernel log → when, which host, what; whatever tool wrote them.
 
-    journalctl -o short        Feb 23 16:24:18 n001 kernel: NVRM: …           no year, the node's own time zone
-    journalctl -o short-iso    2025-02-23T16:24:18+0000 n001 kernel: NVRM: …  also with fractions, and rsyslog's own
-    journalctl -o short-unix   1740327858.283302 n001 kernel: NVRM: …
-    journalctl -o json         {"__REALTIME_TIMESTAMP": "…", "_HOSTNAME": "n001", "_TRANSPORT": "kernel", "MESSAGE": …}
-    dmesg                      [ 3098.275513] NVRM: …                         seconds since the node booted
-    dmesg -T                   [Sun Feb 23 16:24:18 2025] NVRM: …             the node's own time zone
-    dmesg --decode --time-format iso    kern  :warn  : 2025-01-21T04:41:44,283302+00:00 NVRM: …
-    /dev/kmsg, pstore          6,3964,206764307,-;NVRM: …    <4>[ 3098.275513] NVRM: …
+    rsyslog, journalctl -o short       Feb 23 16:24:18 n001 kernel: NVRM: …    no year, the node's own time zone
+    journalctl -o short-iso            2025-02-23T16:24:18+0000 n001 kernel: NVRM: …    also with fractions or a blank
+    journalctl -o short-full           Sun 2025-02-23 16:24:18 UTC n001 kernel: NVRM: …
+    journalctl -o short-unix           1740327858.283302 n001 kernel: NVRM: …
+    journalctl -o json                 {"__REALTIME_TIMESTAMP": "…", "_HOSTNAME": "n001", "_TRANSPORT": "kernel", …}
+    syslog of RFC 5424                 <4>1 2025-02-23T16:24:18.2+00:00 n001 kernel - - - NVRM: …
+    dmesg                              [ 3098.275513] NVRM: …                  seconds since the node booted
+    dmesg -T                           [Sun Feb 23 16:24:18 2025] NVRM: …      the node's own time zone
+    dmesg -x, --time-format iso        kern  :warn  : 2025-01-21T04:41:44,283302+00:00 NVRM: …
+    /dev/kmsg, pstore                  6,3964,206764307,-;NVRM: …    <4>[ 3098.275513] NVRM: …
 
-Syslog lines of other programs than the kernel are not read: anyone may write them.
+A line of any other form is a bad record. So is one with a day or an hour that does not exist. Syslog lines of other
+programs than the kernel are left out: anyone may write them.
 """
 
 import re
@@ -20,41 +23,67 @@ from functools import lru_cache
 
 import msgspec
 
+from fleet.errors import RecordError
+
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 DAY_MS = 86_400_000
 MAX_LINE_CHARACTERS = 2_048  # the kernel prints at most half as many
+_HOUR_S = 3600.0
+# Abbreviations of one zone only; a stamp with any other counts as one without a zone.
+_ZONES = {
+    **{"UTC": 0, "GMT": 0, "WET": 0, "CET": 1, "WEST": 1, "CEST": 2, "EET": 2, "EEST": 3, "MSK": 3, "HKT": 8, "JST": 9},
+    **{"KST": 9, "AEST": 10, "AEDT": 11, "EST": -5, "EDT": -4, "CDT": -5, "MDT": -6, "PST": -8, "PDT": -7},
+}
 
-_ISO = r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
-_CLOCK = r"(\d\d):(\d\d):(\d\d)"
-_BOOT = r"\[ {0,12}(\d{1,12}(?:\.\d{1,9})?)\]"
-_kernel = re.compile(r"(?:(?P<host>[^\s:]{1,253}) )?kernel: ?(?:\[ {0,12}\d{1,12}\.\d{1,9}\] ?)?")
-_iso = re.compile(_ISO + " ")
-_decoded = re.compile(r"\w{1,10} {0,8}:\w{1,10} {0,8}: " + _ISO + " ")
+_ISO = r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d(?::?\d\d)?)?)"
+_CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.\d{1,9})?"
+_MONTH = rf"({'|'.join(MONTHS)})"
+_ZONE = r"(?:(?P<zone>[A-Z]{2,5}|[+-]\d\d:?\d\d) )?"
+_BOOTED = r"\[ {0,12}\d{1,12}\.\d{1,9}\]"
+_kernel = re.compile(
+    rf"(?:{_ZONE}(?P<host>\S{{1,253}}) (?:kern\.\w{{3,7}} )?)?kernel(?:\[\d{{1,7}}\])?: ?(?:{_BOOTED} ?)?"
+)
+_program = re.compile(rf"{_ZONE}(?:\S{{1,253}} )?(?:\w+\.\w+ )?[^\s:\[]{{1,64}}(?:\[[^\]\s]{{0,64}}\])?:(?: |$)")
+_message = re.compile(  # how messages begin that the ring buffer holds without a program's name
+    r"(?:\[\.\.\.\] )?NVRM: |nvidia|mlx5|amdgpu |pcieport |pciehp|\[drm|\[Hardware Error\]|AER: |PCIe Bus Error"
+    r"|\{\d{1,9}\}\[Hardware|[0-9a-f]{4}:[0-9a-f]{2}:|(?:PCI|pci) |\[ *[TC]\d{1,9}\] "
+)
+_syslog = re.compile(
+    rf"(?:\d{{1,9}} )?(?:<\d{{1,3}}>)?1 (?:{_ISO}|-) (?P<host>\S{{1,255}}) (?P<program>\S{{1,48}}) "
+    rf"\S{{1,128}} \S{{1,32}} (?:-|(?:\[(?:[^\]\\]|\\.){{1,1500}}\])+)(?: |$)\ufeff?(?:{_BOOTED} ?)?"
+)
+_iso = re.compile(rf"(?:[A-Z][a-z]{{2}} )?{_ISO} ")
+_decoded = re.compile(r"(\w{1,10}) {0,8}:\w{1,10} {0,8}: ")
 _kmsg = re.compile(r"\d{1,5},\d{1,20},(\d{1,18}),[^;]{0,40};")
 _unix = re.compile(r"(\d{9,11}(?:\.\d{1,9})?) ")
-_short = re.compile(rf"({'|'.join(MONTHS)}) {{1,2}}(\d{{1,2}}) {_CLOCK}(?:\.\d{{1,9}})? ")
-_human = re.compile(rf"\[\w{{3}} ({'|'.join(MONTHS)}) {{1,2}}(\d{{1,2}}) {_CLOCK} (\d{{4}})\] ?")
-_boot = re.compile(_BOOT + " ?")
+_short = re.compile(rf"(?:[A-Z][a-z]{{2}},? )?{_MONTH} {{1,2}}(\d{{1,2}}) (?:(\d{{4}}) )?{_CLOCK}(?: (\d{{4}}))? ")
+_human = re.compile(rf"\[\w{{3}} {_MONTH} {{1,2}}(\d{{1,2}}) {_CLOCK} (\d{{4}})\] ?")
+_relative = re.compile(rf"\[{_MONTH} ?(\d{{1,2}}) (\d\d):(\d\d)\] ?")
+_boot = re.compile(r"\[ {0,12}(\d{1,12}(?:\.\d{1,9})?)(?: +<[ \d.]{1,20}>)?\] ?")
 _priority = re.compile(r"<\d{1,3}>")
+_stream = re.compile(r"\x1e|data: ")  # of journalctl -o json-seq and json-sse
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """boot_ms: since the node booted; host: empty if unknown; text: empty where the line is not the kernel's."""
+    """boot_ms: since the node booted; host: empty if unknown; text: empty where the line is not the kernel's.
+    hostless: lines of this form name their host, and this one does not: it need not be this machine's."""
 
     text: str
     time_ms: int | None = None
     boot_ms: float | None = None
     host: str = ""
+    hostless: bool = False
 
 
 class _Journal(msgspec.Struct):
     """An entry of `journalctl -o json`; a message that is not UTF-8 comes as a list of bytes."""
 
-    message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
-    realtime_us: str = msgspec.field(name="__REALTIME_TIMESTAMP", default="")
+    message: str | list[int] | None = msgspec.field(name="MESSAGE")
+    realtime_us: str | int = msgspec.field(name="__REALTIME_TIMESTAMP")
     hostname: str = msgspec.field(name="_HOSTNAME", default="")
     transport: str = msgspec.field(name="_TRANSPORT", default="")
+    program: str = msgspec.field(name="SYSLOG_IDENTIFIER", default="")
 
 
 _journal = msgspec.json.Decoder(_Journal).decode
@@ -62,54 +91,89 @@ NOTHING = LogLine("")
 
 
 def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
-    """Read one line; never raises. `utc_offset_s`: the zone of stamps that name none.
+    """Read one line. `utc_offset_s`: the zone of stamps that name none.
+    Raises RecordError: unknown_form, bad_time.
 
     >>> read_line("Feb 23 16:24:18 n001 kernel: NVRM: hello", 1_740_400_000_000)
-    LogLine(text='NVRM: hello', time_ms=1740327858000, boot_ms=None, host='n001')
+    LogLine(text='NVRM: hello', time_ms=1740327858000, boot_ms=None, host='n001', hostless=False)
     """
     line = line[:MAX_LINE_CHARACTERS].strip("\r\n")
-    if line.startswith("{"):
+    if (framed := _stream.match(line)) is not None:
+        line = line[framed.end() :]
+    if line.startswith("{") and _message.match(line) is None:
         return _of_journal(line)
+    if (found := _syslog.match(line)) is not None:
+        return _dated(_read_syslog, found, line, now_ms, utc_offset_s)
     line = _priority.sub("", line, count=1) if line.startswith("<") else line
+    if (decoded := _decoded.match(line)) is not None and decoded[1] != "kern":
+        return NOTHING
+    line = line[decoded.end() :] if decoded is not None else line
     for pattern, read in _FORMATS:
         found = pattern.match(line)
         if found is not None:
-            try:
-                return read(found, line[found.end() :], now_ms, utc_offset_s)
-            except (ValueError, OverflowError):  # no such day or hour
-                return _of_ring(line[found.end() :])
+            return _dated(read, found, line, now_ms, utc_offset_s)
     return _of_ring(line)
+
+
+def _dated(read: "_Read", found: re.Match[str], line: str, now_ms: int, utc_offset_s: float) -> LogLine:
+    try:
+        return read(found, line[found.end() :], now_ms, utc_offset_s)
+    except (ValueError, OverflowError):
+        raise RecordError("bad_time", f"no such day or hour: {line[:120]!r}") from None
 
 
 def _of_journal(line: str) -> LogLine:
     try:
         entry = _journal(line)
-    except (ValueError, RecursionError):
-        return NOTHING
-    if entry.transport != "kernel" or entry.message is None:
+    except (ValueError, RecursionError) as error:
+        raise RecordError("unknown_form", f"no entry of journalctl -o json ({error}): {line[:120]!r}") from None
+    if (entry.transport or entry.program) != "kernel" or entry.message is None:
         return NOTHING
     if isinstance(entry.message, list):
         good = bytes(byte for byte in entry.message if 0 <= byte < 256)
         text = good.decode("utf-8", "replace")
     else:
         text = entry.message
-    digits = entry.realtime_us[:18]
-    time_ms = int(digits) // 1000 if digits.isascii() and digits.isdecimal() else None
-    return LogLine(text, time_ms, host=entry.hostname)
+    digits = str(entry.realtime_us)[:18]
+    if not (digits.isascii() and digits.isdecimal()):
+        raise RecordError("bad_time", f"__REALTIME_TIMESTAMP {digits!r}, expected microseconds since 1970")
+    return LogLine(text, int(digits) // 1000, host=entry.hostname, hostless=not entry.hostname)
 
 
-def _of_syslog(rest: str, time_ms: int) -> LogLine:
-    """Read what follows syslog's time: a host, and a program that must be the kernel."""
+def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
+    """Read what follows a wall-clock time: a zone, a host, and a program that must be the kernel; or a bare message."""
     found = _kernel.match(rest)
-    return NOTHING if found is None else LogLine(rest[found.end() :], time_ms, host=found["host"] or "")
+    if found is not None:
+        if zone := found["zone"]:
+            time_ms -= round(1000 * (_zone_s(zone, utc_offset_s) - utc_offset_s))
+        host = found["host"] or ""
+        return LogLine(rest[found.end() :], time_ms, host=host, hostless=not host)
+    if _message.match(rest) is not None:
+        return LogLine(rest, time_ms)
+    if _program.match(rest) is not None:
+        return NOTHING
+    raise _unknown(rest)
+
+
+def _zone_s(zone: str, utc_offset_s: float) -> float:
+    if zone[0] in "+-":
+        sign = -1 if zone[0] == "-" else 1
+        return sign * (int(zone[1:3]) * _HOUR_S + int(zone[-2:]) * 60)
+    return _ZONES[zone] * _HOUR_S if zone in _ZONES else utc_offset_s
 
 
 def _of_ring(rest: str, time_ms: int | None = None, boot_ms: float | None = None) -> LogLine:
     """Read what follows dmesg's time; a collector may have put a host before it."""
     found = _kernel.match(rest)
-    if found is None:
-        return LogLine(rest, time_ms, boot_ms)
-    return LogLine(rest[found.end() :], time_ms, boot_ms, found["host"] or "")
+    if found is not None:
+        return LogLine(rest[found.end() :], time_ms, boot_ms, found["host"] or "")
+    if time_ms is None and boot_ms is None and _message.match(rest) is None:
+        raise _unknown(rest)
+    return LogLine(rest, time_ms, boot_ms)
+
+
+def _unknown(line: str) -> RecordError:
+    return RecordError("unknown_form", f"expected a line as of rsyslog, journalctl or dmesg: {line[:120]!r}")
 
 
 def _zone(utc_offset_s: float) -> timezone:
@@ -126,40 +190,55 @@ def _ms(time: datetime) -> int:
     return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
-def _read_iso(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_syslog(rest, _of_iso(found[1], utc_offset_s))
-
-
-def _read_decoded(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    if not found[0].startswith("kern"):
+def _read_syslog(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+    """RFC 5424, where "-" stands for what is not known."""
+    if found["program"] != "kernel":
         return NOTHING
-    return _of_ring(rest, _of_iso(found[1], utc_offset_s))
+    if found[1] is None:
+        raise ValueError("a line without its time")
+    host = "" if found["host"] == "-" else found["host"]
+    return LogLine(rest, _of_iso(found[1], utc_offset_s), host=host, hostless=not host)
+
+
+def _read_iso(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+    return _of_program(rest, _of_iso(found[1], utc_offset_s), utc_offset_s)
 
 
 def _read_unix(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    return _of_syslog(rest, int(float(found[1]) * 1000))
+    return _of_program(rest, int(float(found[1]) * 1000), 0.0)
 
 
 def _read_human(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
     month, day, hour, minute, second, year = found.groups()
-    parts = (int(year), MONTHS.index(month) + 1, int(day), int(hour), int(minute), int(second))
-    return _of_ring(rest, _ms(datetime(*parts, tzinfo=_zone(utc_offset_s))))
+    return _of_ring(rest, _of_parts((year, month, day, hour, minute, second), now_ms, utc_offset_s))
+
+
+def _read_relative(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
+    month, day, hour, minute = found.groups()
+    return _of_ring(rest, _of_parts((None, month, day, hour, minute, "0"), now_ms, utc_offset_s))
 
 
 def _read_short(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    """The latest year in which the stamp is not more than a day ahead."""
-    month, day, hour, minute, second = found.groups()
+    month, day, year, hour, minute, second, late_year = found.groups()
+    time_ms = _of_parts((year or late_year, month, day, hour, minute, second), now_ms, utc_offset_s)
+    return _of_program(rest, time_ms, utc_offset_s)
+
+
+def _of_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
+    """Unix ms. Without a year: the latest one in which the stamp is not more than a day ahead. Raises ValueError."""
+    year, month, day, hour, minute, second = parts
     zone = _zone(utc_offset_s)
     this_year = datetime.fromtimestamp(now_ms / 1000, zone).year
-    for year in range(this_year + 1, this_year - 8, -1):  # 29 February may be eight years ago
+    years = [int(year)] if year else range(this_year + 1, this_year - 8, -1)  # 29 February may be eight years ago
+    for candidate in years:
+        rest = (MONTHS.index(month) + 1, int(day), int(hour), int(minute), int(second))
         try:
-            parts = (year, MONTHS.index(month) + 1, int(day), int(hour), int(minute), int(second))
-            time_ms = _ms(datetime(*parts, tzinfo=zone))
+            time_ms = _ms(datetime(candidate, *rest, tzinfo=zone))
         except ValueError:
             continue
-        if time_ms <= now_ms + DAY_MS:
-            return _of_syslog(rest, time_ms)
-    return NOTHING
+        if year or time_ms <= now_ms + DAY_MS:
+            return time_ms
+    raise ValueError("no year has this day")
 
 
 def _read_kmsg(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
@@ -176,7 +255,7 @@ _FORMATS: tuple[tuple[re.Pattern[str], _Read], ...] = (
     (_boot, _read_boot),
     (_short, _read_short),
     (_human, _read_human),
-    (_decoded, _read_decoded),
+    (_relative, _read_relative),
     (_kmsg, _read_kmsg),
     (_unix, _read_unix),
 )

@@ -1,7 +1,8 @@
 """The source "kernel_log": follows files of kernel logs (paths or globs) and delivers node events.
 
 Lines belong to the node before `=` (`n7=/mnt/n7/dmesg*`), else in place of `{node}`, else of the option `node`, else
-that the line names, else this host. `utc_offset_s`: the zone of stamps that name none.
+that the line names. Lines of dmesg name none: without any of these they belong to this host.
+`utc_offset_s`: the zone of stamps that name none.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from ingest.kernel_log.events import KernelReader
 from ingest.kernel_log.log_files import READ_BYTES, LogFile
 from ingest.node_names import check_name
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RunningTally
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ class KernelLogSource(Source):
     async def next(self) -> Batch:
         while not self._closed:
             batch, more = self._read_some()
-            if len(batch) or batch.bad:
+            if batch.counted().all:
                 return batch
             await asyncio.sleep(0.0 if more else self._options.poll_s)
         raise StopAsyncIteration
@@ -177,15 +179,17 @@ class KernelLogSource(Source):
     def _read_some(self) -> tuple[Batch, bool]:
         """A quarter of a megabyte of what is new, each file in its turn; and whether there may be more now."""
         self._scan()
-        events, bad, room = [], [], READ_BYTES
+        events, bad, room, tally = [], [], READ_BYTES, RunningTally()
         turn = list(self._followed)
         turn = turn[self._turn % max(1, len(turn)) :] + turn[: self._turn % max(1, len(turn))]
         for path in turn[:FILES_A_TURN]:
             row = self._followed[path]
             lines = self._lines(path, row.file)
-            found, errors = row.reader.read(lines, self._clock.now_ms()) if lines else ([], [])
-            events += found
-            bad += errors
+            if lines:
+                found, errors = row.reader.read(lines, self._clock.now_ms())
+                events += found
+                bad += errors
+                tally.add(row.reader.tally)
             room -= sum(map(len, lines))
             self._turn += 1
             self._read_since_rest += 1
@@ -196,7 +200,7 @@ class KernelLogSource(Source):
             self._rates.append((time.monotonic(), len(events)))
         more = room <= 0 or self._read_since_rest < len(turn)
         self._read_since_rest = self._read_since_rest if more and room > 0 else 0
-        return Batch(node_events=tuple(events), bad=tuple(bad)), more
+        return Batch(node_events=tuple(events), bad=tuple(bad), tally=tally.tally()), more
 
     def _lines(self, path: str, file: LogFile) -> list[bytes]:
         try:

@@ -122,7 +122,7 @@ def _seconds(token: bytes) -> int:
         time_s = parse_value(token)
     except RecordError:
         time_s = float("nan")
-    if not abs(time_s) < 1e12:
+    if not abs(time_s) < 1e13:
         raise RecordError("bad_timestamp", repr(token[:40]))
     return round(time_s * 1000)
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from fleet.errors import RecordError
 from ingest.kernel_log.log_lines import NOTHING, LogLine, read_line
 
 
@@ -36,7 +37,36 @@ JOURNAL = (
         ("6,3964,206764307,-;NVRM: x", LogLine("NVRM: x", boot_ms=206764.307)),
         ("n1 kernel: NVRM: x", LogLine("NVRM: x", host="n1")),
         ("NVRM: x", LogLine("NVRM: x")),
-        ("[Sun Feb 31 16:24:18 2025] NVRM: x", LogLine("NVRM: x")),
+        (
+            "<4>1 2025-02-23T16:24:18.25+00:00 n1 kernel - - - [ 12.5] NVRM: x",
+            LogLine("NVRM: x", THEN + 250, host="n1"),
+        ),
+        ('1 2025-02-23T16:24:18Z n1 kernel 0 id [a@1 b="\\]"][c] \ufeffNVRM: x', LogLine("NVRM: x", THEN, host="n1")),
+        ("99 <4>1 2025-02-23T16:24:18Z - kernel - - - NVRM: x", LogLine("NVRM: x", THEN, hostless=True)),
+        ("<4>Feb 23 16:24:18 n1 kernel: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("<4>Feb 23 2025 16:24:18 n1 kernel[0]: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("Feb 23 16:24:18 kernel: NVRM: x", LogLine("NVRM: x", THEN, hostless=True)),
+        ("Feb 23 16:24:18.5 fe80::1 kern.warning kernel: NVRM: x", LogLine("NVRM: x", THEN, host="fe80::1")),
+        ("Sun 2025-02-23 16:24:18 UTC n1 kernel: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("Sun 2025-02-23 17:24:18 CET n1 kernel: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("Sun 2025-02-23 14:24:18 -02:00 n1 kernel: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("Sun 2025-02-23 16:24:18 XYZT n1 kernel: NVRM: x", LogLine("NVRM: x", THEN, host="n1")),
+        ("2025-02-23 16:24:18.250000 n1 kernel: NVRM: x", LogLine("NVRM: x", THEN + 250, host="n1")),
+        ("2025-02-23 16:24:18 HOST kernel: NVRM: x", LogLine("NVRM: x", THEN, host="HOST")),
+        ("2025-02-23T16:24:18,283302+00:00 NVRM: x", LogLine("NVRM: x", THEN + 283)),
+        (
+            "2025-02-23T16:24:18,283302+00:00 mlx5_core 0000:05:00.0: x",
+            LogLine("mlx5_core 0000:05:00.0: x", THEN + 283),
+        ),
+        ("kern  :warn  : [ 3098.275513] NVRM: x", LogLine("NVRM: x", boot_ms=3098275.513)),
+        ("kern  :warn  : [Sun Feb 23 16:24:18 2025] NVRM: x", LogLine("NVRM: x", THEN)),
+        ("[ 3098.275513 <    0.000012>] NVRM: x", LogLine("NVRM: x", boot_ms=3098275.513)),
+        ("[ 3098.275513][ T1234] NVRM: x", LogLine("[ T1234] NVRM: x", boot_ms=3098275.513)),
+        ("[Feb23 16:24] NVRM: x", LogLine("NVRM: x", THEN - 18_000)),
+        ("\x1e" + JOURNAL, LogLine("NVRM: x", THEN + 283, host="n1")),
+        ("data: " + JOURNAL, LogLine("NVRM: x", THEN + 283, host="n1")),
+        (JOURNAL.replace('"_HOSTNAME":"n1",', ""), LogLine("NVRM: x", THEN + 283, hostless=True)),
+        (JOURNAL.replace("_TRANSPORT", "SYSLOG_IDENTIFIER"), LogLine("NVRM: x", THEN + 283, host="n1")),
     ],
 )
 def test_a_line_is_read_whoever_wrote_it(line: str, expected: LogLine) -> None:
@@ -49,8 +79,10 @@ def test_a_line_is_read_whoever_wrote_it(line: str, expected: LogLine) -> None:
         "Feb 23 16:24:18 n1 sshd[12]: NVRM: Xid (PCI:0000:9b:00): 79, forged",
         "2025-02-23T16:24:18+0000 n1 python: NVRM: x",
         "user  :info  : 2025-02-23T16:24:18,283302+00:00 NVRM: x",
-        '{"_TRANSPORT":"syslog","MESSAGE":"NVRM: x"}',
-        '{"_TRANSPORT":"kernel","MESSAGE":nul',
+        '{"_TRANSPORT":"syslog","__REALTIME_TIMESTAMP":"1740327858283302","MESSAGE":"NVRM: x"}',
+        "<12>1 2025-02-23T16:24:18Z n1 python 7 - - NVRM: x",
+        "Sun 2025-02-23 16:24:18 UTC n1 python[7]: NVRM: x",
+        "Feb 23 16:24:18 n1 user.notice kernel: NVRM: x",
     ],
 )
 def test_only_the_kernel_is_believed(line: str) -> None:
@@ -58,8 +90,31 @@ def test_only_the_kernel_is_believed(line: str) -> None:
 
 
 def test_a_message_of_the_journal_that_is_no_text_is_read_as_far_as_it_goes() -> None:
-    line = '{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"x","MESSAGE":[78,86,255,300,-1]}'
-    assert read_line(line, NOW_MS) == LogLine("NV\ufffd")
+    line = '{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"1740327858283302","MESSAGE":[78,86,255,300,-1]}'
+    assert read_line(line, NOW_MS).text == "NV\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("2025/02/23 16:24:18 n1 kernel NVRM: Xid (PCI:0000:9b:00): 79, x", "unknown_form"),
+        ("n1|kernel|NVRM: x", "unknown_form"),
+        ("2025-02-23T16:24:18Z stdout F [ 12.5] NVRM: x", "unknown_form"),
+        ('{"time":"2025-02-23T16:24:18Z","host":"n1","message":"NVRM: x"}', "unknown_form"),
+        ('{"_TRANSPORT":"kernel","MESSAGE":nul', "unknown_form"),
+        ("MESSAGE=NVRM: x", "unknown_form"),
+        ("[  +0.000012] NVRM: x", "unknown_form"),
+        ("[Sun Feb 31 16:24:18 2025] NVRM: x", "bad_time"),
+        ("Feb 30 16:24:18 n1 kernel: NVRM: x", "bad_time"),
+        ("<4>1 - n1 kernel - - - NVRM: x", "bad_time"),
+        ('{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"soon","MESSAGE":"NVRM: x"}', "bad_time"),
+    ],
+)
+def test_a_form_that_is_not_understood_is_a_bad_record_with_an_example(line: str, reason: str) -> None:
+    with pytest.raises(RecordError) as error:
+        read_line(line, NOW_MS)
+    assert error.value.reason == reason
+    assert error.value.detail
 
 
 def test_stamps_without_a_zone_are_the_nodes_own_time() -> None:
