@@ -23,7 +23,7 @@ def check_config_file(
     from fleet.redaction import redacted
     from ingest.archive.files import ArchiveFiles
     from ingest.topology.load import load_topology
-    from service.config import load_config
+    from service.config import load_config, naming_lines
     from service.doors import open_doors
     from service.http.access import load_access
     from service.http.tls import Tls
@@ -31,11 +31,12 @@ def check_config_file(
     from service.start_checks import check_start
 
     config = load_config(path)
-    check_start(config)
-    access = load_access(config.api.host, subjects=config.access.subjects)
-    tls = Tls(config.api) if config.api.tls_cert else None
-    sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
-    doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
+    with naming_lines(path):
+        check_start(config)
+        access = load_access(config.api.host, subjects=config.access.subjects)
+        tls = Tls(config.api) if config.api.tls_cert else None
+        sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
+        doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
     archive = redacted(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     echo(f"{path}: fine")
     if config.fleet.topology:

@@ -60,7 +60,7 @@ def run(
 
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
-    from service.config import check_config, load_config, override
+    from service.config import check_config, load_config, naming_lines, override
     from service.start_checks import check_start
 
     logs.configure(log_format, log_level, _process_name(role, instance))
@@ -74,7 +74,8 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role is None:
-        check_start(loaded)
+        with naming_lines(config):
+            check_start(loaded)
         raise typer.Exit(asyncio.run(_supervise(loaded)))
     _run_role(role, loaded, instance or 0)
 

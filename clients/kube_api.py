@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from clients.kubernetes import ExpiredError
+from fleet.decode_faults import explain_bytes
 from fleet.errors import FleetcastError, SourceError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -198,4 +199,6 @@ def _decoded(decode: Any, body: Any) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise SourceError(f"an API server does not answer like that: {error}", 5.0) from None
+        raise SourceError(
+            f"an API server does not answer like that: {explain_bytes(error, decode, body)}", 5.0
+        ) from None

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, SourceError
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ def list_all(server: Server, what: Collection) -> Listing:
         try:
             page = _page(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise SourceError(f"{what.path} is no list: {error}", RETRY_MOST_S) from None
+            raise SourceError(f"{what.path} is no list: {explain_bytes(error, _page, body)}", RETRY_MOST_S) from None
         objects += [what.decode(bytes(item)) for item in page.items or ()]
         token = page.metadata.token
         if not token:
@@ -278,7 +279,9 @@ def _change(line: bytes) -> tuple[_Told, str]:
         told = _told(line)
         head = _head(told.object)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise SourceError(f"the watch told what is none of its events: {error}", RETRY_S) from None
+        raise SourceError(
+            f"the watch told what is none of its events: {explain_bytes(error, _told, line)}", RETRY_S
+        ) from None
     if told.type == "ERROR":
         raise _refusal(head.code, bytes(told.object))
     if head.metadata is None or not head.metadata.version:

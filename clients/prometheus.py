@@ -13,6 +13,7 @@ import requests
 from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
 from urllib3.util.retry import Retry
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, SourceError
 
 TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
@@ -110,7 +111,9 @@ class PrometheusClient:
         try:
             answer = _decode(response.content.replace(b'"+Inf"', b'"Inf"'))
         except msgspec.MsgspecError as error:
-            raise _refusal(response.status_code, f"{error}: {response.text[:200]}") from None
+            raise _refusal(
+                response.status_code, f"{explain_bytes(error, _decode, response.content)}: {response.text[:200]}"
+            ) from None
         if answer.status != "success":
             raise _refusal(response.status_code, answer.error)
         return answer.data.result

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from fleet.decode_faults import explain
 from fleet.errors import ConfigError, RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
@@ -23,8 +24,8 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
-        raise ConfigError(f"pipeline.sources {name}: {error}; it takes {known}") from None
+        fault = explain(error, kind, given, toml=True)
+        raise ConfigError(f"pipeline.sources {name}: options.{fault.sentence}") from None
 
 
 @dataclass(frozen=True, slots=True)

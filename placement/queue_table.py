@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import msgspec
 
+from fleet.decode_faults import Path
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RequestError
 from fleet.requests import MAX_COUNT
-from placement.toml_lines import Path
 from placement.tree import ROOT, Amounts, Credits, LeafOrder, QueueClass, QueueNode, TreePolicy
 
 DEEPEST = 8

@@ -2,21 +2,21 @@
 
 import hashlib
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from fleet.decode_faults import Path, explain, field_of, nearest_key
 from fleet.errors import RequestError
 from fleet.node_names import is_node_name, node_name_fault
 from fleet.requests import MAX_COUNT
+from fleet.toml_lines import line_at, lines_of
 from fleet.toml_text import read_toml
 from fleet.topology import Level, NodeSpec
 from placement.queue_table import NumberCheck, QueueTable, check_text, make_nodes
-from placement.toml_lines import Path, line_at, lines_of
-from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window, nearest
+from placement.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
 
 MOST_BYTES = 4_194_304
 MOST_QUEUES = 10_000
@@ -32,8 +32,6 @@ LATER = {
     "share": "training beside inference",
 }
 HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices")
-UNKNOWN_KEY = re.compile(r"unknown field `(.*?)`")
-EXPECTED = re.compile(r" - at `.*`$")
 REFUSE = "refuse"
 _AnyTable = TypeVar("_AnyTable", bound=msgspec.Struct)
 
@@ -83,21 +81,6 @@ class Refuse:
         return RequestError(f"line {line_at(lines_of(self._text), path)}: {field}: {why}", field)
 
 
-def field_of(path: Path) -> str:
-    """
-    >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
-    ('queue."research/nlp".weight', 'reservation[0].to')
-    """
-    words = ""
-    for part in path:
-        if isinstance(part, int):
-            words += f"[{part}]"
-        else:
-            plain = re.fullmatch(r"[A-Za-z0-9_-]+", part)
-            words += f".{part}" if plain else f'."{part}"'
-    return words.removeprefix(".")
-
-
 def read_queues(text: str) -> QueueTree:
     """The tree of a file's text. RequestError says what is wrong with it, and where."""
     if len(text) > MOST_BYTES:
@@ -112,7 +95,7 @@ def read_queues(text: str) -> QueueTree:
         if name in LATER:
             raise refuse((name,), f"{LATER[name]} are not honoured yet; leave the table out")
         if name not in HERE:
-            raise refuse((name,), f"no such table{_near(name, HERE)}")
+            raise refuse((name,), f"no such table{nearest_key(name, HERE)}")
     return _tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -169,19 +152,11 @@ def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "
 
 
 def _convert(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
-    if not isinstance(value, dict):
-        raise refuse(path, f"is {value!r}, must be a table")
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        unknown = UNKNOWN_KEY.search(str(error))
-        keys = [field.encode_name for field in msgspec.structs.fields(kind)]
-        if unknown:
-            nested = "." in str(error).rpartition("`$")[2]
-            near = "" if nested else _near(unknown[1], keys)
-            raise refuse((*path, unknown[1]), f"no such key{near}") from None
-        where = str(error).rpartition("`$")[2].strip("`.").split(".")[0].split("[")[0]
-        raise refuse((*path, *([where] if where else [])), EXPECTED.sub("", str(error))) from None
+        fault = explain(error, kind, value, toml=True)
+        raise refuse((*path, *fault.path), fault.why) from None
 
 
 def _dict(document: Mapping[str, Any], name: str, refuse: Refuse) -> dict[str, Any]:
@@ -189,15 +164,6 @@ def _dict(document: Mapping[str, Any], name: str, refuse: Refuse) -> dict[str, A
     if not isinstance(value, dict):
         raise refuse((name,), f"is a {type(value).__name__}; write [{name}.NAME]")
     return value
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    """
-    >>> _near("weigth", ["weight", "limit"]), _near("colour", ["weight", "limit"])
-    ('; did you mean weight?', '; there are weight, limit')
-    """
-    found = nearest(name, known, 1)
-    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(known)}"
 
 
 def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
@@ -224,12 +190,12 @@ def _check_names(tree: QueueTree, refuse: Refuse) -> None:
     """Names that one table gives of another."""
     unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
     if unknown and unknown not in leaves:
-        why = f"{unknown!r} is no queue without queues below it{_near(unknown, [*leaves])}"
+        why = f"{unknown!r} is no queue without queues below it{nearest_key(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
     for name, found in tree.classes.items():
         for other in found.preempts:
             if other not in tree.classes and other not in tree.row:
-                near = _near(other, [*tree.classes, *leaves])
+                near = nearest_key(other, [*tree.classes, *leaves])
                 raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
 
 
@@ -263,7 +229,7 @@ def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Re
 
 def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: Refuse) -> Window:
     if kind == "reservation" and (table.queue not in tree.row or not table.queue):
-        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{_near(table.queue, list(tree.row)[1:])}")
+        raise refuse((*path, "queue"), f"{table.queue!r} is no queue{nearest_key(table.queue, list(tree.row)[1:])}")
     if kind == "maintenance" and table.queue:
         raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
     if not table.nodes:

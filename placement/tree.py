@@ -5,14 +5,14 @@ is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs b
 GPUs of any model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Literal
 
 from fleet.errors import RequestError
 from fleet.requests import PlacementRequest
+from fleet.spelling import nearest
 from fleet.topology import Level
 
 ANY = "gpu"  # GPUs of any model
@@ -22,8 +22,6 @@ Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
-MOST_COMPARED = 1_000  # names that are compared with a wrong one
-LONGEST_COMPARED = 64  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,18 +225,6 @@ class QueueTree:
         if near:
             return f"no queue {name!r}; the nearest are {some_of(near)}"
         return f"no queue {name!r}; there are {some_of(names)}"
-
-
-def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
-    """Return names that are written alike, the nearest first. Compares a bounded number of short names.
-
-    >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
-    (['weight'], [])
-    """
-    if len(name) > LONGEST_COMPARED:
-        return []
-    short = [one for one in known if len(one) <= LONGEST_COMPARED and abs(len(one) - len(name)) <= len(name)]
-    return get_close_matches(name, short[:MOST_COMPARED], n=most, cutoff=cutoff)
 
 
 def user_leaf(queue: str, user: str) -> str:

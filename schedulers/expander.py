@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import RequestError
 from models.risk.scores import RISK_HORIZONS_S
 from schedulers.adapter import NotKnown, Seen, Verb, Write
@@ -94,4 +95,4 @@ def _asked(body: bytes) -> list[GroupOption]:
     try:
         return _decode(body).options
     except msgspec.ValidationError as error:
-        raise RequestError(str(error)) from None
+        raise RequestError(explain_bytes(error, _decode, body)) from None

@@ -10,6 +10,7 @@ from typing import get_args
 
 import msgspec
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import RequestError, UnknownEntity
 from fleet.events import JobClass
 from models.demand.rows import DemandRow
@@ -111,7 +112,7 @@ def _asked(body: bytes) -> ScalerQuestion:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
-        raise RequestError(str(error)) from None
+        raise RequestError(explain_bytes(error, _decode, body)) from None
 
 
 def wanted(weather: Weather, trigger: Trigger) -> float:

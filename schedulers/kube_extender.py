@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import RequestError
 from schedulers.adapter import NotKnown, Seen, Verb, Write
 from schedulers.kube_types import HostPriority, KubeNode, KubePod, PreemptionArgs, PreemptionResult
@@ -82,7 +83,9 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
         try:
             names = _read_names.decode(self.node_names)
         except msgspec.ValidationError as error:
-            raise RequestError(f"NodeNames: {error}", "NodeNames") from None
+            raise RequestError(
+                f"NodeNames: {explain_bytes(error, _read_names, self.node_names)}", "NodeNames"
+            ) from None
         return [_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
 
 
@@ -222,7 +225,7 @@ def _name(node: msgspec.Raw) -> str:
     try:
         return _read_node.decode(node).metadata.name
     except msgspec.ValidationError as error:
-        raise RequestError(f"Nodes.items: {error}", "Nodes") from None
+        raise RequestError(f"Nodes.items: {explain_bytes(error, _read_node, node)}", "Nodes") from None
 
 
 def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
@@ -233,7 +236,7 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
         if pod is None or all(part in (None, NULL) for part in nodes):
             return decoder.decode(_respelt(body, decoder.type))
     except msgspec.ValidationError as error:
-        raise RequestError(str(error)) from None
+        raise RequestError(explain_bytes(error, decoder, body)) from None
     return args
 
 

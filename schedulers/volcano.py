@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import RequestError
 from schedulers.adapter import NotKnown, Seen, Verb, Write
 from schedulers.kube_types import GPU_RESOURCES, KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
@@ -139,4 +140,4 @@ def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise RequestError(str(error)) from None
+        raise RequestError(explain_bytes(error, decoder, body)) from None

@@ -1,7 +1,9 @@
 """Decode config.toml into frozen structs. The one at the root of the project explains the keys, with these defaults."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ import tomli_w
 
 from fleet.clock import Clock, ScaledClock, SystemClock
 from fleet.errors import ConfigError
-from fleet.toml_text import read_toml
+from fleet.toml_lines import decode_toml, with_line
 from placement.ledger_chain import ChainHead
 from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
@@ -253,13 +255,22 @@ def load_config(path: Path | None) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     try:
-        config = msgspec.convert(read_toml(text), Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    check_config(config)
+        config = decode_toml(text, Config)
+        check_config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {with_line(text, str(error))}") from None
     return config
+
+
+@contextlib.contextmanager
+def naming_lines(path: Path | None) -> Iterator[None]:
+    """Put the file and the line before an error of the block that is about a key of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        message = str(error)
+        with_its_line = with_line(path.read_text(encoding="utf-8"), message) if path else message
+        raise ConfigError(message if with_its_line == message else f"{path}: {with_its_line}") from None
 
 
 UNKNOWN_USE = ("avoid", "ignore")

@@ -13,7 +13,7 @@ from schedulers.kube_extender import KubeAdapter
 from schedulers.trimaran import TrimaranAdapter
 from schedulers.volcano import VolcanoAdapter
 from service.config import AdapterConfig, AdaptersConfig
-from service.plugins import load
+from service.plugins import call, load
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "expander": ExpanderAdapter,
@@ -51,7 +51,7 @@ def make_answerers() -> dict[str, Adapter]:
 def make_door(use: str, options: Mapping[str, Any]) -> Door:
     """A built-in writer, or `package.module:name`, called with its options. Connects nowhere. Raises ConfigError."""
     make = load(f"adapters.adapter.use (built in: {', '.join(sorted(WRITERS))})", WRITERS.get(use, use))
-    return cast(Door, make(options))
+    return cast(Door, call("adapters.adapter.use", use, make, options))
 
 
 def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:

@@ -1,12 +1,14 @@
 """Load plugins by import path, and read their options."""
 
 import importlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from fleet.errors import ConfigError
+from fleet.decode_faults import explain
+from fleet.errors import ConfigError, FleetcastError
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -18,6 +20,46 @@ def load(key: str, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}: {path!r}: {error}; give 'package.module:name'") from None
+    except Exception as error:  # whatever the code of a plugin raises when it is imported
+        raise ConfigError(f"{key}: {path!r} cannot be imported: {cause_of(error)}") from None
+
+
+def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
+    """Call what a path names, a class or a function. Raises ConfigError for any error of the plugin's own code."""
+    try:
+        return plugin(*arguments)
+    except FleetcastError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{key}: {path!r} cannot be made: {cause_of(error)}") from None
+
+
+def cause_of(error: Exception) -> str:
+    """Return the class of an error, its words, and the line that raised it.
+
+    >>> cause_of(NameError("name 'y' is not defined"))
+    "NameError: name 'y' is not defined"
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = (error.filename, error.lineno) if isinstance(error, SyntaxError) else None
+    if place is None and frames:
+        place = (frames[-1].filename, frames[-1].lineno)
+    words = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {words}" + (f" ({place[0]}, line {place[1]})" if place else "")
+
+
+def make_forecaster(path: str) -> Any:
+    """Make the forecaster of a row of `pipeline.forecasters`. Raises ConfigError."""
+    key = "pipeline.forecasters"
+    found = load(key, path)
+    check_callable(key, path, found)
+    return call(key, path, found)
+
+
+def check_callable(key: str, path: str, found: object) -> None:
+    """Raise ConfigError if a plugin is neither a function nor a class."""
+    if not callable(found):
+        raise ConfigError(f"{key}: {path!r} is {type(found).__name__}: expected a function or a class")
 
 
 def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
@@ -25,8 +67,7 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
-        raise ConfigError(f"options: {error}; it takes {known}") from None
+        raise ConfigError(f"options.{explain(error, kind, given, toml=True).sentence}") from None
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:

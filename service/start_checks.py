@@ -15,7 +15,7 @@ from service.doors import open_doors
 from service.http.access import load_access
 from service.http.listening import listen
 from service.http.tls import Tls
-from service.plugins import load, load_functions
+from service.plugins import check_callable, load_functions, make_forecaster
 from service.state_folder import PATIENCE_S, POLL_S, is_role_held
 
 
@@ -39,10 +39,10 @@ def check_start(config: Config) -> None:
 
         open_sources(config, config.make_clock(), Entities())  # connects nowhere
     for path in config.pipeline.forecasters:
-        _check_callable("pipeline.forecasters", path, load("pipeline.forecasters", path))
+        make_forecaster(path)
     for key, paths in (("placer.filters", config.placer.filters), ("placer.scorers", config.placer.scorers)):
         for path, (_, function) in zip(paths, load_functions(key, paths), strict=True):
-            _check_callable(key, path, function)
+            check_callable(key, path, function)
     open_doors(config.adapters)
 
 
@@ -73,8 +73,3 @@ def _ports(config: Config) -> Iterator[tuple[str, int, str]]:
     for port, key in ((config.api.grpc_port, "api.grpc_port"), (config.external_metrics.port, "external_metrics.port")):
         if port:
             yield config.api.host, port, f"api.host, {key}"
-
-
-def _check_callable(key: str, path: str, found: object) -> None:
-    if not callable(found):
-        raise ConfigError(f"{key}: {path!r} is {type(found).__name__}: expected a function or a class")

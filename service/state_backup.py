@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from fleet import files
+from fleet.decode_faults import explain_json
 from fleet.errors import ConfigError, FleetcastError
 from ingest.inbox.segments import KEEP_LOCK
 from placement.ledger_chain import ChainHead
@@ -145,8 +146,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Read what a backup holds. Raises BackupError where there is none, or one of a later version."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
         raise BackupError(f"{folder} is no backup: {MANIFEST} cannot be read ({error})") from None
+    except msgspec.MsgspecError as error:
+        raise BackupError(f"{folder} is no backup: {MANIFEST} is damaged ({explain_json(error)})") from None
     if manifest.format > FORMAT:
         raise BackupError(f"{folder} has format {manifest.format}, this program reads {FORMAT}: use a later one")
     return manifest

@@ -20,6 +20,7 @@ import msgspec
 
 from features.arrays_file import TornFileError, read_arrays
 from fleet import files
+from fleet.decode_faults import explain_json
 from ingest.inbox.reach import inbox_end, inbox_first
 from placement.ledger_chain import ChainHead
 from placement.ledger_file import peek, peek_hashes, peek_marks
@@ -203,5 +204,6 @@ def _read(path: Path, kind: type[T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        logger.warning("%s cannot be read (%s)", path, error)
+        why = error if isinstance(error, OSError) else explain_json(error)
+        logger.warning("%s cannot be read (%s)", path, why)
         return None

@@ -1,6 +1,5 @@
 """The TOML file behind `fleetcast simulate faults`: all that is drawn, with defaults. Unknown keys are refused."""
 
-import difflib
 import inspect
 import math
 import re
@@ -9,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain
 from fleet.errors import ConfigError
+from fleet.toml_lines import line_at, lines_of
 from fleet.toml_text import read_toml
 from simulator.faults import FaultSettings
 from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, FaultKind, Magnitudes, Span
@@ -152,7 +153,9 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
     try:
         file = msgspec.convert(whole, FaultFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {_advice(str(error))}") from None
+        fault = explain(error, FaultFile, whole, toml=True)
+        line = f"line {line_at(lines_of(text), fault.path)}: "
+        raise ConfigError(f"{name}: {line}{fault.sentence}; --print-config shows every key") from None
     problem = _problem(file)
     if problem:
         raise ConfigError(f"{name}: {problem}")
@@ -164,21 +167,6 @@ def _merged(usual: Any, given: Any) -> Any:
     if not (isinstance(usual, dict) and isinstance(given, dict)):
         return given
     return usual | {key: _merged(usual.get(key), value) for key, value in given.items()}
-
-
-def _advice(error: str) -> str:
-    """msgspec's words, with the nearest known key where one is unknown."""
-    unknown = re.search(r"unknown field `([^`]+)`", error)
-    near = difflib.get_close_matches(unknown[1], _known_keys(), 1) if unknown else []
-    return f"{error}; did you mean {near[0]!r}?" if near else f"{error}; --print-config shows every key"
-
-
-def _known_keys() -> list[str]:
-    def walk(table: dict[str, Any]) -> list[str]:
-        inner = [key for value in table.values() if isinstance(value, dict) for key in walk(value)]
-        return [*table, *inner]
-
-    return sorted(set(walk(msgspec.to_builtins(FaultFile()))))
 
 
 def _problem(file: FaultFile) -> str:

@@ -158,7 +158,7 @@ def decode_states(body: bytes) -> list[ComponentStates]:
     try:
         return _states(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body) from None
+        raise malformed(error, body, _states) from None
 
 
 def decode_events(body: bytes) -> list[ComponentEvents]:
@@ -166,7 +166,7 @@ def decode_events(body: bytes) -> list[ComponentEvents]:
     try:
         return _events(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body) from None
+        raise malformed(error, body, _events) from None
 
 
 def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:

@@ -13,11 +13,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from fleet.decode_faults import shown
 from fleet.devices import device_name
 from fleet.errors import RecordError
 from fleet.events import NodeEvent
 from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord
-from ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed, shown
+from ingest.inbox.job_events import MAX_MESSAGE_LENGTH, check_event, malformed
 
 SOURCE: Final = "nvsentinel"
 TYPE: Final = "com.nvidia.nvsentinel.health.v1"
@@ -139,7 +140,7 @@ def _parts(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEn
     try:
         return map(bytes, _raw_list(body))
     except (ValueError, RecursionError) as error:
-        return (malformed(error, body),)
+        return (malformed(error, body, _raw_list),)
 
 
 def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordError":
@@ -151,14 +152,14 @@ def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordE
     try:
         return EventEnvelope(headers["ce-id"], headers.get("ce-time", ""), _data(body).health_event)
     except (ValueError, RecursionError) as error:
-        return malformed(error, body)
+        return malformed(error, body, _data)
 
 
 def _decoded(part: bytes) -> EventEnvelope:
     try:
         envelope = _envelope(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part) from None
+        raise malformed(error, part, _envelope) from None
     if envelope.specversion != "1.0" or not envelope.id:
         raise RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0' and an id")
     if envelope.type != TYPE:

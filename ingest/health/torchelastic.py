@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import shown
 from fleet.errors import ConfigError, RecordError
 from fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
 from ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
-from ingest.inbox.job_events import check_event, malformed, shown
+from ingest.inbox.job_events import check_event, malformed
 from ingest.kubernetes.failures import category_of_exit
 from ingest.lifecycle import ENDED, RESIZED, STARTED
 from ingest.node_names import expand_nodes
@@ -100,7 +101,7 @@ def _read(part: bytes) -> ElasticRecord:
     try:
         return _record(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part) from None
+        raise malformed(error, part, _record) from None
 
 
 def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:

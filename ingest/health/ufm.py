@@ -170,13 +170,13 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
     try:
         rows = _alerts(body) or []
     except (ValueError, RecursionError) as error:
-        raise malformed(error, body) from None
+        raise malformed(error, body, _alerts) from None
     alerts, bad = [], []
     for row in rows[:MOST_ALERTS]:
         try:
             alert = _alert(row)
         except (ValueError, RecursionError) as error:
-            bad.append(malformed(error, bytes(row)))
+            bad.append(malformed(error, bytes(row), _alert))
             continue
         if 0 <= alert.probability <= 100:
             alerts.append(alert)

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fleet.decode_faults import shown
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
-from ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed, shown
+from ingest.inbox.job_events import FUTURE_LIMIT_MS, MAX_COUNT, decode_event, malformed
 
 MAX_RECORDS = 200_000
 MAX_REJECTED = 10_000
@@ -77,8 +78,8 @@ def decode_body(
 ) -> DecodedBody:
     """Decode every record of a body, good or rejected with its index. `headers`: names in lower case.
 
-    >>> decode_body(b'[{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}, {}]', now_ms=10).rejected
-    [(1, RecordError('missing_field: Object missing required field `type`'))]
+    >>> decode_body(b'[{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}, [5]]', now_ms=10).rejected
+    [(1, RecordError('wrong_type: is [5], must be an object of keys and values'))]
     """
     decoded = DecodedBody()
     is_full = False
@@ -205,7 +206,7 @@ def _event_of(body: bytes) -> bytes | RecordError:
     try:
         envelope = _cloud_event(body)
     except (ValueError, RecursionError) as error:
-        broken = malformed(error, body)
+        broken = malformed(error, body, _cloud_event)
         return RecordError("cloud_event", str(broken)) if isinstance(error, msgspec.ValidationError) else broken
     if envelope.specversion != "1.0":
         return RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0'")

@@ -1,12 +1,12 @@
 """Job and node events from JSON: one record → one event, or a RecordError whose text names the offending value."""
 
 import contextlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain_json, fault_in, shown
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.events import (
@@ -39,7 +39,6 @@ MAX_GANG = 1_000_000
 MAX_QUEUES = 64  # of one attempt that waits in several
 MAX_TASKS = 4_000_001  # of one array: Slurm's own limit
 MAX_LABELS = 64
-SHOWN_CHARACTERS = 80
 
 NODE_HEAD = b'{"node":'  # how most node events begin, ours among them
 _decode_job = msgspec.json.Decoder(JobEvent).decode
@@ -106,56 +105,31 @@ def _decode_other(record: bytes, error: Exception) -> NodeEvent:
     try:
         keys = _decode_keys(record)
     except (ValueError, RecursionError) as reason:
-        raise malformed(reason, record) from None
+        raise malformed(reason, record, dict[str, Any]) from None
     if "job" in keys or not ("node" in keys and "source" in keys):
-        raise malformed(error, record) from None
+        raise malformed(error, record, _decode_job) from None
     try:
         return _decode_node(record)
     except (ValueError, RecursionError) as reason:
-        raise malformed(reason, record) from None
+        raise malformed(reason, record, _decode_node) from None
 
 
-_LABELS = (
-    ("unknown field", "unknown_key"),
-    ("missing required field", "missing_field"),
-    ("out of range", "out_of_range"),
-    ("Invalid", "bad_value"),
-    ("Expected", "wrong_type"),
-    ("truncated", "truncated"),
-)
+def malformed(error: Exception, record: bytes = b"", decode: Any = None) -> RecordError:
+    """Make a decoder's error a RecordError with a short label and the first fault.
 
-
-def malformed(error: Exception, record: bytes = b"") -> RecordError:
-    """A decoder's error as a RecordError with a short label and, where the record can be read, the value at fault."""
+    decode: the decoder that refused the record, or its type.
+    """
     if isinstance(error, UnicodeDecodeError):
         return RecordError("not_utf8", f"byte 0x{error.object[error.start]:02x}: {error.reason}")
     if isinstance(error, RecursionError):
         return RecordError("too_deep", "nested too deeply")
-    text = str(error)
-    label = next((label for words, label in _LABELS if words in text), "not_json")
-    if label in ("wrong_type", "bad_value", "out_of_range") and record:
-        text += _value_at(record, text)
-    return RecordError(label, text)
-
-
-def _value_at(record: bytes, text: str) -> str:
-    """ ", value …" for the path that msgspec names at the end of its message; empty when there is none."""
-    found = re.search(r"at `\$([^`]*)`$", text)
-    if found is None or "Invalid value" in text:
-        return ""
-    try:
-        value: Any = msgspec.json.decode(record)
-        for key, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", found.group(1)):
-            value = value[key] if key else value[int(index)]
-    except (ValueError, RecursionError, KeyError, IndexError, TypeError):
-        return ""
-    return f", value {shown(value)}"
-
-
-def shown(value: object) -> str:
-    """A value in a message: quoted, and cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+    if isinstance(error, msgspec.ValidationError):
+        try:
+            fault = fault_in(error, decode, record)
+        except (ValueError, RecursionError) as broken:
+            return malformed(broken)
+        return RecordError(fault.label, fault.sentence)
+    return RecordError("truncated" if "truncated" in str(error) else "not_json", explain_json(error))
 
 
 def _check_time(time_ms: int, now_ms: int, limit_ms: int) -> None:

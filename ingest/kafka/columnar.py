@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.decode_faults import explain_bytes, explain_json
 from fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
 from fleet.errors import RecordError
 from fleet.metrics import METRICS, metric_row
@@ -225,9 +226,9 @@ def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
     try:
         return read(raw)
     except msgspec.ValidationError as error:
-        raise RecordError("bad_record", str(error)[:300]) from None
+        raise RecordError("bad_record", explain_bytes(error, read, raw)[:300]) from None
     except (ValueError, RecursionError) as error:
-        raise RecordError("not_readable", str(error)[:300]) from None
+        raise RecordError("not_readable", explain_json(error)[:300]) from None
 
 
 def _plan(header: Header, entities: Entities) -> _Plan:

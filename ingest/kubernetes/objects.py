@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
+from fleet.decode_faults import shown
 from fleet.errors import RecordError
-from ingest.inbox.job_events import malformed, shown
+from ingest.inbox.job_events import malformed
 
 Quantity = str | int | float
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([EPTGMk]i?|Ki|[eE][+-]?[0-9]{1,3}|[munp]|)")
@@ -299,7 +300,7 @@ def decode(record: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(record, type=kind)
     except (ValueError, RecursionError) as error:
-        why = malformed(error, record)
+        why = malformed(error, record, kind)
         raise RecordError("kubernetes_object", f"{kind.__name__}: {why}") from None
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError
 from ingest.pages.target_spec import TargetSpec, parse_target
 
@@ -58,7 +59,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
         try:
             yield _group(row)
         except (msgspec.MsgspecError, RecursionError) as error:
-            yield ConfigError(f"{bytes(row)[:80]!r}: {error}")
+            yield ConfigError(f"{bytes(row)[:80]!r}: {explain_bytes(error, _group, row)}")
 
 
 def _yaml(data: bytes, origin: str) -> list[Any]:

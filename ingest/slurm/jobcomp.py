@@ -115,7 +115,7 @@ def _of_document(part: bytes | RecordError) -> SlurmJob:
     try:
         row = _completed(part)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, part) from None
+        raise malformed(error, part, _completed) from None
     id_, array, task = number(row.jobid), number(row.array_job_id) or 0, number(row.array_task_id)
     if id_ is None:
         raise RecordError("no_job_id", f"jobid {row.jobid!r}")

@@ -98,7 +98,7 @@ def _read(body: bytes, key: str, make: Callable[[msgspec.Raw], Iterable[Told]]) 
     try:
         answer = _answer(body)
     except (ValueError, RecursionError) as error:
-        read.bad.append(malformed(error))
+        read.bad.append(malformed(error, body, _answer))
         return read
     records = getattr(answer, key)
     if not records:
@@ -114,7 +114,7 @@ def _typed(decode: Callable[[msgspec.Raw], Told], raw: msgspec.Raw) -> Told:
     try:
         return decode(raw)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, bytes(raw)) from None
+        raise malformed(error, bytes(raw), decode) from None
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain
 from fleet.errors import ConfigError
 from fleet.topology import Device, Level, NodeSpec
 from ingest.node_names import MAX_NODES, check_name, too_many
@@ -148,7 +149,8 @@ def netq_nodes(document: Any) -> list[NodeSpec]:
             ]
         graphs = msgspec.convert(document, list[_Graph])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"NetQ: {error}") from None
+        kind = list[_Compute] if "Name" in document[0] else list[_Graph]
+        raise ConfigError(f"NetQ: {explain(error, kind, document).sentence}") from None
     found = [node for graph in graphs for node in _graph_nodes(graph)]
     if not found:
         raise ConfigError("NetQ: no host of the graph is linked to a switch")

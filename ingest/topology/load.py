@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
-from fleet.toml_text import read_toml
+from fleet.toml_lines import decode_toml
 from fleet.topology import Device, Level, NodeSpec, Topology
 from ingest.gpus import short_model
 from ingest.node_names import MAX_NODES, check_name, check_part, expand_nodes, too_many
@@ -141,12 +142,7 @@ def parse_topology(text: str) -> list[NodeSpec]:
 
 
 def parse_toml(text: str) -> list[NodeSpec]:
-    try:
-        racks = msgspec.convert(read_toml(text), _Racks).rack
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
-    except ValueError as error:
-        raise ConfigError(f"not valid TOML: {error}") from None
+    racks = decode_toml(text, _Racks).rack
     if not racks:
         raise ConfigError("it names no [[rack]]")
     nodes: list[NodeSpec] = []
@@ -225,7 +221,7 @@ def _mapping(value: Any, name: object) -> dict[str, str]:
     try:
         return msgspec.convert(value, dict[str, str])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"labels of {name!r}: {error}") from None
+        raise ConfigError(f"labels of {name!r}: {explain(error, dict[str, str], value).sentence}") from None
 
 
 def node_from_labels(name: str, labels: Mapping[str, str], capacity: Mapping[str, str] | None = None) -> NodeSpec:

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.decode_faults import explain_json
 from fleet.errors import ModelError
 from models.demand.boosting import BANDS, Band, BandModel, Bands, Settings, each_level, fit_target, serves, usual_change
 from models.demand.features import DAY_S, FEATURES, FLOW_TARGETS, PanelPast, Rows, features
@@ -209,7 +210,7 @@ def _read_saved(path: Path) -> _Saved:
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path}: damaged ({error}): train demand anew") from error
+        raise ModelError(f"{path}: damaged ({explain_json(error)}): train demand anew") from error
     if saved.layout != LAYOUT or saved.features != FEATURES or saved.quantiles != QUANTILES:
         raise ModelError(f"{path}: made by another version of Fleetcast: train demand anew")
     return saved

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-import re
+import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from fleet.decode_faults import MISSING, Fault, explain_json, faults_in, shown
 from service.http.body_budget import CLOSING, BodyBudget, Lease
-from service.http.problems import FieldError, Problem
+from service.http.problems import MOST_ERRORS, FieldError, Problem
 
 T = TypeVar("T")
 LEASE = "fleetcast.lease"  # in the scope of a request
@@ -28,26 +29,32 @@ def lease_of(request: Request) -> Lease:
     return lease if isinstance(lease, Lease) else BodyBudget().lease()
 
 
-def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
-    """What msgspec's `decode` makes of a JSON body. Problems: 422 names the wrong field, 400 is no JSON."""
+def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode a JSON body. Problems: 422 names every wrong key with what it held, 400 is no JSON."""
     try:
-        return decode(body)
-    except msgspec.ValidationError as error:
-        errors = [FieldError(field_of(str(error)), expected=str(error))]
-        raise Problem(422, "bad_request", str(error), errors=errors) from None
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise unprocessable_body(list(itertools.islice(faults_in(error, decoder, body), MOST_ERRORS))) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
+        raise Problem(400, "not_json", f"the body is not JSON: {explain_json(error)}") from None
 
 
-def field_of(message: str) -> str:
-    """The key that msgspec's message is about.
+def unprocessable_body(faults: Sequence[Fault]) -> Problem:
+    """422 for the faults of a body: all of them in `errors`, the unknown keys or else the first in the sentence."""
+    unknown = [fault for fault in faults if fault.label == "unknown_key"]
+    names = ", ".join(fault.field for fault in unknown)
+    detail = f"unknown keys: {names}" if len(unknown) > 1 else faults[0].sentence
+    errors = [FieldError(fault.field, _said_back(fault.value), fault.expected) for fault in faults]
+    return Problem(422, "bad_request", detail, errors=errors)
 
-    >>> field_of("Expected `int`, got `str` - at `$.gang.min`"), field_of("Object missing required field `request_id`")
-    ('gang.min', 'request_id')
-    """
-    path = re.search(r"at `\$\.?([^`]*)`", message)
-    name = re.search(r"field `([^`]+)`", message)
-    return ".".join(found.group(1) for found in (path, name) if found and found.group(1))
+
+def _said_back(value: Any) -> Any:
+    """A value of a body as a problem says it back: lists, objects and huge numbers as short text."""
+    if value is MISSING:
+        return None
+    is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
+    return value if is_small else shown(value)
 
 
 async def read_body(request: Request, most: int) -> bytes:

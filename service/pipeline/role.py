@@ -9,7 +9,7 @@ import logging
 import resource
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from ingest.remote_write.decoder import WriteDecoder
 from ingest.shares import WHOLE, Share
 from ingest.source import Source, check_source_class
 from ingest.topology.load import load_topology
-from service.config import Config
+from service.config import Config, PluginConfig
 from service.disk_errors import log_disk_errors
 from service.exit_reason import announce_ready, pipeline_name
 from service.pipeline.pipeline import Pipeline
-from service.plugins import load
+from service.plugins import call, load
 from service.process_memory import use_one_heap
 
 logger = logging.getLogger(__name__)
@@ -62,16 +62,25 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
         scraper = Scraper(entities, config.scrape.targets, config.scrape, clock, future_limit_s=limit_s)
         scraper.choose = share.scrapes
         sources.append(scraper)
-    for row in config.pipeline.sources:
-        found = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
-        kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
-        if getattr(kind, "divides", False) and share.instances > 1:
-            options = {**row.options, "instance": share.instance, "instances": share.instances}
-            sources.append(_made(row.use, kind, entities, clock, options))
-        elif share.first:
-            sources.append(_made(row.use, kind, entities, clock, row.options))
+    for number, row in enumerate(config.pipeline.sources):
+        try:
+            sources += _open_source(row, clock, entities, share)
+        except ConfigError as error:
+            message = str(error).replace("pipeline.sources", f"pipeline.sources[{number}]", 1)
+            raise ConfigError(message) from None
     _check_names(sources)
     return sources
+
+
+def _open_source(row: PluginConfig, clock: Clock, entities: Entities, share: Share) -> Iterator[Source]:
+    """Yield the source of a row, unless another pipeline runs it."""
+    found = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
+    kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
+    if getattr(kind, "divides", False) and share.instances > 1:
+        options = {**row.options, "instance": share.instance, "instances": share.instances}
+        yield _made(row.use, kind, entities, clock, options)
+    elif share.first:
+        yield _made(row.use, kind, entities, clock, row.options)
 
 
 def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> Source:
@@ -80,7 +89,7 @@ def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mappin
         inspect.signature(kind).bind(entities, clock, options)
     except (TypeError, ValueError):
         raise ConfigError(f"{where}: expected a class or a function made with (entities, clock, options)") from None
-    source: Source = kind(entities, clock, options)
+    source: Source = call("pipeline.sources.use", use, kind, entities, clock, options)
     check_source_class(type(source), where)
     if not (isinstance(source.name, str) and source.name):
         raise ConfigError(f"{where}: its name is {source.name!r}: expected a string")

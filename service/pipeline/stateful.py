@@ -25,7 +25,7 @@ from service.pipeline.node_past import NodePasts
 from service.pipeline.run_times.record import RunTimeRecord
 from service.pipeline.state import FleetState
 from service.pipeline.unknown_use import UnknownUse
-from service.plugins import load
+from service.plugins import make_forecaster
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,6 @@ def _plain(value: Any) -> Any:
 
 def demand_forecaster(config: Config) -> DemandForecaster:
     registry = Registry(config.models_folder)
-    plugins = [load("pipeline.forecasters", path)() for path in config.pipeline.forecasters]
+    plugins = [make_forecaster(path) for path in config.pipeline.forecasters]
     sparse = Sparse()
     return DemandForecaster([ServedTrees(registry), sparse, *plugins], [sparse], [ShadowTrees(registry)])

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, RequestError, SourceError
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
 from schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
@@ -82,7 +83,7 @@ def annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
     try:
         buffer = _decode_buffer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a buffer that is none: {error}") from None
+        raise SourceError(f"a buffer that is none: {explain_bytes(error, _decode_buffer, body)}") from None
     meta, replicas = buffer.metadata, buffer.spec.replicas
     holders = {(row.manager, row.operation) for row in meta.managed_fields or () if _holds_replicas(row.fields_v1)}
     others = tuple(sorted(manager for manager, _ in holders - {(MANAGER, "Apply")}))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleet.decode_faults import explain_json
 from fleet.errors import ConfigError, SourceError
 from fleet.topology import DOMAIN_LEVELS
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
@@ -118,7 +119,7 @@ class KueuePort:
             except KubeRefused as error:
                 raise SourceError(f"Kueue is not installed: {error}") from None
             except msgspec.DecodeError as error:
-                raise SourceError(f"an API server does not answer like that: {error}") from None
+                raise SourceError(f"an API server does not answer like that: {explain_json(error)}") from None
             version = next((version for version in VERSIONS if version in served), None)
             if version is None:
                 raise SourceError(f"Kueue serves {sorted(served)}, and we speak {' and '.join(VERSIONS)}")

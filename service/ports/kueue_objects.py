@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain_bytes
 from fleet.errors import SourceError
 from schedulers.kueue import FORECAST, GPUS, HELD, HOLD, JOB, NODES, NOTE, PENDING, RETRY, WAITS
 
@@ -204,7 +205,7 @@ def _decoded(decode: Any, body: bytes | msgspec.Raw) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"an object of Kueue that is none: {error}") from None
+        raise SourceError(f"an object of Kueue that is none: {explain_bytes(error, decode, body)}") from None
 
 
 def _context(found: _Workload) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, SourceError
 from fleet.nodes import FAILURE_EXPECTED
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
@@ -100,7 +101,7 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
     try:
         node = _decode_node(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a node that is none: {error}") from None
+        raise SourceError(f"a node that is none: {explain_bytes(error, _decode_node, body)}") from None
     meta, taints = node.metadata, node.spec.taints or ()
     ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from clients.kube_api import KubeAccount, KubeApi
+from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, SourceError
 from fleet.topology import DOMAIN_LEVELS
 from schedulers.adapter import Door, Seen, Write, WriteOutcome
@@ -81,7 +82,7 @@ def labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledN
     try:
         meta = _decode(body).metadata
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"a node that is none: {error}") from None
+        raise SourceError(f"a node that is none: {explain_bytes(error, _decode, body)}") from None
     ours: set[str] = set()
     for row in meta.managed_fields or ():
         if (row.manager, row.operation) == (MANAGER, "Apply"):

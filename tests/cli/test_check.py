@@ -39,3 +39,48 @@ def test_it_says_who_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         check(tmp_path / "c.toml", "[api]\nhost = '0.0.0.0'\n")
     monkeypatch.setenv("FLEETCAST_TOKENS", "ada read 0123456789abcdef")
     assert "access: ada\n" in check(tmp_path / "c.toml", "[api]\nhost = '0.0.0.0'\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[pipeline]\nforecasters = ["nowhere.at:All"]\n', r"c.toml: line 2: pipeline.forecasters: 'nowhere.at:All'"),
+        ('[placer]\n\nfilters = ["nowhere.at:all"]\n', r"c.toml: line 3: placer.filters: 'nowhere.at:all'"),
+        ('[[pipeline.sources]]\nuse = "nowhere.at:All"\n', r"c.toml: line 2: pipeline.sources\[0\].use .*No module"),
+        (
+            '[[adapters.adapter]]\nuse = "nowhere.at:all"\n',
+            r"line 1: adapters.adapter\[0\] nowhere.at:all: .*No mod",
+        ),
+        (
+            '[[pipeline.sources]]\nuse = "slurm"\n[pipeline.sources.options]\ninterval = 5\n',
+            r"line 4: pipeline.sources\[0\] slurm: options.interval: no such key; did you mean interval_s\?",
+        ),
+        (
+            '[[adapters.adapter]]\nuse = "band_file"\noptions = {paht = "x"}\n',
+            r"line 3: adapters.adapter\[0\] band_file: options.paht: no such key; did you mean path\?",
+        ),
+    ],
+)
+def test_a_plugin_that_is_not_there_fails_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check(tmp_path / "c.toml", text)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def broken(:\n", "cannot be imported: SyntaxError: .*line 1"),
+        ("import json\nx = y\n", "cannot be imported: NameError: name 'y' is not defined .*line 2"),
+        ("raise SystemError('no driver')\n", "cannot be imported: SystemError: no driver"),
+        ("class make:\n    def __init__(self):\n        self.x = {}['a']\n", "cannot be made: KeyError: 'a' .*line 3"),
+        ("make = 5\n", "is int: expected a function or a class"),
+    ],
+)
+def test_a_plugin_whose_code_fails_is_named_with_the_line_of_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    name = f"failing_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=f"c.toml: line 2: pipeline.forecasters: '{name}:make' {says}"):
+        check(tmp_path / "c.toml", f'[pipeline]\nforecasters = ["{name}:make"]\n')

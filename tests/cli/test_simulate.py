@@ -44,7 +44,7 @@ def test_a_wrong_file_is_refused_with_the_key_and_the_fix(tmp_path: Path) -> Non
     refusal = CliRunner().invoke(app, [*words, str(config), "--out", str(tmp_path)]).exception
     assert isinstance(refusal, ConfigError)
     assert str(refusal).startswith(f"--config: {config}")
-    assert "did you mean 'hot_c'?" in str(refusal)
+    assert "line 2: kinds.thermal_throttle.hot: no such key; did you mean hot_c?" in str(refusal)
     assert "such as var/data" in run("faults", code=2)
     config.write_bytes(b"\xff\xfe")
     refusal = CliRunner().invoke(app, [*words, str(config), "--out", str(tmp_path)]).exception

@@ -8,6 +8,10 @@ import msgspec
 from service.http.problems import MEDIA_TYPE, TYPE_PREFIX
 from tests.fuzz.asgi import Answered, Asked, Unlawful
 
+LIBRARY_WORDS = (
+    *(b"msgspec", b"Expected `", b"got `", b"at `$", b"Object missing", b"Object contains", b"Invalid enum value"),
+    *(b"Invalid value", b"JSON is malformed", b"Input data was truncated", b"Invalid RFC3339"),
+)  # that no user should have to read
 SERVER_STATUSES = frozenset({503})  # somebody is away, or asked too much
 BODILESS = frozenset({204, 304})
 
@@ -20,12 +24,19 @@ def check(asked: Asked, answered: Answered) -> None:
     if not (200 <= status < 300 or status == 304 or 400 <= status < 500 or status in SERVER_STATUSES):
         raise Unlawful(f"status {status}: {answered.body[:300]!r}")
     _check_length(asked, answered)
+    check_words(answered.body)
     if asked.method == "HEAD" or asked.leaves:
         return
     if status >= 400:
         _check_problem(answered)
     elif answered.headers.get("content-type", "").startswith("application/json"):
         _check_answer(_strict(answered.body), asked)
+
+
+def check_words(body: bytes) -> None:
+    """Raise Unlawful where an answer speaks the words of a library."""
+    if leak := next((word for word in LIBRARY_WORDS if word in body), None):
+        raise Unlawful(f"{leak.decode()!r} in an answer: {body[:300]!r}")
 
 
 def _check_length(asked: Asked, answered: Answered) -> None:

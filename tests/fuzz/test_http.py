@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from urllib.parse import quote
 
 import pytest
@@ -21,6 +22,8 @@ from service.http.connections import protocol_of
 from service.http.problems import MEDIA_TYPE
 from tests.fuzz.bounds import examples, prompt
 from tests.fuzz.door_decoders import DRAIN, STARTED
+from tests.fuzz.json_mutants import mutant
+from tests.fuzz.law import check_words
 from tests.fuzz.mutants import WORDS, mutants
 from tests.fuzz.wire import Door, door
 from tests.service.api_world import NOW_MS, config, publish
@@ -194,6 +197,22 @@ def test_the_placer_answers_anybody(
     assert status < 500 or status == 503, text
     if status >= 400 and method != "HEAD":
         _check_problem(status, answered, text)
+
+
+BODIES = {row.path: row.body_example for row in API_ROWS if row.method == "POST" and row.body_example is not None}
+PLACER_BODIES = dict.fromkeys(("/placements", "/queue", "/estimate"), BODIES["/v1/placements"])
+
+
+@examples(300)
+@given(st.sampled_from(sorted({**BODIES, **PLACER_BODIES})), st.randoms(use_true_random=False), st.integers(1, 3))
+def test_no_answer_to_a_wrong_body_speaks_the_words_of_a_library(
+    api: Door, placer: Door, path: str, rng: Random, edits: int
+) -> None:
+    opened, document = (api, BODIES[path]) if path in BODIES else (placer, PLACER_BODIES[path])
+    with prompt():
+        status, _, text = opened.ask(spelled("POST", path, {}, mutant(rng, document, edits))).one()
+    assert status < 500 or status == 503, text
+    check_words(text)
 
 
 # -- bytes that may be no request at all -----------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,20 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[scrape]\nintervall_s = 15\n", "intervall_s"),
-        ("[scrape]\ninterval_s = 'fast'\n", "scrape.interval_s"),
+        (
+            "[scrape]\nintervall_s = 15\n",
+            "config.toml: line 2: scrape.intervall_s: no such key; did you mean interval_s?",
+        ),
+        ("[scrape]\ninterval_s = 'fast'\n", "config.toml: line 2: scrape.interval_s: is 'fast', must be a number"),
+        ("[scrap]\n", "config.toml: line 1: scrap: no such key; did you mean scrape?"),
+        (
+            "[api]\nport = 1\n\n[adapters]\n[[adapters.adapter]]\nmode = 'write'\n",
+            "line 5: adapters.adapter[0].use: is",
+        ),
+        ("[api]\n\nport = '80'\n", "line 3: api.port: is '80', must be a whole number"),
+        ("[placer]\nfilters = 'a:b'\n", "line 2: placer.filters: is 'a:b', must be a list of texts"),
+        ("fleet = 'x'\n", "line 1: fleet: is 'x', must be a table"),
+        ("[placer]\n\nmax_risk = 3.0\n", "config.toml: line 3: placer.max_risk = 3.0: must lie in"),
         ("[scrape]\ninterval_s = 0.0\n", "scrape.interval_s = 0.0"),
         ("[api]\nport = 70000\n", "api.port = 70000"),
         ("[api]\nboard = 'http://control:8080/'\n", "must be like http://HOST:8080/v1/board"),
@@ -74,7 +87,7 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
         ("[adapters]\nelevated = 0.5\n", "adapters.elevated = 0.5: must not be above adapters.high = 0.3"),
         (
             '[adapters]\nadapter = [{use = "band_file", mode = "try"}]\n',
-            "mode = 'try' .band_file.: must be observe or write",
+            "mode = 'try' (band_file): must be observe or write",
         ),
         ('[placer]\nunknown_use = "maybe"\n', "placer.unknown_use = 'maybe': must be avoid or ignore"),
         ("[fleet]\ntopology = 'nowhere.toml'\n", "nowhere.toml"),
@@ -88,7 +101,7 @@ def test_a_scaled_clock_comes_from_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_file_is_refused_with_the_offending_key(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         load_config(write(tmp_path, text))
 
 

@@ -180,8 +180,8 @@ def test_an_example_is_read_and_differs_from_the_defaults(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[kinds.slow_nic]\nslwo = [1.0, 2.0]", "did you mean 'slow'"),
-        ("[draw]\nscales = 3.0", "did you mean 'scale'"),
+        ("[kinds.slow_nic]\nslwo = [1.0, 2.0]", "line 2: kinds.slow_nic.slwo: no such key; did you mean slow?"),
+        ("[draw]\nscales = 3.0", "line 2: draw.scales: no such key; did you mean scale?"),
         ("[kinds.power_cap]\nlimit_w = [600, 500]", "the low end comes first"),
         ("[kinds.ecc_storm]\nprecursor_share = 1.5", "a share lies within 0 and 1"),
         ("[jobs]\nsizes = [1]", "one a size"),

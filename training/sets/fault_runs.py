@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fleet.decode_faults import explain_bytes
 from fleet.entities import Entities
 from fleet.errors import ConfigError, FleetcastError
 from fleet.events import JobEvent, NodeEvent
@@ -137,7 +138,7 @@ class FaultRun:
                 try:
                     yield decoder.decode(line)
                 except msgspec.MsgspecError as error:
-                    raise ConfigError(f"{path}, line {number}: {error}") from None
+                    raise ConfigError(f"{path}, line {number}: {explain_bytes(error, decoder, line)}") from None
 
     def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
         paths = sorted((self.folder / "samples").glob("*.parquet"))

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fleet.decode_faults import explain_json
 from schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
 from schedulers.trimaran import WatcherMetrics
 from schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
@@ -25,7 +26,7 @@ def _asked(adapter: str, verb: str) -> Handler:
         try:
             return _answer(context, adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Problem(400, "not_json", f"the body is not JSON: {error}") from None
+            raise Problem(400, "not_json", f"the body is not JSON: {explain_json(error)}") from None
 
     return handle
 

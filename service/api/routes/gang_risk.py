@@ -64,7 +64,7 @@ class GangAnswer(msgspec.Struct):
     sentence: str
 
 
-decode = msgspec.json.Decoder(GangAsked).decode
+GANG = msgspec.json.Decoder(GangAsked)
 
 
 async def gang(request: Request, context: Context, query: Query) -> Response:
@@ -93,7 +93,7 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
 
 def _read(body: bytes) -> GangAsked:
     """The question; a problem that names the field where it is none."""
-    asked = decoded(body, decode)
+    asked = decoded(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
     twice = named_twice(asked.nodes)

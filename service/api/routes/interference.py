@@ -108,13 +108,13 @@ class ToVerify(msgspec.Struct, forbid_unknown_fields=True):
     expected: IsolationExpectation
 
 
-decode_pair = msgspec.json.Decoder(InterferenceQuery).decode
-decode_expected = msgspec.json.Decoder(ToVerify).decode
+PAIR = msgspec.json.Decoder(InterferenceQuery)
+EXPECTED = msgspec.json.Decoder(ToVerify)
 
 
 async def interference(request: Request, context: Context, query: Query) -> Response:
     """Speeds of two jobs side by side; `known` is false, and no number is made up, where nothing is known of either."""
-    asked = decoded(await read_body(request, context.config.api.max_body_bytes), decode_pair)
+    asked = decoded(await read_body(request, context.config.api.max_body_bytes), PAIR)
     cache, board = context.cache, context.cache.board()
     if asked.others and asked.share in ON_GPU:
         raise unprocessable("others", len(asked.others), "none on a GPU: more than two are told of on a link only")
@@ -216,7 +216,7 @@ def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Ba
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
     """A check for every field that is expected of a GPU, with what is observed there now."""
-    asked = decoded(await read_body(request, context.config.api.max_body_bytes), decode_expected)
+    asked = decoded(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
     cache, board = context.cache, context.cache.board()
     row = cache.node_answers(board).rows.get(asked.node.encode())
     if row is None:

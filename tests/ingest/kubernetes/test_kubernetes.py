@@ -636,7 +636,7 @@ def test_mig_instances_are_parts_of_gpus_by_their_slices() -> None:
 
 
 def test_options_are_checked_at_the_start() -> None:
-    with pytest.raises(ConfigError, match="unknown field `kubeconf`"):
+    with pytest.raises(ConfigError, match=r"options\.kubeconf: no such key; did you mean kubeconfig\?"):
         KubernetesSource(Entities(), ManualClock(0), {"kubeconf": "x"}, server=SmallKubernetes())
     with pytest.raises(ConfigError, match="collections"):
         KubernetesSource(Entities(), ManualClock(0), {"collections": ["pod"]}, server=SmallKubernetes())

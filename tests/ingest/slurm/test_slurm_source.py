@@ -210,7 +210,7 @@ def test_a_command_that_is_not_there_is_a_source_error() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"interval": 5}, "unknown field"),
+        ({"interval": 5}, "no such key; did you mean interval_s?"),
         ({"interval_s": 0}, "interval_s 0"),
         ({"classes": ["debug=nightly"]}, "nightly"),
         ({"url": "slurm:6820"}, r"http://"),

@@ -1,0 +1,363 @@
+"""Explain in plain words why a decoded document does not fit a struct.
+
+`msgspec` finds that a document does not fit. This module walks the document beside the struct's type, and says for each
+wrong place what it holds, what it must hold, and which key was probably meant. Every message about a wrong body, file
+or option comes from here, so that no user reads the words of a library.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from msgspec import inspect
+
+from fleet.spelling import nearest
+from fleet.type_words import choices_of, one_of, words_of
+
+Path = tuple[str | int, ...]
+SHOWN_CHARACTERS = 80
+MOST_KEYS = 50  # that a message lists
+MISSING: Final = msgspec.UNSET
+LABELS = ("unknown_key", "missing_field", "wrong_type", "bad_value", "out_of_range")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wrong place of a document.
+
+    label: one of LABELS. value: what the place holds, MISSING where it is empty. expected: what it must hold, in words.
+    """
+
+    path: Path
+    label: str
+    why: str
+    value: Any = MISSING
+    expected: str = ""
+
+    @property
+    def field(self) -> str:
+        """The path as a user writes it: `gang.min`, `ranks[0].node`."""
+        return field_of(self.path)
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.field}: {self.why}" if self.path else self.why
+
+
+def field_of(path: Path) -> str:
+    """
+    >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
+    ('queue."research/nlp".weight', 'reservation[0].to')
+    """
+    words = ""
+    for part in path:
+        if isinstance(part, int):
+            words += f"[{part}]"
+        else:
+            words += f".{part}" if re.fullmatch(r"[A-Za-z0-9_-]+", part) else f'."{part}"'
+    return words.removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: text quoted, long values cut.
+
+    >>> shown("x"), shown(True), shown(None)
+    ("'x'", 'true', 'null')
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    is_huge = isinstance(value, int) and value.bit_length() > 1000
+    text = "a number of hundreds of digits" if is_huge else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters)"
+
+
+def nearest_key(name: str, known: Sequence[str]) -> str:
+    """
+    >>> nearest_key("weigth", ["weight", "limit"]), nearest_key("colour", ["weight", "limit"])
+    ('; did you mean weight?', '; there are weight, limit')
+    """
+    found = nearest(name, known, 1)
+    if found:
+        return f"; did you mean {found[0]}?"
+    more = f" and {len(known) - MOST_KEYS} more" if len(known) > MOST_KEYS else ""
+    return f"; there are {', '.join(known[:MOST_KEYS])}{more}" if known else "; it has no keys"
+
+
+def explain(error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Fault:
+    """Return the first fault of a document that `msgspec` refused with `error` for this type."""
+    first = next(faults_of(kind, document, strict=strict, toml=toml), None)
+    return first or _own_check(error, document)
+
+
+def _own_check(error: Exception, document: object) -> Fault:
+    """Return the fault that a check of the struct itself found: its words are ours."""
+    place = re.search(r" - at `\$\.?([^`]*)`$", str(error))
+    path = tuple(place[1].split(".")) if place and place[1] and "[" not in place[1] else ()
+    if "out of range" in str(error):
+        return Fault(path, "out_of_range", "holds a number that is out of range")
+    return Fault(path, "bad_value", str(error.__cause__) if error.__cause__ else "does not fit", document)
+
+
+def explain_json(error: Exception) -> str:
+    """Return why bytes are no JSON, or no MessagePack.
+
+    >>> explain_json(msgspec.DecodeError("JSON is malformed: trailing comma in object (byte 7)"))
+    'trailing comma in object (byte 7)'
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
+    if isinstance(error, msgspec.ValidationError):
+        return _own_check(error, None).why
+    text = str(error).removeprefix("JSON is malformed: ").removeprefix("MessagePack data is malformed: ")
+    return "it ends too early" if "truncated" in text else text
+
+
+def explain_bytes(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
+    """Return why `decode` refused JSON bytes: the first fault, or why they are no JSON."""
+    if not isinstance(error, msgspec.ValidationError):
+        return explain_json(error)
+    try:
+        return fault_in(error, decode, data).sentence
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as broken:
+        return explain_json(broken)
+
+
+def fault_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Fault:
+    """Return the first fault of JSON bytes that a decoder refused with `error`. Raises as `faults_in` does."""
+    return next(faults_in(error, decode, data))
+
+
+def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Iterator[Fault]:
+    """Yield the faults, at least one, of JSON bytes that a decoder refused with `error`.
+
+    decode: a type, a `msgspec.json.Decoder`, or the `decode` of one. Raises what the decoder does where the rest of the
+    bytes is no JSON.
+    """
+    decoder = getattr(decode, "__self__", decode)
+    is_decoder = isinstance(decoder, msgspec.json.Decoder)
+    kind, strict = (decoder.type, decoder.strict) if is_decoder else (decode, True)
+    try:
+        document = msgspec.json.decode(data)
+    except msgspec.ValidationError as broken:  # a number that nothing can hold
+        yield _own_check(broken, None)
+        return
+    found = faults_of(kind, document, strict=strict)
+    first = next(found, None)
+    yield first or _own_check(error, document)
+    yield from found
+
+
+def faults_of(kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Iterator[Fault]:
+    """Yield every fault of a document, in the document's order. strict: text is no number. toml: use TOML's words."""
+    return _Walk(strict, toml).faults(_type_info(kind), document, ())
+
+
+_type_info: Callable[[Any], inspect.Type] = lru_cache(maxsize=512)(inspect.type_info)
+
+
+class _Walk:
+    """A walk through a document and its type at once."""
+
+    def __init__(self, strict: bool, toml: bool) -> None:
+        self._strict, self._toml = strict, toml
+
+    def _words(self, kind: inspect.Type) -> str:
+        return words_of(kind, self._toml)
+
+    def _wrong(self, kind: inspect.Type, value: Any, path: Path, label: str = "wrong_type") -> Fault:
+        words = self._words(kind)
+        return Fault(path, label, f"is {shown(value)}, must be {words}", value, words)
+
+    def faults(self, kind: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
+        match kind:
+            case inspect.UnionType(types=types):
+                return self._union(kind, types, value, path)
+            case inspect.StructType():
+                return self._struct(kind, value, path)
+            case inspect.DictType():
+                return self._dict(kind, value, path)
+            case (
+                inspect.ListType(item_type=item)
+                | inspect.VarTupleType(item_type=item)
+                | inspect.SetType(item_type=item)
+                | inspect.FrozenSetType(item_type=item)
+            ):
+                return self._list(kind, item, value, path)
+            case inspect.TupleType(item_types=items):
+                return self._tuple(kind, items, value, path)
+        return self._leaf(kind, value, path)
+
+    def _union(self, kind: inspect.Type, types: Sequence[inspect.Type], value: Any, path: Path) -> Iterator[Fault]:
+        structs = [one for one in types if isinstance(one, inspect.StructType)]
+        if isinstance(value, dict) and len(structs) > 1:
+            yield from self._tagged(structs, value, path)
+            return
+        alike = [one for one in types if _is_alike(one, value)]
+        if not alike:
+            yield self._wrong(kind, value, path)
+            return
+        each = [list(self.faults(one, value, path)) for one in alike]
+        if all(each):
+            yield from each[0] if len(each) == 1 else [self._wrong(kind, value, path)]
+
+    def _tagged(self, structs: Sequence[inspect.StructType], value: Mapping[str, Any], path: Path) -> Iterator[Fault]:
+        key = structs[0].tag_field or "type"
+        tags = {one.tag: one for one in structs}
+        place, choice = (*path, key), one_of([*map(str, tags)])
+        if key not in value:
+            yield Fault(place, "missing_field", f"is missing, must be {choice}", expected=choice)
+        elif not isinstance(value[key], str | int) or value[key] not in tags:
+            label = "bad_value" if isinstance(value[key], str) else "wrong_type"
+            near = _meant(value[key], [*map(str, tags)])
+            yield Fault(place, label, f"is {shown(value[key])}, must be {choice}{near}", value[key], choice)
+        else:
+            yield from self._struct(tags[value[key]], value, path)
+
+    def _struct(self, kind: inspect.StructType, value: Any, path: Path) -> Iterator[Fault]:
+        if not isinstance(value, dict):
+            yield self._wrong(kind, value, path)
+            return
+        known = {one.encode_name: one for one in kind.fields}
+        for key, inner in value.items():
+            if key in known:
+                yield from self.faults(known[key].type, inner, (*path, key))
+            elif kind.forbid_unknown_fields and key != kind.tag_field:
+                why = f"no such key{nearest_key(key, [*known])}"
+                yield Fault((*path, key), "unknown_key", why, inner, "no such key")
+        for name, one in known.items():
+            if one.required and name not in value:
+                words = self._words(one.type)
+                yield Fault((*path, name), "missing_field", f"is missing, must be {words}", expected=words)
+
+    def _dict(self, kind: inspect.DictType, value: Any, path: Path) -> Iterator[Fault]:
+        if not isinstance(value, dict):
+            yield self._wrong(kind, value, path)
+            return
+        for key, inner in value.items():
+            for fault in self.faults(kind.key_type, key, path):
+                why = f"is no key here: must be {fault.expected}{_meant(key, choices_of(kind.key_type))}"
+                yield Fault((*path, key), "bad_value", why, key, fault.expected)
+            yield from self.faults(kind.value_type, inner, (*path, key))
+
+    def _list(self, kind: Any, item: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
+        if not isinstance(value, list | tuple):
+            yield self._wrong(kind, value, path)
+            return
+        most, least = kind.max_length, kind.min_length or 0
+        if most is not None and len(value) > most:
+            yield Fault(path, "out_of_range", f"has {len(value)} entries, at most {most}", expected=f"at most {most}")
+        if len(value) < least:
+            yield Fault(
+                path, "out_of_range", f"has {len(value)} entries, at least {least}", expected=f"at least {least}"
+            )
+        for place, inner in enumerate(value):
+            yield from self.faults(item, inner, (*path, place))
+
+    def _tuple(self, kind: inspect.Type, items: Sequence[inspect.Type], value: Any, path: Path) -> Iterator[Fault]:
+        if not isinstance(value, list | tuple):
+            yield self._wrong(kind, value, path)
+        elif len(value) != len(items):
+            count = f"a list of {len(items)}"
+            yield Fault(path, "wrong_type", f"has {len(value)} entries, must be {count}", value, count)
+        else:
+            for place, (item, inner) in enumerate(zip(items, value, strict=True)):
+                yield from self.faults(item, inner, (*path, place))
+
+    def _leaf(self, kind: Any, value: Any, path: Path) -> Iterator[Fault]:
+        match kind:
+            case inspect.AnyType() | inspect.RawType() | inspect.CustomType():
+                return
+            case inspect.LiteralType(values=values):
+                allowed: Sequence[Any] = values
+            case inspect.EnumType(cls=cls):
+                allowed = [member.value for member in cls]
+            case _:
+                allowed = ()
+        if allowed:
+            if value not in allowed or isinstance(value, bool):
+                label = "bad_value" if type(value) is type(allowed[0]) else "wrong_type"
+                near, words = _meant(value, [*map(str, allowed)]), one_of(allowed)
+                yield Fault(path, label, f"is {shown(value)}, must be {words}{near}", value, words)
+        elif not _is_alike(kind, value) and (self._strict or not _reads_as(kind, value)):
+            yield self._wrong(kind, value, path)
+        elif not _is_within(kind, value):
+            yield self._wrong(kind, value, path, "out_of_range")
+        elif isinstance(kind, inspect.DateTimeType | inspect.DateType) and not _reads_as(kind, value):
+            yield self._wrong(kind, value, path, "bad_value")
+
+
+def _meant(value: object, known: Sequence[str]) -> str:
+    found = nearest(value, known, 1) if isinstance(value, str) else []
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+_PYTHON: dict[type, tuple[type, ...]] = {
+    inspect.IntType: (int,),
+    inspect.FloatType: (int, float),
+    inspect.StrType: (str,),
+    inspect.NoneType: (type(None),),
+    inspect.DictType: (dict,),
+    inspect.StructType: (dict,),
+    inspect.ListType: (list, tuple),
+    inspect.VarTupleType: (list, tuple),
+    inspect.TupleType: (list, tuple),
+    inspect.SetType: (list, tuple),
+    inspect.FrozenSetType: (list, tuple),
+    inspect.BytesType: (str, bytes),
+}
+
+
+def _is_alike(kind: inspect.Type, value: Any) -> bool:
+    """Whether a value has the type's general form."""
+    match kind:
+        case inspect.BoolType():
+            return isinstance(value, bool)
+        case inspect.LiteralType(values=values):
+            return any(type(one) is type(value) for one in values)
+        case inspect.EnumType(cls=cls):
+            return any(type(one.value) is type(value) for one in cls)
+        case inspect.IntType() if isinstance(value, float):
+            return value.is_integer()
+        case inspect.DateTimeType() | inspect.DateType():
+            return isinstance(value, str) or hasattr(value, "isoformat")
+    forms = _PYTHON.get(type(kind))
+    return forms is None or (isinstance(value, forms) and not isinstance(value, bool))
+
+
+_LEAVES: dict[type, Any] = {inspect.IntType: int, inspect.FloatType: float, inspect.BoolType: bool}
+
+
+def _reads_as(kind: inspect.Type, value: Any) -> bool:
+    """Whether `msgspec` reads a text as this type."""
+    from datetime import date, datetime
+
+    python = _LEAVES.get(type(kind)) or {inspect.DateTimeType: datetime, inspect.DateType: date}.get(type(kind))
+    if python is None:
+        return False
+    try:
+        msgspec.convert(value, python, strict=False)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _is_within(kind: Any, value: Any) -> bool:
+    if isinstance(kind, inspect.StrType):
+        size = len(value)
+        return (kind.min_length or 0) <= size <= (math.inf if kind.max_length is None else kind.max_length) and (
+            kind.pattern is None or re.search(kind.pattern, value) is not None
+        )
+    if not isinstance(kind, inspect.IntType | inspect.FloatType) or isinstance(value, str):
+        return True
+    return (
+        (kind.gt is None or value > kind.gt)
+        and (kind.ge is None or value >= kind.ge)
+        and (kind.lt is None or value < kind.lt)
+        and (kind.le is None or value <= kind.le)
+    )

@@ -1,0 +1,19 @@
+"""Find the name that a misspelt one was meant to be."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+MOST_COMPARED = 1_000  # names that are compared with a wrong one
+LONGEST_COMPARED = 64  # characters
+
+
+def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
+    """Return names that are written alike, the nearest first. Compares a bounded number of short names.
+
+    >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
+    (['weight'], [])
+    """
+    if len(name) > LONGEST_COMPARED:
+        return []
+    short = [one for one in known if len(one) <= LONGEST_COMPARED and abs(len(one) - len(name)) <= len(name)]
+    return get_close_matches(name, short[:MOST_COMPARED], n=most, cutoff=cutoff)

@@ -1,0 +1,119 @@
+"""Decode TOML files, with errors that name the line, the key, the value and what was meant.
+
+The parser gives no lines once a file is read, so that they are looked up in its text.
+"""
+
+import re
+import tomllib
+from typing import TypeVar
+
+import msgspec
+
+from fleet.decode_faults import Path, explain
+from fleet.errors import ConfigError
+from fleet.toml_text import read_toml
+
+LONGEST_LINE = 1_000  # longer lines hold no header or key that a message is about
+PLAIN = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+HEADER = re.compile(r"^\s*(\[{1,2})(.+?)\]{1,2}\s*(#.*)?$")
+KEY = re.compile(r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+NAMED = re.compile(
+    r"(?P<key>[a-z_]\w*(?:\[\d+\])?(?:\.\w+(?:\[\d+\])?)*)"  # placer.max_risk, pipeline.sources[0]
+    r"(?: [\w.:-]+?: (?:options\.)?(?P<option>\w+))?"  # slurm: options.interval_s
+)
+_Table = TypeVar("_Table", bound=msgspec.Struct)
+
+
+def decode_toml(text: str, kind: type[_Table]) -> _Table:
+    """Decode a text as a struct. Raises ConfigError that names the line, the key and the fix."""
+    try:
+        document = read_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"not valid TOML: {error}") from None
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        fault = explain(error, kind, document, toml=True)
+        raise ConfigError(f"line {line_at(lines_of(text), fault.path)}: {fault.sentence}") from None
+
+
+def with_line(text: str, message: str) -> str:
+    """Put the line before a message that begins with a key of the text.
+
+    >>> with_line("[placer]\\n\\nmax_risk = 5\\n", "placer.max_risk = 5: must lie in (0, 1]")
+    'line 3: placer.max_risk = 5: must lie in (0, 1]'
+    """
+    named = NAMED.match(message)
+    if named is None:
+        return message
+    lines, path = lines_of(text), path_of(named["key"])
+    if path[0] not in {known[0] for known in lines}:
+        return message
+    if named["option"] and (*path, "options") in lines:
+        path = (*path, "options", named["option"])
+    return f"line {line_at(lines, path)}: {message}"
+
+
+def path_of(key: str) -> Path:
+    """
+    >>> path_of("pipeline.sources[0].use")
+    ('pipeline', 'sources', 0, 'use')
+    """
+    return tuple(int(part[1:-1]) if part[0] == "[" else part for part in re.findall(r"\w+|\[\d+\]", key))
+
+
+def lines_of(text: str) -> dict[Path, int]:
+    """Where tables and their keys begin, counted from 1. The n-th table of a list has n (from 0) in its path.
+
+    >>> lines_of('[a."b/c"]\\nx = 1\\n[[d]]\\n[[d]]\\ny = 2\\n')[("d", 1, "y")]
+    5
+    """
+    found: dict[Path, int] = {}
+    table: Path = ()
+    counts: dict[Path, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > LONGEST_LINE:
+            continue
+        if header := HEADER.match(line):
+            table = _numbered(_names(header[2]), counts)
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            found.setdefault(table, number)
+        elif key := KEY.match(line):
+            found.setdefault((*table, *_names(key[1])), number)
+    return found
+
+
+def _numbered(names: Path, counts: dict[Path, int]) -> Path:
+    """Put the number of its latest table behind each name of a list of tables, but for the last name."""
+    path: Path = ()
+    for place, name in enumerate(names, 1):
+        path = (*path, name)
+        if place < len(names) and path in counts:
+            path = (*path, counts[path])
+    return path
+
+
+def line_at(lines: dict[Path, int], path: Path) -> int:
+    """The line of a path, or of the longest part of it that has one; of a list its first table's."""
+    while path:
+        found = lines.get(path) or lines.get((*path, 0))
+        if found:
+            return found
+        path = path[:-1]
+    return 1
+
+
+def _names(dotted: str) -> Path:
+    if PLAIN.fullmatch(dotted):
+        return tuple(dotted.split("."))
+    try:
+        value: object = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:
+        return (dotted,)
+    names: list[str] = []
+    while isinstance(value, dict):
+        name, value = next(iter(value.items()))
+        names.append(name)
+    return tuple(names)

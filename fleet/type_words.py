@@ -1,0 +1,78 @@
+"""Say in plain words what a type takes, for messages about documents that do not fit it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import inspect
+
+
+def words_of(kind: inspect.Type, toml: bool = False) -> str:
+    """Return in words what a type takes. TOML has tables for objects, and no null."""
+    match kind:
+        case inspect.UnionType(types=types):
+            named = [one for one in types if not (toml and isinstance(one, inspect.NoneType))]
+            return " or ".join(dict.fromkeys(words_of(one, toml) for one in named))
+        case inspect.LiteralType(values=values):
+            return one_of(values)
+        case inspect.EnumType(cls=cls):
+            return one_of([member.value for member in cls])
+        case inspect.IntType():
+            return "a whole number" + _bounds(kind)
+        case inspect.FloatType() | inspect.DecimalType():
+            return "a number" + _bounds(kind)
+        case inspect.StrType(max_length=most):
+            return "text" if most is None else f"text of at most {most} characters"
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) | inspect.SetType(item_type=item):
+            return f"a list of {_plural(item, toml)}"
+        case inspect.TupleType(item_types=items):
+            return f"a list of {len(items)}"
+        case inspect.DictType() | inspect.StructType():
+            return "a table" if toml else "an object of keys and values"
+    return _WORDS.get(type(kind), "something else")
+
+
+_WORDS: dict[type, str] = {
+    inspect.BoolType: "true or false",
+    inspect.NoneType: "null",
+    inspect.DateTimeType: "a date and time such as 2026-12-01T08:00:00Z",
+    inspect.DateType: "a date such as 2026-12-01",
+    inspect.BytesType: "text in base64",
+    inspect.FrozenSetType: "a list",
+}
+_PLURALS: dict[type, str] = {
+    inspect.StrType: "texts",
+    inspect.IntType: "whole numbers",
+    inspect.FloatType: "numbers",
+    inspect.StructType: "objects",
+    inspect.DictType: "objects",
+    inspect.AnyType: "values",
+    inspect.RawType: "values",
+}
+
+
+def _plural(kind: inspect.Type, toml: bool) -> str:
+    word = _PLURALS.get(type(kind), "") or words_of(kind, toml)
+    return "tables" if toml and word == "objects" else word
+
+
+def choices_of(kind: inspect.Type) -> list[str]:
+    """Return the values of an enumeration; empty for another type."""
+    match kind:
+        case inspect.LiteralType(values=values):
+            return [str(value) for value in values]
+        case inspect.EnumType(cls=cls):
+            return [str(member.value) for member in cls]
+    return []
+
+
+def one_of(values: Sequence[object]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+
+
+def _bounds(kind: Any) -> str:
+    low = [f" above {kind.gt:g}"] if kind.gt is not None else []
+    low += [f" of at least {kind.ge:g}"] if kind.ge is not None else []
+    high = [f" below {kind.lt:g}"] if kind.lt is not None else []
+    high += [f" of at most {kind.le:g}"] if kind.le is not None else []
+    return " and".join(low + high)
