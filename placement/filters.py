@@ -83,7 +83,7 @@ def unknown_topology(request: PlacementRequest, view: ClusterView, options: Opti
 
 def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """A node known to be of another cluster than the one asked for."""
-    if not request.cluster:
+    if not request.cluster or request.cluster in options.clusters:
         return None
     names = view.topology.domain_names[Level.CLUSTER]
     own = names.index(request.cluster) if request.cluster in names else -2

@@ -21,6 +21,7 @@ class Options:
     now_ms: int = 0
     intent_expires_s: float = 300.0
     demand: ShapeDemand | None = None  # of the newest requests; None: too few are known to pack for
+    clusters: tuple[str, ...] = ()  # names of the whole fleet: a request that states one may use every node
     filters: tuple[tuple[str, "Filter"], ...] = ()  # the name becomes the reason of a rejection
     scorers: tuple[tuple[str, "Scorer"], ...] = ()  # the name becomes the key in `Decision.parts`
 

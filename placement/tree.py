@@ -185,6 +185,11 @@ class QueueTree:
             row = self.row[self.policy.unknown_queue]
         return None if row is None else self.nodes[row]
 
+    def instead_of(self, request: PlacementRequest) -> str:
+        """Return the path that a request names if no queue has it, so that another is charged. Returns "" otherwise."""
+        name = self._named(request)
+        return "" if name in self.row and name != ROOT else name
+
     @cached_property
     def _leaves(self) -> dict[tuple[str, str, str], str]:
         """Leaves that were asked for before."""

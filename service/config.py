@@ -17,6 +17,7 @@ from service.config_checks import check_names, check_ports, check_ranges
 from service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
+DEFAULT_FLEET = "fleet"
 PLACER_HOST = "127.0.0.1"  # its callers are the api and the commands of its own host
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
 
@@ -26,10 +27,22 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class FleetConfig(_Section, frozen=True):
-    """`topology`: a file, or a folder of them, as `fleetcast topology show` reads it; empty: every node is unplaced."""
+    """`topology`: a file, or a folder of them, as `fleetcast topology show` reads it; empty: every node is unplaced.
+    `cluster`: further names of this fleet, one or a list. Requests that state another cluster are refused."""
 
-    name: str = "fleet"
+    name: str = DEFAULT_FLEET
+    cluster: str | tuple[str, ...] = ()
     topology: str = ""
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The names of this fleet, as requests may state them."""
+        return (self.name, *((self.cluster,) if isinstance(self.cluster, str) else self.cluster))
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the operator gave the fleet no name."""
+        return self.clusters == (DEFAULT_FLEET,)
 
 
 class ClockConfig(_Section, frozen=True):

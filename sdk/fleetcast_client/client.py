@@ -159,7 +159,10 @@ class Client:
         return self._ask("DELETE", f"/v1/placements/{_part(request_id)}", None)
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> Taken:
-        """Tell of jobs and nodes. Their identities make it safe to tell them again, so it is tried again."""
+        """Send events of jobs and nodes, and send them again while the service is away: their identities allow it.
+
+        Raises ApiError with status 422 if every event was refused; its `rejected` lists the reasons.
+        """
         return cast(Taken, self._again("POST", "/v1/events", [dict(event) for event in events]))
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:

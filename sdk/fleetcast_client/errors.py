@@ -25,7 +25,8 @@ class Unreachable(FleetcastError):
 
 
 class ApiError(FleetcastError):
-    """A problem that the service told: `code` is its short name, `errors` the fields at fault with what was expected.
+    """A problem that the service told: `code` is its short name, `errors` the fields at fault with what was expected,
+    `rejected` the refused events with their reasons.
 
     `retry_after_s`: when to ask again, where the service says so.
     """
@@ -34,6 +35,7 @@ class ApiError(FleetcastError):
         self.status = status
         self.code = str(problem.get("type", "")).rpartition(":")[2]
         self.detail = str(problem.get("detail", "")) or f"HTTP {status}"
+        self.rejected: list[dict[str, Any]] = list(problem.get("rejected") or [])
         self.errors: list[dict[str, Any]] = list(problem.get("errors") or [])
         self.retry_after_s = retry_after_s
         super().__init__(f"{status} {self.code}: {self.detail}" if self.code else f"{status}: {self.detail}")

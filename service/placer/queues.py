@@ -106,6 +106,12 @@ class ServedQueues:
             raise RequestError(f"{why}: it could wait for ever", "gang")
         return leaf
 
+    def charged_instead(self, request: PlacementRequest) -> str:
+        """Return the end of a sentence: which queue pays for an unknown one. Returns "" if the file names it."""
+        if self.tree is None or not (unknown := self.tree.instead_of(request)):
+            return ""
+        return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
+
     def full(self, request: PlacementRequest) -> str:
         """Why no more may wait in its queue; "" where one may, or where it waits or was decided already."""
         if self.tree is None or self.ledger.find(request.request_id) is not None:

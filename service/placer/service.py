@@ -38,6 +38,7 @@ from service.config import Config
 from service.placer.charged_clock import STEP_MS
 from service.placer.charging import leaf_name
 from service.placer.failures import PASS, Failures
+from service.placer.known_names import check_known_names
 from service.placer.metrics import PlacerMetrics
 from service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from service.placer.queue_pass import QueuePass
@@ -190,6 +191,7 @@ class PlacementService:
             now_ms=self.clock.now_ms(),
             intent_expires_s=self.config.placer.intent_expires_s,
             demand=self.demand.known(self._observed[1].view.inventory.gpu_models) if self._observed else None,
+            clusters=self.config.fleet.clusters,
             filters=cast(tuple[tuple[str, Filter], ...], self.filters),
             scorers=cast(tuple[tuple[str, Scorer], ...], self.scorers),
         )
@@ -204,6 +206,7 @@ class PlacementService:
         self.watch.refuse()
         if not request.dry_run and (before := self.ledger.stored_reply(request)) is not None:
             return before
+        self.check_names(request)
         observed = self.observed()
         if not request.dry_run and (why := self._taken(request, observed, self._promised())):
             raise ConflictError(why)
@@ -213,7 +216,7 @@ class PlacementService:
             decision = self._note(request, "refused", f"refused: {allowed}", self.clock.now_ms())
         else:
             decision = decide(allowed, observed.view, self.options())
-            decision = msgspec.structs.replace(decision, ignored=self.ignored(request))
+            decision = self._completed(request, decision)
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:
             return msgspec.json.encode(decision)
@@ -231,6 +234,7 @@ class PlacementService:
         self.watch.refuse()
         if (before := self.ledger.stored_reply(request)) is not None:
             return before
+        self.check_names(request)
         key = (request.job_name, request.attempt)
         if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
@@ -243,6 +247,11 @@ class PlacementService:
         decision = self._note(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)
+
+    def check_names(self, request: PlacementRequest) -> None:
+        """Raise RequestError for names of things that this installation does not have."""
+        view = self._observed[1].view if self._observed else None
+        check_known_names(request, self.config.fleet, view, self.queues.tree)
 
     def _promised(self) -> dict[tuple[str, int], str]:
         """Requests by the attempt that they were promised GPUs for."""
@@ -307,10 +316,15 @@ class PlacementService:
             request_id=request.request_id,
             decision_id=f"d-{request.request_id}-{now_ms}",
             outcome=outcome,  # type: ignore[arg-type]
-            sentence=sentence,
+            sentence=sentence + self.queues.charged_instead(request),
             board_as_of_ms=self.board.as_of_ms if self.board else 0,
             ignored=self.ignored(request),
         )
+
+    def _completed(self, request: PlacementRequest, decision: Decision) -> Decision:
+        """Add to a decision of the engine what only the service knows."""
+        sentence = decision.sentence + self.queues.charged_instead(request)
+        return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
 
     def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
         """Facts of a request that change nothing here."""
@@ -370,7 +384,7 @@ class PlacementService:
                 now_ms, leaf = begun.options.now_ms, leaf_name(request, self.queues.tree)
                 times = observed.run_times
                 queued_ms = self.queues.time.queued_ms(request.request_id, entry.queued_ms)
-                decision = msgspec.structs.replace(decision, ignored=self.ignored(request))
+                decision = self._completed(request, decision)
                 charge = charge_of(request, decision, leaf, view, times, now_ms, queued_ms)
                 self.ledger.commit(request, decision, now_ms, "queue", "place", charge)
                 turns.take(request, decision)

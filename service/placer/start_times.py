@@ -144,6 +144,7 @@ class StartTimeSampler:
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """When it would start; paths are sampled first where there are none of this fleet yet. StaleError likewise."""
         generation = self.service.observed().view.generation
+        self.service.check_names(request)
 
         def are_old() -> bool:
             assert self.paths is not None

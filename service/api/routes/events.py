@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,7 +35,7 @@ RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
 
 async def events(request: Request, context: Context, query: Query) -> Response:
-    """Take in every good record of the body; refuse the others one by one."""
+    """Accept every good record of the body and refuse the others one by one. 422 where all were refused."""
     context.writer()
     try:
         body = await body_of(request, context)
@@ -43,7 +44,10 @@ async def events(request: Request, context: Context, query: Query) -> Response:
         raise
     now_ms = context.clock.now_ms()
     decoded = await _decode(body, now_ms, dict(request.headers), context)
-    return await accept(request, context, decoded, now_ms)
+    response = await accept(request, context, decoded, now_ms)
+    if decoded.rejected and not decoded.records:
+        raise _all_refused(msgspec.json.decode(response.body, type=EventsAnswer))
+    return response
 
 
 async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
@@ -139,6 +143,17 @@ async def _mark_refused(context: Context, decoded: DecodedBody) -> None:
     except OSError as error:
         raise SourceError(f"cannot mark refused starts: {error.strerror or error}; nothing was kept") from None
     logger.warning("%d starts of placed jobs were refused: %s", len(held), ", ".join(held[:5]))
+
+
+def _all_refused(body: EventsAnswer) -> Problem:
+    """422 with the members of the ordinary answer. A sender that reads only the status must see that nothing was kept.
+
+    Doors for programs that resend a refused body for ever (Slurm's plugin, exporters of health events) stay at 2xx.
+    """
+    count = len(body.rejected)
+    what = "the record was" if count == 1 else f"all {count:,} records were"
+    detail = f"{what} refused, nothing was kept; {'it' if count == 1 else 'the first'}: {body.rejected[0].reason}"
+    return Problem(422, "all_refused", detail, extra=msgspec.to_builtins(body))
 
 
 def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:

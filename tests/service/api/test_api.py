@@ -306,6 +306,41 @@ def test_events_are_on_disk_when_they_are_acknowledged(boardless: Client, tmp_pa
     assert [event.sequence for event in read_events(tmp_path / "inbox", 100)] == [1, 2]
 
 
+ALL_REFUSED = {
+    "one": [{"job": "b"}],
+    "several": [{"job": "b"}, step(-1), step(1, colour="red")],
+    "not events": [5, "a", None],
+}
+
+
+@pytest.mark.parametrize("name", ALL_REFUSED)
+def test_a_body_whose_records_are_all_refused_is_no_success(boardless: Client, tmp_path: Path, name: str) -> None:
+    records = ALL_REFUSED[name]
+    body = problem(boardless.post("/v1/events", json=records), 422)
+    assert (body["accepted"], body["duplicates"]) == (0, 0)
+    assert [row["index"] for row in body["rejected"]] == list(range(len(records)))
+    assert body["rejected"][0]["reason"] in body["detail"]
+    assert list(read_events(tmp_path / "inbox", 100)) == []
+
+
+def test_one_good_or_known_record_makes_a_body_a_success(boardless: Client) -> None:
+    assert boardless.post("/v1/events", json=[{"job": "b"}, step(1)]).status_code == 202
+    again = boardless.post("/v1/events", json=[{"job": "b"}, step(1)])
+    assert (again.status_code, again.json()["accepted"], again.json()["duplicates"]) == (202, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["structured", "batch", "binary", "lines"])
+def test_a_refused_event_is_no_success_in_any_form(boardless: Client, kind: str) -> None:
+    envelope = {"specversion": "1.0", "id": "1", "source": "/s", "type": "job", "data": {"job": "b"}}
+    content, headers = {
+        "structured": (json.dumps(envelope), {"content-type": "application/cloudevents+json"}),
+        "batch": (json.dumps([envelope] * 2), {"content-type": "application/cloudevents-batch+json"}),
+        "binary": ('{"job": "b"}', {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s", "ce-type": "job"}),
+        "lines": ('{"job": "b"}\n{"job": \n', {"content-type": "application/x-ndjson"}),
+    }[kind]
+    problem(boardless.post("/v1/events", content=content, headers=headers), 422)
+
+
 def test_a_second_delivery_is_a_duplicate_across_a_restart(tmp_path: Path) -> None:
     for accepted in (1, 0):
         with Client(create_app(config(tmp_path), ManualClock(NOW_MS))) as client:

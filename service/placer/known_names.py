@@ -1,0 +1,68 @@
+"""Refuse requests that name a cluster, a pool or a GPU model that this installation does not have.
+
+Such a request would be refused for ever, or wait for ever, and nobody would see that a name was misspelt.
+"""
+
+from collections.abc import Sequence
+
+from fleet.errors import RequestError
+from fleet.requests import PlacementRequest
+from fleet.spelling import nearest
+from fleet.topology import Level
+from placement.tree import ANY, QueueTree
+from placement.view import ClusterView
+from service.config import FleetConfig
+
+NAMED = 3  # names that a refusal proposes
+
+
+def check_known_names(
+    request: PlacementRequest, fleet: FleetConfig, view: ClusterView | None, tree: QueueTree | None
+) -> None:
+    """Raise RequestError with the field and the nearest names. Without a view only the cluster is checked."""
+    check_cluster(request.cluster, fleet, view)
+    if view is None or not len(view):
+        return
+    if request.pool and request.pool not in view.inventory.pools:
+        raise RequestError(_unknown("pool", request.pool, view.inventory.pools), "pool")
+    _check_models(request, view, tree)
+
+
+def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) -> None:
+    """Raise RequestError for a cluster that is neither this installation nor named by its topology."""
+    if not cluster or cluster in fleet.clusters:
+        return
+    named = view.topology.domain_names[Level.CLUSTER] if view is not None else ()
+    if cluster in named:
+        return
+    if fleet.is_unnamed and not named:
+        why = "this installation has no name of its own: set [fleet] name or [fleet] cluster in its configuration"
+        raise RequestError(f"cluster is {cluster!r}, and {why}, or leave cluster out", "cluster")
+    raise RequestError(_unknown("cluster", cluster, (*fleet.clusters, *named)), "cluster")
+
+
+def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree | None) -> None:
+    """Check that some node may have one of the models. Where no node states its model nothing is known to be wrong."""
+    stated = [name for name in view.inventory.gpu_models if name]
+    if not request.models or not stated:
+        return
+    planned = [name for name in tree.resources if name != ANY] if tree is not None else []
+    known = list(dict.fromkeys((*stated, *planned)))
+    if any(wanted in name.casefold() for wanted in request.models for name in known):
+        return
+    field = "gpu_models" if request.gpu_models else "gpu_model"
+    raise RequestError(_unknown(field, " or ".join(request.gpu_models or (request.gpu_model,)), known), field)
+
+
+def _unknown(field: str, name: str, known: Sequence[str]) -> str:
+    """
+    >>> _unknown("pool", "trian", ["serve", "train"])
+    "pool is 'trian', and there is none of that name; the nearest is train"
+    """
+    near = nearest(name, known, NAMED, 0.5)
+    if near:
+        hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+    else:
+        more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+        hint = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known[:NAMED])}{more}"
+    return f"{field} is {name!r}, and there is none of that name; {hint}"
