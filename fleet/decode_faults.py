@@ -145,7 +145,7 @@ def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec
     try:
         document = msgspec.json.decode(data)
     except msgspec.ValidationError as broken:  # a number that nothing can hold
-        yield _own_check(broken, None)
+        yield _own_check(error if "out of range" in str(error) else broken, None)
         return
     found = faults_of(kind, document, strict=strict)
     first = next(found, None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fleet.nodes import NodeState
 from fleet.requests import LEAST_AMOUNT, MAX_MEMBERS, PlacementRequest
 from fleet.topology import Level
+from placement.closed import closed_nodes, closed_rows
 from placement.options import Filter, Options, worst_risk
 from placement.slots import WHOLE, count_rows
 from placement.view import ClusterView
@@ -101,12 +102,20 @@ def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -
 
 
 def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    if not request.avoid_nodes:
-        return None
-    mask = np.zeros(len(view), bool)
-    rows = view.inventory.row
-    mask[[rows[name] for name in request.avoid_nodes if name in rows]] = True
-    return mask
+    return closed_rows(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
+
+
+def _closed_for(reason: str) -> Filter:
+    """Make the filter of nodes that are closed to the request's queue for one reason."""
+
+    def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+        groups = closed_nodes(request, reason)
+        if not groups:
+            return None
+        names = tuple(name for group in groups for name in group.nodes)
+        return closed_rows(names, view.inventory.row, len(view))
+
+    return closed
 
 
 def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
@@ -172,6 +181,9 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("cluster", other_cluster),
     ("pool", other_pool),
     ("avoided", avoided),
+    ("reservation", _closed_for("reservation")),
+    ("maintenance_window", _closed_for("maintenance_window")),
+    ("model_quota", _closed_for("model_quota")),
     ("drained", drained),
     ("lost", lost),
     ("gpu_model", gpu_model),

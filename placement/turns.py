@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from placement.asks import Waiters
 from placement.charges import LeafUse
+from placement.closed import ClosedNodes, ClosedReason, limit, window_reason, window_words
 from placement.order import DAY_S
 from placement.queues_ahead import Closure, QueueHold
 from placement.standing import QueueStanding, amounts_of
@@ -156,7 +157,7 @@ class TreeTurns:
         self.now_ms = now_ms
         self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
         self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
-        self._closed: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
         self._closures = [
@@ -220,24 +221,30 @@ class TreeTurns:
         return self._beside_windows(request) if self.standing.comes_back(request) else None
 
     def _beside_windows(self, request: PlacementRequest) -> PlacementRequest:
-        closed = self._closed_to(request)
-        return msgspec.structs.replace(request, avoid_nodes=(*request.avoid_nodes, *closed)) if closed else request
+        return limit(request, self._closed_to(request))
 
     def _is_known(self, request: PlacementRequest) -> bool:
         """Whether a queue of the tree takes it; jobs that wait for other schedulers may be of none."""
         return bool(self.tree.known_leaf(request))
 
-    def _closed_to(self, request: PlacementRequest) -> tuple[str, ...]:
+    def _closed_to(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
         """Nodes kept for others before it would end, and those of models of which its queue may have no more."""
-        names = [f"model {name}" for name in self._models_without_room(request)]
-        names += [str(number) for number in self._barring(request)]
-        key = tuple(names)
+        models, windows = self._models_without_room(request), self._barring(request)
+        key = (*models, *map(str, windows))
         if key not in self._closed:
-            mask = np.zeros(len(self.view), bool)
-            for name in names:
-                mask |= self._of_model(name[6:]) if name.startswith("model ") else self._windows[int(name)][1]
+            found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
+                ("model_quota", self._of_model(name), f"of model {name}, of which its queue may have no more now")
+                for name in models
+            ]
+            for number in windows:
+                window, mask = self._windows[number]
+                found.append((window_reason(window), mask, window_words(window)))
             nodes = self.view.topology.nodes
-            self._closed[key] = tuple(nodes[row].name for row in np.flatnonzero(mask).tolist())
+            self._closed[key] = tuple(
+                ClosedNodes(reason, tuple(nodes[row].name for row in np.flatnonzero(mask).tolist()), words)
+                for reason, mask, words in found
+                if mask.any()
+            )
         return self._closed[key]
 
     def _barring(self, request: PlacementRequest) -> list[int]:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level
+from placement.closed import closed_nodes, closed_rows
 from placement.filters import Screen
 from placement.fit import Fit, room_at
 from placement.growth import GangSize
@@ -28,6 +29,9 @@ REASON_WORDS = {
     "cluster": "of another cluster",
     "pool": "of another pool",
     "avoided": "on the request's own list to avoid",
+    "reservation": "reserved for other queues",
+    "maintenance_window": "in maintenance",
+    "model_quota": "of models of which its queue may have no more now",
     "drained": "drained",
     "lost": "lost",
     "gpu_model": "with another GPU model",
@@ -204,8 +208,22 @@ def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> 
     text += f"; {fitting(request, members)}"
     if len(rows):
         text += f", on {count_of(len(rows), 'node')}"
-    out = [f"{count} {REASON_WORDS.get(name, name)}" for name, count in rejected.items()]
+    out = [part for name, count in rejected.items() for part in _rejected(request, view, screened, name, count)]
     return f"{text}; of {count_of(len(view), 'node')}: {', '.join(out)}" if out else text
+
+
+def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, reason: str, count: int) -> list[str]:
+    """`4 kept by reservation 'mlperf' for queue 'production' until …`: nodes without room for one reason, in phrases.
+
+    A node of two windows counts for the first.
+    """
+    left, parts = screened.by_reason[reason].copy(), []
+    for group in closed_nodes(request, reason):
+        mine = left & closed_rows(group.nodes, view.inventory.row, len(view))
+        left &= ~mine
+        if mine.any():
+            parts.append(f"{int(mine.sum())} {group.words}")
+    return parts or [f"{count} {REASON_WORDS.get(reason, reason)}"]
 
 
 def _scattered(

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from fleet.errors import UnknownEntity
 from fleet.requests import PlacementRequest
+from placement.closed import date_of
 from placement.queue import Wait, Waiting
 from placement.standing import LENDERS
 from placement.start_time import Blocker, starts_in, time_until
@@ -90,8 +90,8 @@ def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhySte
 def _window(window: Window, nodes: int) -> str:
     """`'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`."""
     whose = f"for queue {window.queue!r}" if window.queue else "free"
-    begin, end = (f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M}" for ms in (window.from_ms, window.to_ms))
-    return f"{window.name!r} keeps {count_of(nodes, 'node')} {whose} from {begin} until {end} UTC"
+    times = f"from {date_of(window.from_ms)} until {date_of(window.to_ms)} UTC"
+    return f"{window.name!r} keeps {count_of(nodes, 'node')} {whose} {times}"
 
 
 def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:

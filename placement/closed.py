@@ -1,0 +1,73 @@
+"""A request with the nodes that its queue may not use now: kept by a reservation, in a maintenance window, or of a GPU
+model of which the queue may have no more.
+
+`placement.turns` makes one for each request that it allows. The filters refuse these nodes, each with its reason, and
+the sentence of a refusal names the windows.
+"""
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.requests import PlacementRequest
+from placement.tree import Window
+
+ClosedReason = Literal["reservation", "maintenance_window", "model_quota"]
+_FIELDS = PlacementRequest.__struct_fields__
+
+
+class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
+    """Nodes that are closed for one reason. words: follow their number in a sentence."""
+
+    reason: ClosedReason
+    nodes: tuple[str, ...]
+    words: str
+
+
+class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
+    """A request that may not use some nodes. It never leaves the placer: the ledger has the request as it came."""
+
+    closed: tuple[ClosedNodes, ...] = ()
+
+
+def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
+    """Return the request without these nodes."""
+    if not closed:
+        return request
+    return LimitedRequest(**{name: getattr(request, name) for name in _FIELDS}, closed=closed)
+
+
+def closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNodes]:
+    """Return what is closed to a request for one reason."""
+    return [one for one in request.closed if one.reason == reason] if isinstance(request, LimitedRequest) else []
+
+
+def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
+    """(n,) the nodes with these names."""
+    mask = np.zeros(size, bool)
+    mask[[row[name] for name in nodes if name in row]] = True
+    return mask
+
+
+def window_reason(window: Window) -> ClosedReason:
+    """Return the reason of a window's nodes."""
+    return "maintenance_window" if window.queue is None else "reservation"
+
+
+def window_words(window: Window) -> str:
+    """
+    >>> window_words(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
+    "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
+    """
+    end = f"until {date_of(window.to_ms)} UTC"
+    if window.queue is None:
+        return f"kept free by maintenance {window.name!r} {end}"
+    return f"kept by reservation {window.name!r} for queue {window.queue!r} {end}"
+
+
+def date_of(time_ms: int) -> str:
+    """Return a time in UTC, to the minute."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M}"
