@@ -31,6 +31,7 @@ class EntityTable:
         self._rows: dict[str, int] = {}
         self._of_host: dict[str, int] = {}  # first part of a node's full name -> its row, -1 where several have it
         self._node = np.full(64, -1, np.int32)
+        self.moves = 0  # grows where a row loses its owner, or has one again
 
     def __len__(self) -> int:
         return len(self.names)
@@ -44,6 +45,16 @@ class EntityTable:
         view = self._node[: len(self.names)]
         view.flags.writeable = False
         return view
+
+    @property
+    def owned(self) -> list[str]:
+        """Names of the rows that a node owns."""
+        return [name for name, node in zip(self.names, self._node.tolist(), strict=False) if node >= 0]
+
+    def disown(self, row: int) -> None:
+        """Take a row from its node: the device is elsewhere now. `add` gives it back."""
+        self.moves += bool(self._node[row] >= 0)
+        self._node[row] = -1
 
     def row(self, name: str) -> int | None:
         return self._rows.get(name)
@@ -62,6 +73,9 @@ class EntityTable:
         """The row of `name`, appended if it is new."""
         row = self._rows.get(name)
         if row is not None:
+            if node >= 0 and self._node[row] < 0 and self.kind is not EntityKind.NODE:
+                self._node[row] = node
+                self.moves += 1
             return row
         row = len(self.names)
         if row == len(self._node):
@@ -145,9 +159,28 @@ class Entities:
             self.room.take(kind, name)
         return table.add(name, self.node(node))
 
+    def disown(self, kind: EntityKind, name: str) -> None:
+        """Take a device from its node, if it is known: it is elsewhere now."""
+        row = self._tables[kind].row(name)
+        if row is not None:
+            self._tables[kind].disown(row)
+
+    def disown_all(self, node: str) -> None:
+        """Take all devices from a node whose machine has another name now."""
+        at = self._tables[EntityKind.NODE].row(node)
+        for kind in NODE_OWNED if at is not None else ():
+            for row in np.flatnonzero(self._tables[kind].node == at).tolist():
+                self._tables[kind].disown(row)
+
     def dump(self) -> dict[str, list[str]]:
-        """Names in row order by kind: what a snapshot keeps."""
-        return {kind.value: list(table.names) for kind, table in self._tables.items()}
+        """Names in row order by kind, and those without an owner: what a snapshot keeps."""
+        moved = [
+            f"{kind}:{name}"
+            for kind in NODE_OWNED
+            for name, node in zip(self._tables[kind].names, self._tables[kind].node.tolist(), strict=True)
+            if node < 0
+        ]
+        return {**{kind.value: list(table.names) for kind, table in self._tables.items()}, DISOWNED: moved}
 
     @classmethod
     def load(cls, names: Mapping[str, Iterable[str]]) -> "Entities":
@@ -161,7 +194,11 @@ class Entities:
             for name in names.get(kind.value, ()):
                 owner = name.split("/", 1)[0] if kind in NODE_OWNED else None
                 entities[kind].add(name, entities.node(owner) if owner else -1)
+        for text in names.get(DISOWNED, ()):
+            kind_name, _, name = text.partition(":")
+            entities.disown(EntityKind(kind_name), name)
         return entities
 
 
+DISOWNED = "disowned"
 NODE_OWNED = frozenset({EntityKind.GPU, EntityKind.GPU_INSTANCE, EntityKind.PORT})

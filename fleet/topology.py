@@ -5,7 +5,7 @@ Immutable, by dense node row; a change makes a new one with the next `generation
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -121,11 +121,14 @@ class Topology:
         placed = [*self.placed.tolist(), *(False for _ in names)]
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
-    def with_gpus(self, counts: dict[str, int], model: dict[str, str] | None = None) -> "Topology":
-        """This topology with larger GPU counts, and models where unknown. The caller decides which nodes may grow."""
+    def with_gpus(
+        self, counts: dict[str, int], model: dict[str, str] | None = None, emptied: Collection[str] = ()
+    ) -> "Topology":
+        """This topology with larger GPU counts, and models where unknown. The caller decides which nodes may grow.
+        emptied: nodes that have exactly as many as counted, since boards of theirs are elsewhere now."""
         nodes = []
         for node in self.nodes:
-            gpus = max(node.gpus, counts.get(node.name, 0))
+            gpus = max(0 if node.name in emptied else node.gpus, counts.get(node.name, 0))
             known = node.gpu_model or (model or {}).get(node.name, "") if gpus else node.gpu_model
             nodes.append(replace(node, gpus=gpus, gpu_model=known))
         placed = self.placed.tolist()

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from fleet.entities import Entities
 from fleet.errors import RecordError
+from ingest.machines import MachineNames
 
 MAX_GPUS_PER_NODE = 256
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GRID|AMD|Instinct)[ \-_]+", re.IGNORECASE)
@@ -47,7 +48,8 @@ class GpuFacts:
 class GpuInventory:
     """Which GPUs sit in a node, learnt from labels. A swapped board replaces the facts of its slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, entities: Entities | None = None) -> None:
+        self.machines = MachineNames(entities or Entities())
         self.nodes: dict[str, dict[int, GpuFacts]] = {}
         self._slots: dict[str, tuple[str, int]] = {}
         self._models: dict[str, str] | None = None  # until something is learnt

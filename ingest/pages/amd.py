@@ -124,8 +124,8 @@ class AmdResolver(Resolver):
                 return SkipRule.OTHER_PART
             return None if _PASSED.match(bare) is None else SkipRule.NOT_USED
         index = gpu_index(labels.get("gpu_id", ""), "gpu_id")
-        node = self.node(labels, target)
         uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions
+        node = self.gpu_node(labels, target, index, uuid)
         self.inventory.learn(node, index, GpuFacts(_model(labels), uuid))
         learn_devices(self.entities, node, index, uuid)
         gpu = self.entities.of_node(EntityKind.GPU, node, index)

@@ -160,7 +160,7 @@ class DcgmResolver(Resolver):
                 raise RecordError("bad_label", f"no gpu label, and UUID {uuid!r} is unknown")
             return slot
         index = gpu_index(labels["gpu"], "gpu")
-        node = self.node(labels, target)
+        node = self.gpu_node(labels, target, index, uuid)
         model = short_model(labels.get("modelName") or labels.get("model_name", ""))
         self.inventory.learn(node, index, GpuFacts(model, uuid))
         learn_devices(self.entities, node, index, labels.get("pci_bus_id", ""), uuid)

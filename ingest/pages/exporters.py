@@ -29,7 +29,7 @@ class ExporterResolver:
     """One for all targets of a process: the first row of RESOLVERS that claims a name says what it stands for."""
 
     def __init__(self, entities: Entities) -> None:
-        self.inventory = GpuInventory()
+        self.inventory = GpuInventory(entities)
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:

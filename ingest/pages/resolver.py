@@ -4,8 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from fleet.entities import Entities
+from fleet.node_names import is_node_name
+from fleet.samples import EntityKind
 from ingest.gpus import GpuInventory
-from ingest.node_names import node_name
+from ingest.machines import stated_node
+from ingest.node_names import known_name, node_name
 from ingest.pages.text import Found, Target
 
 
@@ -35,6 +38,14 @@ class Resolver(ABC):
         know. Raises RecordError for its labels."""
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
-        """The node that a line is about: as its labels say, unless the configuration fixed it. Raises RecordError."""
-        stated = "" if target.fixed else labels.get("Hostname") or labels.get("hostname", "")
-        return node_name(stated or target.node, self.entities)
+        """Return the node that a line is about (`ingest.machines.stated_node`). Raises RecordError."""
+        label = labels.get("Hostname") or labels.get("hostname", "")
+        return node_name(stated_node(label, target), self.entities)
+
+    def gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
+        """Return the node of a GPU, which its board's UUID proves (`MachineNames.place`). Raises RecordError."""
+        label = labels.get("Hostname") or labels.get("hostname", "")
+        stated = known_name(stated_node(label, target), self.entities[EntityKind.NODE])
+        if not is_node_name(stated):
+            return node_name(stated, self.entities)
+        return node_name(self.inventory.machines.place(stated, index, uuid, target), self.entities)

@@ -83,6 +83,7 @@ class Scraper(Source):
         self.resolver = ExporterResolver(entities)
         self.failures: Counter[str] = Counter()  # scrapes without a page, by reason
         self.noted: Counter[str] = Counter()  # lines that are neither good nor bad, by reason
+        self.resolver.inventory.machines.noted = self.noted
         self.skipped_rounds = 0
         self.choose: Callable[[TargetSpec], bool] = _any  # which targets of the list are this process's to scrape
         self._list = TargetList(targets)

@@ -16,6 +16,8 @@ from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
+from ingest.machines import Target as Target  # noqa: PLC0414  # exported
+from ingest.machines import says_nothing
 from ingest.pages.exposition import (
     cut_exemplar,
     is_open_metrics,
@@ -36,15 +38,6 @@ MAX_BAD_LINES = 1000
 MAX_LINES = 250_000
 YEAR_2000_MS = 946_684_800_000
 _UNAME = b"node_uname_info{"
-
-
-@dataclass(slots=True)
-class Target:
-    """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port."""
-
-    node: str
-    fixed: bool = False
-    address: str = ""
 
 
 Found = Series | SkipRule | None
@@ -177,6 +170,9 @@ class PageDecoder:
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
         """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds.
         open_metrics: what the content type says; a page that ends in `# EOF` is OpenMetrics, too."""
+        self.target.heard_ms = arrival_ms
+        if self.target.forgets:
+            self._shape, self._cache, self.target.forgets = None, {}, False
         if self._shape is not None:
             raw = self._shape.read(page)
             if raw is not None:
@@ -309,7 +305,7 @@ class PageDecoder:
             node = parse_line(page[at:].split(b"\n", 1)[0]).labels.get("nodename", "")
         except RecordError:
             return  # counted when the line itself is read
-        if node and node != self.target.node:
+        if not says_nothing(node) and node != self.target.node:
             self.target.node = node
             self._cache.clear()
 

@@ -97,7 +97,7 @@ class FleetState:
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
-        self._gpu_rows_seen = 0
+        self._gpu_rows_seen = (0, 0)
         self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
@@ -321,29 +321,31 @@ class FleetState:
         if len(nodes) > len(self.topology):
             self.topology = self.topology.with_unplaced(nodes.names[len(self.topology) :])
         learnt: dict[str, int] = {}
-        if len(self.entities[EntityKind.GPU]) > self._gpu_rows_seen:
-            self._gpu_rows_seen = len(self.entities[EntityKind.GPU])
-            counts = gpu_counts(self.entities[EntityKind.GPU].names)
+        gpu_table, emptied = self.entities[EntityKind.GPU], set[str]()
+        if (len(gpu_table), gpu_table.moves) != self._gpu_rows_seen:
+            self._gpu_rows_seen = len(gpu_table), gpu_table.moves
+            counts = {**dict.fromkeys(gpu_counts(gpu_table.names), 0), **gpu_counts(gpu_table.owned)}
             learnt = {node: count for node, count in counts.items() if node not in self._stated}
+            emptied = {node.name for node in self.topology.nodes if learnt.get(node.name, node.gpus) < node.gpus}
         for node, count in (gpus or {}).items():
             if node not in self._stated:
                 learnt[node] = max(count, learnt.get(node, 0))
         nameless = any(node.gpus and not node.gpu_model and models.get(node.name) for node in self.topology.nodes)
         grows = any(learnt.get(node.name, 0) > node.gpus for node in self.topology.nodes)
-        if nameless or grows:
-            self.topology = self.topology.with_gpus(learnt, models)
+        if nameless or grows or emptied:
+            self.topology = self.topology.with_gpus(learnt, models, emptied)
 
     def gpu_rows(self) -> NDArray[np.int32]:
         """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""
         table = self.entities[EntityKind.GPU]
-        key = (len(table), self.topology.generation)
+        key = (len(table) + table.moves, self.topology.generation)
         if self._gpu_rows[0] == key:
             return self._gpu_rows[1]
         width = max(1, int(self.topology.gpus.max(initial=1)))
         rows = np.full((len(self.topology), width), -1, np.int32)
         for row, (name, node) in enumerate(zip(table.names, table.node.tolist(), strict=True)):
             index = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdigit() else width
-            if index < width and node < len(rows):
+            if index < width and 0 <= node < len(rows):
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows

@@ -1,0 +1,157 @@
+"""Which machine a page of GPUs is about: names repeat and change, the UUID of a board does neither.
+
+    label says nothing      localhost, an exporter's pod, a container id: the target's own name counts
+    one name, two machines  two live targets name different boards in one slot: each gets its target's name
+    two names, one machine  two live targets name the same board: the first name counts for both
+    a machine was renamed   a board is seen under another name: its old slot is emptied
+
+A target is live while its last page is younger than LIVE_MS. A name that the configuration fixes is never changed.
+"""
+
+import logging
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fleet.entities import Entities
+from fleet.samples import EntityKind
+
+logger = logging.getLogger(__name__)
+
+LIVE_MS = 60_000
+MOST_NAMES = 3  # one after the other of one machine: its label, its target's host, its target's address
+_LOCAL = re.compile(
+    r"(localhost|ip6-localhost|ip6-loopback)\d?(\.local(domain\d?)?)?|127(\.\d+){3}|::1|0\.0\.0\.0"
+    r"|\(?none\)?|null|unknown|n/a|undefined",
+    re.IGNORECASE,
+)
+_POD = re.compile(
+    r"(.*[-.])?(exporter|dcgm|metrics|monitoring|telemetry|collector|agent)([-.].*)?-[bcdfghjklmnpqrstvwxz2456789]{5}"
+)
+_CONTAINER = re.compile(r"(?=.*[a-f])(?=.*\d)([0-9a-f]{12}|[0-9a-f]{64})")
+_SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
+
+
+@dataclass(slots=True)
+class Target:
+    """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port.
+
+    renamed: label → the node that it stands for on this target's pages. heard_ms: of its last page, 0 for never.
+    named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
+    """
+
+    node: str
+    fixed: bool = False
+    address: str = ""
+    renamed: dict[str, str] = field(default_factory=dict)
+    heard_ms: int = 0
+    named: dict[str, int] = field(default_factory=dict)
+    forgets: bool = False
+
+    def rename(self, stated: str, node: str) -> None:
+        """Read `stated` as `node` from now on, for series that are known already, too."""
+        if not self.fixed and self.renamed.get(stated) != node:
+            self.renamed[stated], self.forgets = node, True
+
+
+def says_nothing(name: str) -> bool:
+    """Return whether a name cannot tell one machine from another.
+
+    >>> [says_nothing(name) for name in ("localhost", "dcgm-exporter-6ldbb", "3f2a9c0b1d4e", "127.0.0.1", "")]
+    [True, True, True, True, True]
+    >>> [says_nothing(name) for name in ("gpu-07", "exporter-host", "10.0.0.7", "dcgm01", "cafe")]
+    [False, False, False, False, False]
+    """
+    return not name or any(form.fullmatch(name) for form in (_LOCAL, _POD, _CONTAINER))
+
+
+def stated_node(label: str, target: Target) -> str:
+    """Return what names the machine of a line: its label, or the target where that says nothing or is fixed."""
+    if target.fixed or not label:
+        return target.node
+    if target.node and says_nothing(label) and not _SERVICE.fullmatch(target.node):  # a service is many machines
+        label = target.node
+    for _ in range(MOST_NAMES):
+        if label not in target.renamed:
+            break
+        label = target.renamed[label]
+    return label
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The board that a target last named in a slot."""
+
+    uuid: str
+    target: Target
+
+
+class MachineNames:
+    """The boards on the pages of a process. `clashes`: name → addresses of two targets that gave it to two machines."""
+
+    def __init__(self, entities: Entities) -> None:
+        self.clashes: dict[str, tuple[str, str]] = {}
+        self.noted: Counter[str] = Counter()
+        self._entities = entities
+        self._slots: dict[str, dict[int, _Slot]] = {}  # by node
+        self._boards: dict[str, tuple[str, int]] = {}
+
+    def place(self, node: str, index: int, uuid: str, target: Target) -> str:
+        """Record that a target's page has this board there. Returns the node that it really is on."""
+        uuid = uuid.casefold().removeprefix("gpu-")
+        if not uuid or uuid.startswith("mig-"):
+            return node
+        if node in self.clashes:
+            node = self._own_name(node, target)
+        known = self._boards.get(uuid)
+        slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
+        if known is not None and known[0] != node and slot is not None and slot.uuid == uuid:
+            first = slot.target
+            if first is not target and _is_live(first, target) and not target.fixed and known[0] not in self.clashes:
+                target.rename(node, known[0])
+                self.noted["node_alias"] += 1
+                return known[0]
+            self._empty(known, target)
+        slots = self._slots.setdefault(node, {})
+        held = slots.get(index)
+        if held is not None and held.uuid != uuid and held.target is not target and _is_live(held.target, target):
+            was_there = target.named.get(node, target.heard_ms) < target.heard_ms  # so a board was swapped
+            if (known is None or known[0] != node) and not was_there:
+                node = self._clash(node, held.target, target)
+                slots = self._slots.setdefault(node, {})
+        slots[index] = _Slot(uuid, target)
+        target.named.setdefault(node, target.heard_ms)
+        self._boards[uuid] = (node, index)
+        return node
+
+    def _clash(self, name: str, first: Target, second: Target) -> str:
+        """Give two machines of one name the names of their targets. Returns that of the second."""
+        self.clashes[name] = (first.address or first.node, second.address or second.node)
+        self.noted["node_clash"] += 1
+        logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
+        if first.node == second.node:
+            self.clashes.setdefault(first.node, self.clashes[name])  # neither is called after the host that they share
+        self._own_name(name, first)
+        return self._own_name(name, second)
+
+    def _own_name(self, name: str, target: Target) -> str:
+        """Return the name of a target whose label clashes: its host's, or its address where that clashes, too."""
+        own = target.address if target.node in self.clashes else target.node
+        if target.fixed or not own:
+            return name
+        target.rename(name, own)
+        return own
+
+    def _empty(self, slot: tuple[str, int], target: Target) -> None:
+        """Empty a slot whose board is elsewhere now."""
+        node, index = slot
+        old = self._slots[node].pop(index)
+        old.target.forgets = True
+        self.noted["gpu_moved"] += 1
+        self._entities.disown(EntityKind.GPU, f"{node}/{index}")
+        if not self._slots[node]:
+            self._entities.disown_all(node)
+
+
+def _is_live(other: Target, target: Target) -> bool:
+    return other.heard_ms > 0 and target.heard_ms - other.heard_ms <= LIVE_MS
