@@ -14,7 +14,7 @@ from fleet.entities import Entities
 from fleet.requests import Decision, PlacementRequest
 from fleet.topology import Topology
 from ingest.pages import scrape
-from ingest.pages.fetch import FetchError
+from ingest.pages.fetch import FetchedPage, FetchError
 from ingest.pages.scrape import Scraper
 from ingest.pages.target_spec import parse_target
 from ingest.source import Source
@@ -54,11 +54,11 @@ class ScrapedWorld:
         self.scraper.targets = {target.spec.url: target for target in self._targets}
         return [self.scraper]
 
-    async def _fetch(self, session: object, url: str, max_bytes: int) -> bytes:
+    async def _fetch(self, session: object, url: str, max_bytes: int) -> FetchedPage:
         page = self.pages.get(url)
         if page is None:
             raise FetchError("timeout", "hangs")
-        return page
+        return FetchedPage(page, False)
 
     def scrape(self) -> None:
         """One round over all targets."""
