@@ -35,9 +35,12 @@ MOST_REST_JOBS = 20
 _QUEUE = (
     *("JobArrayID", "State", "RestartCnt", "SubmitTime", "StartTime", "EndTime", "ResizeTime", "NodeList", "NumNodes"),
     *("tres-alloc", "UserName", "GroupName", "Partition", "QOS", "Cluster", "PriorityLong", "TimeLimit", "NumCPUs"),
-    "exit_code",
+    *("exit_code", "NumTasks"),
 )
-_QUEUE_TEXTS = {"tres-per-node": "TRES_PER_NODE", "Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME"}
+_QUEUE_TEXTS = {
+    **{"tres-per-node": "TRES_PER_NODE", "tres-per-job": "TRES_PER_JOB", "tres-per-task": "TRES_PER_TASK"},
+    **{"Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME"},
+}
 _NODES = ("NodeList", "StateComplete", "Gres", "Timestamp")
 _NODE_TEXTS = {"Reason": "REASON"}
 _ACCOUNTING = (

@@ -1,4 +1,4 @@
-"""The small notations of Slurm: GRES, TRES, times, durations, exit codes, arrays. Each function takes any text.
+"""The small notations of Slurm: times, durations, exit codes, arrays. Each function takes any text.
 
 Unreadable text is None or empty. An impossible exit code costs its record: any other answer would be a guess.
 """
@@ -6,79 +6,18 @@ Unreadable text is None or empty. An impossible exit code costs its record: any 
 import re
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
-from functools import lru_cache
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from ingest.gpus import short_model
 from ingest.inbox.job_events import MAX_TASKS as MOST_TASKS
 from ingest.inbox.job_events import YEAR_2000_MS
+from ingest.slurm.numbers import count_numbers, numbers
 
-MAX_GPUS = 1024
 MAX_TASKS = 1000  # of an array that get names of their own while they wait
-_GPU = re.compile(r"(?:^|[,:])(?:gres[:/])?gpu((?:[:=][^,:=()]{1,64})*)(?:\(([^()]*)\))?(?=,|$)")
-_SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGTP]?)i?B?[nc]?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-
-
-def gpus(text: str) -> tuple[int, str, tuple[int, ...]]:
-    """(count, type, indices) of the GPUs in a GRES or TRES list, on one node or in all.
-
-    >>> gpus("gpu:h100:4(IDX:0-1,6-7)")
-    (4, 'h100', (0, 1, 6, 7))
-    >>> gpus("cpu=2,mem=8000M,node=2,gres/gpu=16,gres/gpu:a100=16"), gpus("gres:gpu:2"), gpus("billing=2")
-    ((16, 'a100', ()), (2, '', ()), (0, '', ()))
-    """
-    return _gpus_again(text) if len(text) < 256 else _gpus(text)
-
-
-def _gpus(text: str) -> tuple[int, str, tuple[int, ...]]:
-    typed = plain = 0
-    model = ""
-    held: list[int] = []
-    for words, note in _GPU.findall(text[:10_000]) if "gpu" in text else ():
-        parts = [part for part in re.split("[:=]", words) if part]
-        count = int(parts.pop()) if parts and parts[-1].isdecimal() and len(parts[-1]) < 10 else 1
-        if parts:
-            model = model or parts[0]
-            typed += count
-        else:
-            plain += count
-        if note.startswith("IDX:"):
-            held += indices(note[4:])
-    return max(typed, plain), model[:MAX_NAME_LENGTH], tuple(dict.fromkeys(held))
-
-
-_gpus_again = lru_cache(16_384)(_gpus)  # polls repeat themselves, and half of a poll's time would go here
-
-
-def indices(text: str) -> list[int]:
-    """
-    >>> indices("0-3,7"), indices("N/A")
-    ([0, 1, 2, 3, 7], [])
-    """
-    found = numbers(text, MAX_GPUS)
-    return found if found and max(found) < MAX_GPUS else []
-
-
-def numbers(text: str, most: int) -> list[int]:
-    """
-    >>> numbers("1-3,7-11:2", 100), numbers("1-9", 4), numbers("x", 4)
-    ([1, 2, 3, 7, 9, 11], [1, 2, 3, 4], [])
-    """
-    found: list[int] = []
-    for part in text.split(",", most)[:most]:
-        match = _SPAN.fullmatch(part.strip())
-        if match is None:
-            return []
-        first = int(match[1])
-        last, step = int(match[2] or first), max(1, int(match[3] or 1))
-        found += range(first, min(last, first + (most - len(found)) * step) + 1, step)
-        if len(found) >= most:
-            return found[:most]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +38,7 @@ def tasks(text: str) -> WaitingTasks:
     stated = text.strip("[]").partition("%")[0]
     whole = stated.removesuffix("...").removesuffix(",")
     named = tuple(numbers(whole, MAX_TASKS))
-    return WaitingTasks(named, max(len(named), _count(whole)) if named else 0, whole != stated)
-
-
-def _count(text: str) -> int:
-    """Count the numbers of `1-3,7-11:2`, at most as many as an array of Slurm can have."""
-    found = 0
-    for span in _SPAN.finditer(text):
-        first, step = int(span[1]), max(1, int(span[3] or 1))
-        found += max(0, int(span[2] or first) - first) // step + 1
-    return min(found, MOST_TASKS)
+    return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, whole != stated)
 
 
 def model_name(kind: str) -> str:

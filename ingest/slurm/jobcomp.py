@@ -24,7 +24,8 @@ import msgspec
 from fleet.errors import RecordError
 from ingest.inbox.event_body import split
 from ingest.inbox.job_events import malformed
-from ingest.slurm.fields import exit_code, gpus, limit_s, time_ms, wait_status
+from ingest.slurm.fields import exit_code, limit_s, time_ms, wait_status
+from ingest.slurm.gres import resources_of
 from ingest.slurm.jobs import SlurmJob, job_id, node_list
 from ingest.slurm.json import Read, number, read_queue
 from ingest.slurm.shapes import Number
@@ -119,7 +120,6 @@ def _of_document(part: bytes | RecordError) -> SlurmJob:
     id_, array, task = number(row.jobid), number(row.array_job_id) or 0, number(row.array_task_id)
     if id_ is None:
         raise RecordError("no_job_id", f"jobid {row.jobid!r}")
-    total, kind, _ = gpus(row.tres_alloc or row.tres_req or "")
     limit = number(row.time_limit)
     code = row.exit_code
     return _completed_job(
@@ -131,8 +131,7 @@ def _of_document(part: bytes | RecordError) -> SlurmJob:
             end_ms=time_ms(row.end, UTC),
             nodes=node_list(row.nodes or ""),
             node_count=number(row.total_nodes) or 0,
-            gpus=total,
-            gpu_kind=kind,
+            **resources_of(row.tres_alloc or row.tres_req or ""),
             user=row.username or "",
             group=row.groupname or "",
             account=row.account or "",
@@ -189,7 +188,6 @@ def _whole(row: Mapping[str, str], name: str) -> int | None:
 
 def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     """The environment of jobcomp/script, which names only what the job has."""
-    total, kind, _ = gpus(row.get("TRES", ""))
     array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
     restarts = _whole(row, "RESTARTS")
     return _completed_job(
@@ -202,8 +200,7 @@ def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
             end_ms=time_ms(row.get("END", ""), zone),
             nodes=node_list(row.get("NODES", "")),
             node_count=_whole(row, "NODECNT") or 0,
-            gpus=total,
-            gpu_kind=kind,
+            **resources_of(row.get("TRES", "")),
             user=row.get("USERNAME", ""),
             group=row.get("GROUPNAME", ""),
             account=row.get("ACCOUNT", ""),

@@ -3,21 +3,23 @@
 squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`; equal facts have one identity (`ingest.lifecycle`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
 from fleet.errors import ConfigError, RecordError
 from fleet.events import Failed, Finished, JobClass, JobEvent, Preempted, Queued, Resized, Started, Submitted
 from fleet.node_names import is_node_name
-from fleet.requests import RankPlacement
+from fleet.requests import WHOLE_GPU, RankPlacement
 from ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
 from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.node_names import expand_nodes
 from ingest.slurm.failures import ENDED as ENDED_STATES
 from ingest.slurm.failures import UNEXPLAINED, category
-from ingest.slurm.fields import MAX_GPUS, WaitingTasks, label, model_name
+from ingest.slurm.fields import WaitingTasks, label, model_name
+from ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, Part, mig_profile, without_profile
 from ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
@@ -32,7 +34,9 @@ LISTS_KEPT, LIST_KEPT = 8192, 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
     """The known facts of one attempt; unknown counts are 0, times None. states: the base state, then flags. gpus: of
-    all nodes. indices: of its GPUs, a row a node. attempt: None without restarts."""
+    all nodes; milli: thousandths that `of_gpus` of them are, less for MIG instances. indices: of its GPUs, a row a
+    node. shares: of `unit` (shard or mps) on all nodes, `parts` of which GPUs, a row a node. attempt: None without
+    restarts."""
 
     id: str
     states: tuple[str, ...]
@@ -48,7 +52,13 @@ class SlurmJob:
     gpus: int = 0
     gpus_per_node: int = 0
     gpu_kind: str = ""
+    milli: int = 0
+    of_gpus: int = 0
     indices: tuple[tuple[int, ...], ...] = ()
+    shares: int = 0
+    shares_per_node: int = 0
+    unit: str = ""
+    parts: tuple[tuple[Part, ...], ...] = ()
     user: str = ""
     group: str = ""
     account: str = ""
@@ -66,6 +76,11 @@ class SlurmJob:
     failed_node: str = ""
 
     @property
+    def has_gpus(self) -> bool:
+        """It holds or asks for GPUs, or parts of them."""
+        return bool(self.gpus or self.gpus_per_node or any(self.indices) or self.shares or self.shares_per_node)
+
+    @property
     def ended(self) -> str:
         """The state in which it ended; empty while it holds nodes or waits."""
         first = self.states[0] if self.states and "COMPLETING" not in self.states else ""
@@ -79,13 +94,19 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """How a site's names become ours. classes: partition or QOS → class."""
+    """How a site's names become ours. classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, as its
+    nodes say; numbered_gpus: node → GPUs that numbers of jobs name there, 0 where they count MIG instances."""
 
     prefix: str = ""
     cluster: str = ""
     classes: dict[str, JobClass] = field(default_factory=dict)
     preemptible: frozenset[str] = frozenset()
     cpu_jobs: bool = False
+    shares_of_gpu: Mapping[str, int] = field(default_factory=dict)
+    numbered_gpus: Mapping[str, int] = field(default_factory=dict)
+
+
+SITE = Site()
 
 
 def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
@@ -120,7 +141,7 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
                 blocked=blocked,
             )
     if began and job.start_ms is not None:
-        ranks, nodes = _places(job)
+        ranks, nodes = _places(job, site)
         yield Started(job=name, attempt=attempt, sequence=STARTED, time_ms=job.start_ms, ranks=ranks, nodes=nodes)
         if job.resize_ms is not None and job.resize_ms > job.start_ms:
             since = min((job.resize_ms - job.start_ms) // 1000, ENDED - RESIZED - 1)
@@ -132,11 +153,13 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
 
 
 def _submitted(job: SlurmJob, site: Site) -> Submitted:
-    gang, per_node = shape(job)
+    gang, per_node, share = shape(job, site)
+    profile, model = mig_profile(job.gpu_kind), without_profile(job.gpu_kind)
     partitions = tuple(dict.fromkeys(filter(None, map(label, job.partition.split(",")))))[:MAX_QUEUES]
     places = {*partitions, job.qos, job.account}
     classes = [site.classes[place] for place in (job.qos, *partitions, job.account) if place in site.classes]
     labels = {"qos": label(job.qos)} if label(job.qos) else {}
+    labels |= {"mig": profile} if profile else {}
     return Submitted(
         job=site.prefix + job.id,
         attempt=job.attempt or 1,
@@ -153,7 +176,8 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
         class_=classes[0] if classes else "training",
         gang=gang,
         gpus_per_node=per_node,
-        gpu_model=label(model_name(job.gpu_kind)) if job.gpu_kind else "",
+        gpu_model=label(model_name(model)) if model else "",
+        gpu_share=share,
         priority=job.priority or 0,
         preemptible=bool(places & site.preemptible),
         limit_s=job.limit_s,
@@ -163,20 +187,52 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
     )
 
 
-def shape(job: SlurmJob) -> tuple[int, int]:
-    """(nodes, GPUs on each): what the job holds, or asked for."""
+class Shape(NamedTuple):
+    """Members of a job, one a node, GPUs of each, and thousandths that a GPU of theirs is; None: whole ones."""
+
+    gang: int
+    gpus_per_node: int
+    share: int | None = None
+
+
+def shape(job: SlurmJob, site: Site = SITE) -> Shape:
+    """Return what the job holds, or asks for."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
-    per_node = -(-total // gang) if total else job.gpus_per_node
-    return gang, min(max(0, per_node), MAX_GPUS)
+    per_node = min(max(0, -(-total // gang) if total else job.gpus_per_node), MAX_GPUS)
+    if not per_node and (job.shares or job.shares_per_node):
+        return _shared(job, gang, site)
+    milli = round(job.milli / job.of_gpus) if job.of_gpus else WHOLE_GPU
+    return Shape(gang, per_node, milli if 0 < milli < WHOLE_GPU else None)
 
 
-def _places(job: SlurmJob) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
-    """Ranks with their GPUs, one a node, where the indices are known; else the nodes."""
+def _shared(job: SlurmJob, gang: int, site: Site) -> Shape:
+    """Return the GPUs that shards amount to. Shards of an unknown size count as one GPU: nobody knows how much."""
+    shares = -(-job.shares // gang) if job.shares else job.shares_per_node
+    size = next((part.size for row in job.parts for part in row), 0) or site.shares_of_gpu.get(job.unit, 0)
+    size = size or (MPS_OF_A_GPU if job.unit == "mps" else 0)
+    if not size:
+        return Shape(gang, 1)
+    gpus = min(-(-shares // size), MAX_GPUS)
+    milli = max(1, round(WHOLE_GPU * shares / size / gpus))
+    return Shape(gang, gpus, milli if milli < WHOLE_GPU else None)
+
+
+def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
+    """Return ranks with their GPUs, one a node, where the job's numbers are those of GPUs; else the nodes."""
+    if len(job.parts) == len(job.nodes) and all(job.parts):
+        held = [(node, part) for node, row in zip(job.nodes, job.parts, strict=True) for part in row]
+        return tuple(RankPlacement(at, node, (part.gpu,), _milli(part)) for at, (node, part) in enumerate(held)), ()
     if len(job.indices) != len(job.nodes) or not all(job.indices):
         return (), job.nodes
-    pairs = enumerate(zip(job.nodes, job.indices, strict=True))
-    return tuple(RankPlacement(rank, node, held) for rank, (node, held) in pairs), ()
+    pairs = list(zip(job.nodes, job.indices, strict=True))
+    if any(max(held) >= site.numbered_gpus.get(node, MAX_GPUS) for node, held in pairs):
+        return (), job.nodes  # the numbers count something else there, as MIG instances
+    return tuple(RankPlacement(rank, node, held) for rank, (node, held) in enumerate(pairs)), ()
+
+
+def _milli(part: Part) -> int:
+    return max(1, round(WHOLE_GPU * part.held / part.size))
 
 
 def _end(job: SlurmJob, name: str) -> JobEvent:

@@ -15,7 +15,8 @@ import msgspec
 
 from fleet.errors import RecordError
 from ingest.inbox.job_events import YEAR_2000_MS, malformed
-from ingest.slurm.fields import WaitingTasks, gpus, size_gib, tasks, tres, wait_status
+from ingest.slurm.fields import WaitingTasks, size_gib, tasks, tres, wait_status
+from ingest.slurm.gres import read_gres, resources_of
 from ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
 from ingest.slurm.nodes import SlurmNode
 from ingest.slurm.shapes import (
@@ -157,9 +158,6 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
     array, task = number(row.array_job_id) or 0, number(row.array_task_id)
     waiting = WaitingTasks() if task is not None or not array else tasks(row.array_task_string or "")
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
-    details = [gpus(text) for text in row.gres_detail or ()]
-    total, kind, _ = max(gpus(had), gpus(asked), key=lambda found: found[0])
-    per_node, kind_per_node, _ = gpus(row.tres_per_node or "")
     comments = (row.state_description, row.comment, row.admin_comment, row.system_comment)
     job = SlurmJob(
         id=job_id(row.job_id, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
@@ -171,10 +169,15 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
         resize_ms=_ms(row.resize_time),
         nodes=node_list(row.nodes or ""),
         node_count=number(row.node_count) or 0,
-        gpus=total,
-        gpus_per_node=per_node,
-        gpu_kind=next((found[1] for found in details if found[1]), kind or kind_per_node),
-        indices=tuple(found[2] for found in details),
+        **resources_of(
+            had,
+            asked,
+            per_node=row.tres_per_node or "",
+            per_job=row.tres_per_job or "",
+            per_task=row.tres_per_task or "",
+            tasks=number(row.tasks),
+            details=row.gres_detail or (),
+        ),
         user=row.user_name or "",
         group=row.group_name or "",
         account=row.account or "",
@@ -194,17 +197,17 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
     return each_task(job, array, waiting) if waiting.named else [job]
 
 
-def _gpus_of(rows: list[Tres]) -> tuple[int, str]:
-    """(count, type) of the GPUs in a list of TRES, in which a typed count repeats the plain one."""
-    named = [row for row in rows if row.type == "gres" and (row.name or "").partition(":")[0] == "gpu"]
-    kinds = [(row.name or "").partition(":")[2] for row in named]
-    return max((row.count or 0 for row in named), default=0), next((kind for kind in kinds if kind), "")
+def _tres_text(rows: list[Tres]) -> str:
+    """Write GPUs of a list of TRES as Slurm's text has them.
+
+    >>> _tres_text([Tres("gres", "gpu:a100", 4), Tres("cpu", None, 2)])
+    'gres/gpu:a100=4'
+    """
+    return ",".join(f"gres/{row.name}={row.count or 0}" for row in rows if row.type == "gres" and row.name)
 
 
 def _of_accounting(row: Accounted) -> list[SlurmJob]:
     times = row.time
-    asked, had = _gpus_of(row.tres.requested), _gpus_of(row.tres.allocated)
-    total, kind = max(had, asked, key=lambda found: found[0])
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
     told = row.comment
     texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
@@ -220,8 +223,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
         end_ms=_ms(times.end),
         nodes=node_list(row.nodes or ""),
         node_count=number(row.allocation_nodes) or 0,
-        gpus=total,
-        gpu_kind=kind or asked[1],
+        **resources_of(_tres_text(row.tres.allocated), _tres_text(row.tres.requested)),
         user=row.user or "",
         group=row.group or "",
         account=row.account or "",
@@ -244,8 +246,8 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
 def _of_node(row: NodeInfo) -> list[SlurmNode]:
     told_ms = _ms(row.reason_changed_at)
     states = (*_upper(row.state), *_upper(row.state_flags))
-    count = gpus(row.gres or "")[0]
-    return [SlurmNode(name, states, row.reason or "", told_ms, count) for name in node_list(row.name)]
+    gres = read_gres(row.gres or "")
+    return [SlurmNode(name, states, row.reason or "", told_ms, gres) for name in node_list(row.name)]
 
 
 def _of_group(group: NodeGroup) -> list[SlurmNode]:
@@ -254,4 +256,4 @@ def _of_group(group: NodeGroup) -> list[SlurmNode]:
     told_ms = _ms(told.time) if isinstance(told, SlurmReason) else None
     states = _upper(group.node.state)
     names: Any = (name for entry in group.nodes.nodes for name in node_list(entry))
-    return [SlurmNode(name, states, reason, told_ms, 0) for name in names]
+    return [SlurmNode(name, states, reason, told_ms, read_gres(group.gres.total or "")) for name in names]

@@ -3,12 +3,16 @@
 A drain is dated by the time of its reason, so repeats have one identity. Slurm does not date its end: now.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from fleet.events import NodeEvent
+from fleet.requests import WHOLE_GPU
 from ingest.inbox.job_events import FUTURE_LIMIT_MS
 from ingest.slurm.fields import label
+from ingest.slurm.gres import NO_GRES, Gres
 
 Condition = Literal["drain", "lost"]
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
@@ -23,13 +27,19 @@ MESSAGE_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """states: the base state, then flags, in capitals. reason_ms: when the reason was set; None: unknown."""
+    """states: the base state, then flags, in capitals. reason_ms: when the reason was set; None: unknown. gres: what it
+    has."""
 
     name: str
     states: tuple[str, ...]
     reason: str = ""
     reason_ms: int | None = None
-    gpus: int = 0
+    gres: Gres = NO_GRES
+
+    @property
+    def gpus(self) -> int:
+        """Physical GPUs as far as Slurm knows: MIG instances count by their slices."""
+        return max(round(self.gres.milli / WHOLE_GPU), min(1, self.gres.gpus))
 
     @property
     def known(self) -> bool:
@@ -47,6 +57,20 @@ class SlurmNode:
         if any(state in _LOST for state in self.states):
             found.append("lost")
         return found
+
+
+def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
+    """Return node → GPUs that the numbers of its jobs name; 0 where they count MIG instances."""
+    return {node.name: 0 if node.gres.has_mig else node.gres.gpus for node in nodes if node.gres.gpus}
+
+
+def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
+    """Return unit → parts of one GPU, as most nodes divide theirs."""
+    found: dict[str, Counter[int]] = {}
+    for node in nodes:
+        if node.gres.shares and node.gres.gpus:
+            found.setdefault(node.gres.unit, Counter())[max(1, node.gres.shares // node.gres.gpus)] += 1
+    return {unit: sizes.most_common(1)[0][0] for unit, sizes in found.items()}
 
 
 def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:

@@ -38,7 +38,7 @@ class JobScan:
         they only name the queue of a job that waited in several.
         """
         for job in jobs:
-            if not (self.site.cpu_jobs or job.gpus or job.gpus_per_node or any(job.indices)):
+            if not (self.site.cpu_jobs or job.has_gpus):
                 self.without_gpus += 1
                 continue
             try:

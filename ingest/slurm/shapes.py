@@ -46,6 +46,9 @@ class SlurmQueued(msgspec.Struct, kw_only=True):
     tres_req_str: str | None = None
     tres_alloc_str: str | None = None
     tres_per_node: str | None = None
+    tres_per_job: str | None = None
+    tres_per_task: str | None = None
+    tasks: Number = None
     user_name: str | None = None
     group_name: str | None = None
     account: str | None = None
@@ -153,11 +156,16 @@ class GroupState(msgspec.Struct, frozen=True):
     state: Words = None
 
 
+class GroupGres(msgspec.Struct, frozen=True):
+    total: str | None = None
+
+
 class NodeGroup(msgspec.Struct, kw_only=True):
     """Nodes of one partition in one state, as sinfo of 23.02 and later lists them."""
 
     nodes: NodeNames
     node: GroupState = GroupState()
+    gres: GroupGres = GroupGres()
     reason: SlurmReason | str | None = None
 
 

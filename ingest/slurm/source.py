@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -27,7 +27,7 @@ from ingest.slurm import text as slurm_text
 from ingest.slurm.issued import IssuedJob
 from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
 from ingest.slurm.json import Read
-from ingest.slurm.nodes import Conditions, SlurmNode, changes
+from ingest.slurm.nodes import Conditions, SlurmNode, changes, numbered_gpus, shares_of_gpu
 from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
 from ingest.source import Batch, Source, read_options
 
@@ -219,18 +219,17 @@ class SlurmSource(Source):
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
         queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
         queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
-        scan = JobScan(self._site, now_ms, state.prints)
+        nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes") if nodes_body else Read()
+        site = replace(self._site, shares_of_gpu=shares_of_gpu(nodes.rows), numbered_gpus=numbered_gpus(nodes.rows))
+        scan = JobScan(site, now_ms, state.prints)
         await asyncio.to_thread(scan.take, queue.rows, state.queued)
         queue_unclear = {self._site.prefix + job for job in queue.doubled}
         scan.keep(queue_unclear, state.live)
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = [*scan.fresh, *_named_by_now(state, scan)] + await self._accounts(state, scan, bad)
-        node_events: list[NodeEvent] = []
-        if nodes_body:
-            nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes")
-            node_events = _follow(state, nodes.rows, self.name, now_ms)
-            bad += nodes.bad
+        node_events = _follow(state, nodes.rows, self.name, now_ms)
+        bad += nodes.bad
         state.queued, state.live = scan.issued, scan.live
         missing = {job: row for job, row in state.prints.items() if job in state.gone or job in queue_unclear}
         state.prints = {**missing, **scan.prints}
@@ -271,7 +270,7 @@ class SlurmSource(Source):
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
         """What the accounts say of `which` (as the client takes it); jobs that ended in it are missing no more."""
-        found = JobScan(self._site, scan.now_ms, state.prints)
+        found = JobScan(scan.site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
         issued = scan.issued | state.queued
         for answer in await self._client.accounting(*which):

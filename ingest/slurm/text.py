@@ -13,7 +13,8 @@ from datetime import tzinfo
 from typing import TypeVar
 
 from fleet.errors import RecordError
-from ingest.slurm.fields import exit_code, gpus, limit_s, size_gib, tasks, time_ms, tres, wait_status
+from ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
+from ingest.slurm.gres import read_gres, resources_of
 from ingest.slurm.jobs import SlurmJob, each_task, node_list
 from ingest.slurm.json import Read, note_cut
 from ingest.slurm.nodes import SlurmNode
@@ -127,8 +128,14 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
     if "." in name:
         return []
     asked, had = _first(row, "ReqTRES"), _first(row, "AllocTRES", "TRES_ALLOC")
-    total, kind, _ = max(gpus(had), gpus(asked), gpus(_first(row, "AllocGRES")), key=lambda found: found[0])
-    per_node, kind_per_node, _ = gpus(_first(row, "TRES_PER_NODE", "ReqGRES"))
+    resources = resources_of(
+        had or _first(row, "AllocGRES"),
+        asked,
+        per_node=_first(row, "TRES_PER_NODE", "ReqGRES"),
+        per_job=_first(row, "TRES_PER_JOB"),
+        per_task=_first(row, "TRES_PER_TASK"),
+        tasks=_whole(_first(row, "TASKS")),
+    )
     restarts = _whole(_first(row, "RESTART_COUNT", "Restarts"))
     job = SlurmJob(
         id=name,
@@ -140,9 +147,7 @@ def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
         resize_ms=time_ms(_first(row, "RESIZE_TIME"), zone),
         nodes=node_list(_first(row, "NodeList", "NODELIST")),
         node_count=_whole(_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
-        gpus=total,
-        gpus_per_node=per_node,
-        gpu_kind=kind or kind_per_node,
+        **resources,
         user=_first(row, "User", "USER"),
         group=_first(row, "Group", "GROUP"),
         account=_first(row, "Account", "ACCOUNT"),
@@ -188,5 +193,5 @@ def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
     states = _states(_first(row, "STATECOMPLETE", "STATE"))
     reason = _first(row, "REASON")
     told_ms = time_ms(_first(row, "TIMESTAMP"), zone)
-    count = gpus(_first(row, "GRES"))[0]
-    return [SlurmNode(name, states, "" if reason == "none" else reason, told_ms, count) for name in names]
+    gres = read_gres(_first(row, "GRES"))
+    return [SlurmNode(name, states, "" if reason == "none" else reason, told_ms, gres) for name in names]

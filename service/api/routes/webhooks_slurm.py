@@ -104,7 +104,7 @@ def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]]
     name = prefix + job.id
     attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
     job = replace(job, attempt=attempt)
-    if job.submit_ms is None or job.gpus or job.gpus_per_node or any(job.indices):
+    if job.submit_ms is None or job.has_gpus:
         return job
     ours = (SUBMITTED, STARTED, ENDED, EXPLAINED)
     heard = any(("job", name, attempt, sequence) in context.recent for sequence in ours)

@@ -14,6 +14,7 @@ from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
 from ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from ingest.slurm.failures import category
+from ingest.slurm.gres import read_gres
 from ingest.slurm.jobs import Site, check, job_events
 from ingest.slurm.json import read_accounting, read_nodes, read_queue
 from ingest.slurm.nodes import SlurmNode, changes
@@ -245,14 +246,14 @@ def test_text_without_a_header_is_refused() -> None:
 
 
 def test_nodes_in_every_form() -> None:
-    drained = SlurmNode("n1", ("IDLE", "DRAIN"), "fan", T * 1000, 8)
+    drained = SlurmNode("n1", ("IDLE", "DRAIN"), "fan", T * 1000, read_gres("gpu:h100:8"))
     assert read_nodes(nodes(node("n1", "idle", "DRAIN", reason="fan", at=T))).rows == [drained]
     listed = {
         "name": "n1",
         "state": ["IDLE", "DRAIN"],
         "reason": "fan",
         "reason_changed_at": amount(T),
-        "gres": "gpu:8",
+        "gres": "gpu:h100:8",
     }
     assert read_nodes(nodes(listed)).rows == [drained]
     text = f"NODELIST|STATECOMPLETE|GRES|TIMESTAMP|REASON|\nn1|idle+drain|gpu:h100:8|{T}|fan|\n"
