@@ -27,7 +27,8 @@ from ingest.inbox.job_events import malformed
 from ingest.slurm.fields import exit_code, limit_s, time_ms, wait_status
 from ingest.slurm.gres import resources_of
 from ingest.slurm.jobs import SlurmJob, job_id, node_list
-from ingest.slurm.json import Read, number, read_queue
+from ingest.slurm.json import number, read_queue
+from ingest.slurm.records import Read
 from ingest.slurm.shapes import Number
 
 MAX_RECORDS = 10_000
@@ -96,7 +97,10 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
             if place >= MAX_RECORDS:
                 read.bad.append(RecordError("too_many", f"at most {MAX_RECORDS} records in a body"))
                 break
-            read.take(lambda part=part: [_of_document(part)])  # type: ignore[misc]
+            if isinstance(part, RecordError):
+                read.bad.append(part)
+            else:
+                read.take_json(part, lambda document: [_of_document(document)])
         return read
     lines = text.decode("utf-8", "replace").split("\n")
     if _PAIR.match(lines[0]):
@@ -110,9 +114,7 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
     return read
 
 
-def _of_document(part: bytes | RecordError) -> SlurmJob:
-    if isinstance(part, RecordError):
-        raise part
+def _of_document(part: bytes) -> SlurmJob:
     try:
         row = _completed(part)
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from `sinfo --json` (22.05; in 24.11 in groups), `scontrol show nodes --json` an
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from ingest.slurm.fields import WaitingTasks, size_gib, tasks, tres, wait_status
 from ingest.slurm.gres import read_gres, resources_of
 from ingest.slurm.jobs import SlurmJob, each_task, job_id, node_list
 from ingest.slurm.nodes import SlurmNode
+from ingest.slurm.records import Read, with_text
 from ingest.slurm.shapes import (
     Accounted,
     Amount,
@@ -37,26 +38,6 @@ from ingest.slurm.shapes import (
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
 Told = TypeVar("Told")
-
-
-class Read(Generic[Told]):
-    """The good records of a text, and its errors. doubled: ids that came more than once where each comes once."""
-
-    __slots__ = ("bad", "doubled", "rows")
-
-    def __init__(self) -> None:
-        self.rows: list[Told] = []
-        self.bad: list[RecordError] = []
-        self.doubled: set[str] = set()
-
-    def take(self, make: Callable[[], Iterable[Told]]) -> None:
-        """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
-        try:
-            self.rows += make()
-        except RecordError as error:
-            self.bad.append(error.with_traceback(None))
-        except (ValueError, ArithmeticError) as error:
-            self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
 
 
 _answer = msgspec.json.Decoder(SlurmAnswer).decode
@@ -94,12 +75,17 @@ def read_nodes(body: bytes) -> Read[SlurmNode]:
     return _read(body, "nodes", lambda raw: _of_node(_typed(_node, raw)))
 
 
-def _read(body: bytes, key: str, make: Callable[[msgspec.Raw], Iterable[Told]]) -> Read[Told]:
+def _read(body: bytes, key: str, make: Callable[[bytes], Iterable[Told]]) -> Read[Told]:
     read: Read[Told] = Read()
     try:
         answer = _answer(body)
     except (ValueError, RecursionError) as error:
-        read.bad.append(malformed(error, body, _answer))
+        mended = with_text(body)
+        if mended is None:
+            read.bad.append(malformed(error, body, _answer))
+            return read
+        read = _read(mended, key, make)
+        read.replaced += 1
         return read
     records = getattr(answer, key)
     if not records:
@@ -107,15 +93,15 @@ def _read(body: bytes, key: str, make: Callable[[msgspec.Raw], Iterable[Told]]) 
     if records is None and not read.bad:
         read.bad.append(RecordError("missing_field", f"the answer has no list `{key}`"))
     for raw in records or ():
-        read.take(lambda raw=raw: make(raw))  # type: ignore[misc]
+        read.take_json(bytes(raw), make)
     return read
 
 
-def _typed(decode: Callable[[msgspec.Raw], Told], raw: msgspec.Raw) -> Told:
+def _typed(decode: Callable[[bytes], Told], raw: bytes) -> Told:
     try:
         return decode(raw)
     except (ValueError, RecursionError) as error:
-        raise malformed(error, bytes(raw), decode) from None
+        raise malformed(error, raw, decode) from None
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:

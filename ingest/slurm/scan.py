@@ -8,6 +8,7 @@ from fleet.errors import RecordError
 from fleet.events import JobEvent
 from ingest.slurm.issued import IssuedJob, corrected, printed
 from ingest.slurm.jobs import Site, SlurmJob, check, job_events
+from ingest.tally import RecordTally, SkipRule
 
 Identity = tuple[str, int, int]
 NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})
@@ -30,6 +31,7 @@ class JobScan:
         self.ended: set[tuple[str, int]] = set()
         self.bad: list[RecordError] = []
         self.without_gpus = 0
+        self.read = self.repeated = 0  # records that made events, and those that another record decides
 
     def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
         """Add the events of `jobs`; those in `issued` are no news.
@@ -50,6 +52,7 @@ class JobScan:
             except RecordError as error:
                 self.bad.append(error.with_traceback(None))
                 continue
+            self.read += 1
             self._note(job)
             self.fresh += fresh
             self.issued.update(events, map(identity, stated))
@@ -62,6 +65,17 @@ class JobScan:
             self.prints[name] = now
         names_queue = before is not None and before.has_several and now is not None and not now.has_several
         return corrected(events, before, now, self.now_ms) if is_queue or names_queue else events
+
+    def tally(self, nodes: int, refused: int) -> RecordTally:
+        """Return what became of all records of a poll; `nodes`: records of nodes that were read."""
+        ignored = {SkipRule.NOT_USED: self.without_gpus, SkipRule.REPEATED: self.repeated}
+        return RecordTally(self.read + nodes, refused, {rule: count for rule, count in ignored.items() if count})
+
+    def count_too(self, other: "JobScan") -> None:
+        """Count the records of another answer of the same poll as well."""
+        self.read += other.read
+        self.without_gpus += other.without_gpus
+        self.repeated += other.repeated
 
     def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
         """Keep the attempts of jobs that the answer says nothing certain about."""

@@ -26,10 +26,11 @@ from ingest.slurm import json as slurm_json
 from ingest.slurm import text as slurm_text
 from ingest.slurm.issued import IssuedJob
 from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
-from ingest.slurm.json import Read
 from ingest.slurm.nodes import Conditions, SlurmNode, changes, numbered_gpus, shares_of_gpu
+from ingest.slurm.records import Read
 from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class SlurmSource(Source):
         self._up: bool | None = None
         self._bad = 0
         self._noted: Counter[str] = Counter()
+        self._tally = RecordTally()  # of polls since the last batch
         self._took_ms = 0
         self._polled_ms: int | None = None
         self._rates: deque[tuple[int, int]] = deque(maxlen=1000)
@@ -176,7 +178,9 @@ class SlurmSource(Source):
             self._bad += len(batch.bad)
             self._rates.append((self._clock.now_ms(), len(batch)))
             self._state = state  # no await until the batch is taken: a snapshot holds both or neither
+            self._tally = RecordTally.sum((self._tally, batch.counted()))
             if len(batch) or batch.bad:
+                batch, self._tally = replace(batch, tally=self._tally), RecordTally()
                 return batch
 
     def position(self) -> dict[str, Any]:
@@ -225,6 +229,7 @@ class SlurmSource(Source):
         await asyncio.to_thread(scan.take, queue.rows, state.queued)
         queue_unclear = {self._site.prefix + job for job in queue.doubled}
         scan.keep(queue_unclear, state.live)
+        self._noted["jobs_without_gpus"] = scan.without_gpus
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = [*scan.fresh, *_named_by_now(state, scan)] + await self._accounts(state, scan, bad)
@@ -235,8 +240,9 @@ class SlurmSource(Source):
         state.prints = {**missing, **scan.prints}
         self._polled_ms = now_ms
         self._took_ms = self._clock.steady_ms() - began_ms
-        self._noted["jobs_without_gpus"] = scan.without_gpus
-        return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad))
+        self._noted["text_replaced"] = queue.replaced + nodes.replaced
+        tally = scan.tally(len(nodes.rows), len(bad))
+        return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
     async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
         """Events out of the accounts: of all jobs where a look is due, and of those that are missing."""
@@ -277,8 +283,10 @@ class SlurmSource(Source):
             read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
             bad += read.bad
             rows = number_attempts(read.rows, self._site.prefix, scan, known)
+            found.repeated += len(read.rows) - len(rows)
             await asyncio.to_thread(found.take, rows, issued, is_queue=False)
         bad += found.bad
+        scan.count_too(found)
         state.gone = {job: row for job, row in state.gone.items() if (job, row[0]) not in found.ended}
         return found
 

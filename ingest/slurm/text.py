@@ -16,8 +16,9 @@ from fleet.errors import RecordError
 from ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
 from ingest.slurm.gres import read_gres, resources_of
 from ingest.slurm.jobs import SlurmJob, each_task, node_list
-from ingest.slurm.json import Read, note_cut
+from ingest.slurm.json import note_cut
 from ingest.slurm.nodes import SlurmNode
+from ingest.slurm.records import Read, count_replaced
 
 MOST_LINES = 64  # of one record
 FREE_TEXT = ("JobName", "NAME", "REASON", "Comment")
@@ -64,6 +65,7 @@ def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
 
 def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Told]]) -> Read[Told]:
     read: Read[Told] = Read()
+    read.replaced = count_replaced(body)
     for row in _rows(body, keys):
         if isinstance(row, RecordError):
             read.bad.append(row)

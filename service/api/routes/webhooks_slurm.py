@@ -14,7 +14,7 @@ from ingest.inbox.event_body import DecodedBody, DecodedRecord
 from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
 from ingest.slurm.jobcomp import read_completions
 from ingest.slurm.jobs import Site, SlurmJob, check, job_events
-from ingest.slurm.json import Read
+from ingest.slurm.records import Read
 from service.answers.events import EventsAnswer
 from service.api.routes.context import Context
 from service.api.routes.events import IN_A_THREAD_BYTES, accept, body_of, refuse_whole

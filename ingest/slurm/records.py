@@ -1,0 +1,84 @@
+"""Records of Slurm's answers: the good ones, the bad ones, and those with a byte that was replaced.
+
+People write names, comments and reasons in any encoding. A byte that is no UTF-8, a control character or half a
+surrogate pair costs itself and no record.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from fleet.errors import RecordError
+
+Told = TypeVar("Told")
+
+
+class Read(Generic[Told]):
+    """The good records of a text, and its errors. doubled: ids that came more than once where each comes once.
+    replaced: records in which bytes that are no text were replaced."""
+
+    __slots__ = ("bad", "doubled", "replaced", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Told] = []
+        self.bad: list[RecordError] = []
+        self.doubled: set[str] = set()
+        self.replaced = 0
+
+    def take(self, make: Callable[[], Iterable[Told]]) -> None:
+        """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
+        try:
+            self.rows += make()
+        except RecordError as error:
+            self.bad.append(error.with_traceback(None))
+        except (ValueError, ArithmeticError) as error:
+            self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
+
+    def take_json(self, record: bytes, make: Callable[[bytes], Iterable[Told]]) -> None:
+        """Take the rows of a JSON record. If it cannot be read, try it with bytes replaced that are no text."""
+        errors = len(self.bad)
+        self.take(lambda: make(record))
+        if len(self.bad) == errors or (mended := with_text(record)) is None:
+            return
+        first = self.bad.pop()
+        rows = len(self.rows)
+        self.take(lambda: make(mended))
+        if len(self.rows) > rows:
+            self.replaced += 1
+        else:
+            self.bad[errors:] = [first]
+
+
+def with_text(record: bytes) -> bytes | None:
+    """Return a JSON document with replacements for what is no text; None if it is text, or no JSON even then."""
+    try:
+        found = json.loads(record.decode("utf-8", "replace"), strict=False)
+        mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+    except (ValueError, RecursionError):
+        return None
+    return None if _is_text(record) else mended
+
+
+def _is_text(record: bytes) -> bool:
+    try:
+        json.dumps(json.loads(record.decode("utf-8")), ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def count_replaced(body: bytes) -> int:
+    """Count the lines of a text that hold bytes that are no UTF-8."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return sum(not _is_utf8(line) for line in body.split(b"\n"))
+    return 0
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
