@@ -158,10 +158,15 @@ class JobAttempt:
 
     @property
     def run_s(self) -> float | None:
-        """Seconds from start to end; None while it runs."""
-        if self.started_ms is None or self.ended_ms is None:
+        """Seconds from start to end; None while it runs, and where a clock was set back in between."""
+        if self.started_ms is None or self.ended_ms is None or self.ends_before_start:
             return None
-        return max(0.0, (self.ended_ms - self.started_ms) / 1000)
+        return (self.ended_ms - self.started_ms) / 1000
+
+    @property
+    def ends_before_start(self) -> bool:
+        """Its end lies before its start, so that its run time is not known: a clock was set back."""
+        return self.started_ms is not None and self.ended_ms is not None and self.ended_ms < self.started_ms
 
     def _wins(self, group: str, event: JobEvent) -> bool:
         last = self.written.get(group)

@@ -20,7 +20,7 @@ from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
-from fleet.jobs import JobAttempt
+from fleet.jobs import EndEvent, JobAttempt
 from fleet.nodes import SOURCES_KEPT, NodeRecord
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
@@ -141,6 +141,8 @@ class FleetState:
                 self._told_ms[event.job, event.attempt] = now_ms
             if not changed[0].is_shown:
                 counts.noted["unknown_job"] += 1
+            if changed[0].ends_before_start and isinstance(event, Started | EndEvent):
+                self._note_bad(_backwards(changed[0]))
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:
@@ -359,6 +361,15 @@ def gpu_counts(names: Iterable[str]) -> dict[str, int]:
         if index.isdigit():
             counts[node] = max(counts.get(node, 0), int(index) + 1)
     return counts
+
+
+def _backwards(attempt: JobAttempt) -> RecordError:
+    """Return the error of an attempt whose end lies before its start. The end counts; its run time is not learnt."""
+    seconds = ((attempt.started_ms or 0) - (attempt.ended_ms or 0)) / 1000
+    where = f"job {attempt.job[:80]!r}, attempt {attempt.attempt}"
+    return RecordError(
+        "ends_before_start", f"{where}: it ends {seconds:,.0f} s before it starts, so its run time is unknown"
+    )
 
 
 def _renamed(event: Named, node: str) -> Named:
