@@ -161,11 +161,13 @@ class QueueStanding:
                 shares.append(beyond * scale / max(1.0, self.capacity.get(name, 0.0)))
         return max(shares, default=0.0)
 
-    def in_order(self, queue: Sequence[Any], ranks: LeafRanks) -> list[Any]:
+    def in_order(
+        self, queue: Sequence[Any], ranks: LeafRanks, decided_by: dict[str, dict[str, float]] | None = None
+    ) -> list[Any]:
         """Who waits in the order in which all would start if each fitted; those of no queue are last.
 
         ranks: places of entries, of which those in one leaf are compared. What is above a limit now takes nothing on
-        the way.
+        the way. decided_by: filled with the shares that decided, request_id → its queue at each level → share.
         """
         waiters = Waiters(queue)
         leaves = [self.tree.known_leaf(request) for request in waiters.first]
@@ -174,7 +176,7 @@ class QueueStanding:
         places = ranks(waiters, nodes)
         classes = np.array([node.priority for node in nodes], np.int64)
         known = np.array([bool(leaf) for leaf in leaves], bool)
-        merge = self._merge(waiters, leaves, places)
+        merge = self._merge(waiters, leaves, places, decided_by)
         found: list[Any] = []
         for priority in sorted(set(classes[known].tolist()), reverse=True):
             mine = np.flatnonzero((known & (classes == priority))[waiters.ask])
@@ -183,13 +185,18 @@ class QueueStanding:
         return found + [queue[at] for at in outside[np.argsort(places[outside])].tolist()]
 
     def _merge(
-        self, waiters: Waiters, leaves: Sequence[str], places: NDArray[np.int64]
+        self,
+        waiters: Waiters,
+        leaves: Sequence[str],
+        places: NDArray[np.int64],
+        decided_by: dict[str, dict[str, float]] | None,
     ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         """(k,) entries of one class → their order, after all that were asked for before; leaves: of each ask."""
         names = {leaf: self.leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
         number = {name: at for at, name in enumerate(self.stands)}
         spelt = {model: self._spelt.get(model.casefold(), model) for model in {ask.model for ask in waiters.asks}}
         models = [spelt[ask.model] for ask in waiters.asks]
+        stands = list(number)
         walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, spelt.values())
         line = np.array([number[names[leaf]] for leaf in leaves], np.int64)[waiters.ask]
         milli = np.array([ask.milli for ask in waiters.asks], np.int64)[waiters.ask]
@@ -197,7 +204,15 @@ class QueueStanding:
 
         def merged(mine: NDArray[np.int64]) -> NDArray[np.int64]:
             mine = mine[in_order(places[mine], line[mine])]
-            return mine[walk.merged(line[mine], milli[mine], model[mine], waiters.queued_ms[mine])]
+            asks = line[mine], milli[mine], model[mine], waiters.queued_ms[mine]
+            if decided_by is None:
+                return mine[walk.merged(*asks)]
+            table = np.zeros((len(mine), walk.deepest + 1))
+            order = walk.merged(*asks, table)
+            for at, row in zip(mine.tolist(), table.tolist(), strict=True):
+                levels = self.path(stands[line[at]])[-2::-1]
+                decided_by[waiters.entries[at].request.request_id] = dict(zip(levels, row[1:], strict=False))
+            return mine[order]
 
         return merged
 

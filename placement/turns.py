@@ -173,6 +173,12 @@ class TreeTurns:
     def in_order(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
 
+    def shares_in_order(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Return the shares that decided the order: request_id → its queue at each level, from the root → share."""
+        found: dict[str, dict[str, float]] = {}
+        self.standing.in_order(queue, self.ranks, found)
+        return found
+
     def behind(self, queue: Sequence[Any]) -> list[Any]:
         return self.standing.in_order(queue, self.ranks_on_time) if self._overdue else list(queue)
 

@@ -50,6 +50,7 @@ class TreeWalk:
         self.resources = (ANY, *sorted({*named, *models} - {ANY}))
         self._parent = np.array([line.parent for line in lines], np.int64)
         self._depth = np.array([line.depth for line in lines], np.int64)
+        self.deepest = int(self._depth.max(initial=0))
         self._by_name = np.argsort(np.argsort([line.name for line in lines]))
         self._weight = np.array([line.weight for line in lines])
         self._held, self._holds = self._columns([line.held for line in lines], 0.0)
@@ -68,11 +69,12 @@ class TreeWalk:
         values = np.array([[one.get(name, otherwise) for name in self.resources] for one in amounts])
         return values, np.array([[name in one for name in self.resources] for one in amounts])
 
-    def merged(self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints) -> Ints:
+    def merged(self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None) -> Ints:
         """(k,) indices of entries in the order in which they take turns.
 
         Entries are given by leaf (an index into the lines), each leaf's in its own order. milli: thousandths of GPUs;
-        model: index into the resources, 0 for any.
+        model: index into the resources, 0 for any. decided_by: (k, depth) to fill with the shares that decided: by how
+        much each entry's line of this depth would hold, with the entry, at most up to it.
         """
         asked = np.zeros((len(leaf), len(self.resources)), np.int64)
         asked[np.arange(len(leaf)), model] = milli
@@ -86,13 +88,18 @@ class TreeWalk:
             own = np.flatnonzero(self._depth[leaf] == depth)
             order = np.concatenate([order, own])
             order = order[in_order(line[order])]
-            place = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
+            place, shares = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
+            if decided_by is not None:
+                decided_by[order, depth] = _highest_so_far(shares, line[order])
             line[order] = self._parent[line[order]]
             order = order[in_order(place, line[order])]
         return order
 
-    def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> Ints:
-        """(k,) the place of each entry among all of its level; entries are sorted by line, and counted as given."""
+    def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> tuple[Ints, Floats]:
+        """(k,) the place of each entry among all of its level, and the share of its line with it.
+
+        Entries are sorted by line, and counted as given.
+        """
         new = begins(line)
         first, group = np.flatnonzero(new), np.cumsum(new) - 1
         given = np.where(takes[:, None], asked, 0)
@@ -104,7 +111,7 @@ class TreeWalk:
         self._gives[line[first]] |= np.add.reduceat(named, first, axis=0, dtype=np.int64) > 0
         place = np.empty(len(line), np.int64)
         place[np.lexsort((self._by_name[line], queued_ms, shares))] = np.arange(len(line))
-        return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line))
+        return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line)), shares
 
     def _shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
         """(k,) `QueueStanding.share` of the lines with `more` on top, of the resources `seen`."""
@@ -121,6 +128,16 @@ class TreeWalk:
         by_model = np.where(seen[:, 1:], beyond[:, 1:] * scale[:, None] / self._fleet[1:], 0.0)
         dominant = np.maximum(dominant, by_model.max(axis=1, initial=0.0))
         return np.asarray(np.where(within, 0.0, (dominant + self._used[line]) / self._weight[line]))
+
+
+def _highest_so_far(shares: Floats, line: Ints) -> Floats:
+    """(k,) the highest share of each entry's line up to the entry; entries are sorted by line."""
+    ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
+    found, begin = np.empty_like(shares), 0
+    for end in ends:
+        found[begin:end] = np.maximum.accumulate(shares[begin:end])
+        begin = end
+    return found
 
 
 def _sums_before(values: Ints, first: Ints, group: Ints) -> Ints:

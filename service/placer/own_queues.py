@@ -134,7 +134,7 @@ class OwnQueues:
         order = [entry.request for entry in service.in_order(service.ledger.queued())]
         before = [one for one in order[: answer.position - 1] if self.has(one)]
         steps = [self._own_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS]
-        ladder = [step for step in steps if step is not None]
+        ladder = list({step.sentence: step for step in steps if step is not None}.values())
         sentence = ladder[-1].sentence if ladder else WAITS
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 

@@ -121,7 +121,8 @@ class QueueDesk:
         except StaleError:
             turns = service.turns
         wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
-        return why_waiting(request_id, order, wait, turns, start_ms, blockers, service.stalled, now_ms)
+        waits = order, service.turns, wait, turns, start_ms, blockers
+        return why_waiting(request_id, *waits, service.stalled, now_ms)
 
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list

@@ -1,7 +1,7 @@
 """Why a request waits: a ladder from who is before it to what would let it start, and when."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleet.errors import UnknownEntity
 from fleet.requests import PlacementRequest
@@ -9,7 +9,7 @@ from placement.closed import date_of
 from placement.queue import Wait, Waiting
 from placement.standing import LENDERS
 from placement.start_time import Blocker, starts_in, time_until
-from placement.tree import LeafOrder, Window
+from placement.tree import LeafOrder, Window, some_of
 from placement.turns import QueueTurns, TreeTurns
 from placement.words import count_of
 from service.answers.queues import WhyCode, WhyStep, WhyWaiting
@@ -26,10 +26,14 @@ LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone
 
 
 def why_waiting(
-    request_id: str, order: Sequence[Waiting], wait: Wait | None, turns: QueueTurns, start_ms: dict[str, int] | None,
-    blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str, now_ms: int,
+    request_id: str, order: Sequence[Waiting], ordered_by: QueueTurns, wait: Wait | None, turns: QueueTurns,
+    start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
+    now_ms: int,
 ) -> WhyWaiting:  # fmt: skip
-    """The ladder of a request. blockers: the jobs that it waits for. UnknownEntity for one that does not wait."""
+    """The ladder of a request. Raises UnknownEntity for one that does not wait.
+
+    order: of all that waits, by `ordered_by`; turns: the queues now. blockers: the jobs that it waits for.
+    """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
     if position is None:
         raise UnknownEntity(f"no request {request_id!r} waits")
@@ -38,7 +42,10 @@ def why_waiting(
     if isinstance(turns, TreeTurns):
         leaf = turns.tree.known_leaf(request)
         mine = [entry for entry in order[:position] if turns.tree.known_leaf(entry.request) == leaf]
-        ladder += _in_queue(mine, leaf, turns) + _in_others(order[:position], leaf, turns) + _bars(request, leaf, turns)
+        ladder += _in_queue(mine, leaf, turns)
+        if isinstance(ordered_by, TreeTurns):
+            ladder += _in_others(order[:position], order[position], leaf, ordered_by)
+        ladder += _bars(request, leaf, turns)
         share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if leaf else None
     else:
         leaf, mine, share = request.queue, list(order[:position]), None
@@ -64,16 +71,49 @@ def _in_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyS
     return _before(mine, f"before it in queue {leaf!r}: overdue, of higher priority, or {first}")
 
 
-def _in_others(before: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
-    """`… from queues of a higher class or a smaller share: 'a' (share 0), 'b' (share 0.12); its own is 0.31`."""
-    leaf_of, standing = turns.tree.known_leaf, turns.standing
-    others = [entry for entry in before if leaf_of(entry.request) != leaf]
+def _in_others(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
+    """Yield a step for the queues of a higher class, and one for each level of the tree at which shares decided."""
+    others = [entry for entry in before if turns.tree.known_leaf(entry.request) != leaf]
     if not leaf:
-        return _before(others, "before it: those of the file's queues come first")
-    names = [name for name, _ in Counter(leaf_of(entry.request) for entry in others).most_common(FEW)]
-    words = ", ".join(f"{name!r} (share {standing.share(standing.leaf(name)):.2g})" for name in names)
-    own = standing.share(standing.leaf(leaf))
-    return _before(others, f"before it from queues of a higher class or a smaller share: {words}; its own is {own:.2g}")
+        yield from _before(others, "before it: those of the file's queues come first")
+        return
+    own_class = _class_of(mine, turns)
+    higher = [entry for entry in others if _class_of(entry, turns) != own_class]
+    if higher:
+        names = Counter(turns.tree.known_leaf(entry.request) for entry in higher).most_common(FEW)
+        yield from _before(higher, f"before it from queues of a higher class: {some_of([name for name, _ in names])}")
+    levels: dict[str, list[tuple[Waiting, str]]] = {}
+    shares = turns.shares_in_order([*before, mine]) if len(others) > len(higher) else {}
+    own = shares.get(mine.request.request_id, {})
+    for entry in others:
+        theirs = shares.get(entry.request.request_id, {}) if _class_of(entry, turns) == own_class else {}
+        apart = next((pair for pair in zip(theirs, own, strict=False) if pair[0] != pair[1]), None)
+        if apart is not None:
+            levels.setdefault(apart[1], []).append((entry, apart[0]))
+    for name, found in levels.items():
+        yield from _by_share(found, name, own[name], shares)
+
+
+def _by_share(
+    found: Sequence[tuple[Waiting, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
+) -> list[WhyStep]:
+    """`2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); 'c' has 0.31`.
+
+    The shares are those of one level of the tree, each with the request counted, as the order compares them.
+    """
+    theirs: dict[str, float] = {}
+    for entry, name in found:
+        theirs[name] = max(theirs.get(name, 0.0), shares[entry.request.request_id][name])
+    names = [name for name, _ in Counter(name for _, name in found).most_common(FEW)]
+    words = ", ".join(f"{name!r} (share {theirs[name]:.2g})" for name in names)
+    with_it = f"its own, {own!r}, has {own_share:.2g} with it"
+    return _before([entry for entry, _ in found], f"before it from queues with no larger share: {words}; {with_it}")
+
+
+def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
+    """The priority of the class of its queue. Returns None for a request of no queue."""
+    leaf = turns.tree.known_leaf(entry.request)
+    return turns.tree.path(leaf)[0].priority if leaf else None
 
 
 def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:

@@ -13,7 +13,7 @@ from placement.queues_file import read_queues
 from placement.standing import QueueStanding
 from tests.fuzz.bounds import examples
 from tests.placement.slow_walk import walked
-from tests.placement.test_standing import ordered
+from tests.placement.test_standing import by_arrival, ordered
 
 TREES = (
     "[queue.a]\nweight = 40\n[queue.b]\nweight = 40\n[queue.c]\nweight = 20\n",
@@ -66,3 +66,27 @@ def test_the_order_is_that_of_a_walk(text: str, drawn: list[dict[str, Any]], use
 @pytest.mark.parametrize("text", TREES)
 def test_nobody_waits_in_an_empty_queue(text: str) -> None:
     assert ordered(QueueStanding(read_queues(text), {}, {"gpu": 8.0}), []) == []
+
+
+@examples(500)
+@given(st.sampled_from(TREES), entries, uses)
+def test_the_shares_that_decide_agree_with_the_order(
+    text: str, drawn: list[dict[str, Any]], use: dict[str, LeafUse]
+) -> None:
+    """Of two requests of one class the earlier has no larger share at the level where their queues part."""
+    queue = [waiting(number, **fields) for number, fields in enumerate(drawn)]
+    standing = QueueStanding(read_queues(text), use, {"gpu": 64.0, "H100": 24.0, "A100": 40.0})
+    shares: dict[str, dict[str, float]] = {}
+    order = standing.in_order(queue, by_arrival, shares)
+    assert [entry.request.request_id for entry in order] == ordered(
+        QueueStanding(read_queues(text), use, {"gpu": 64.0, "H100": 24.0, "A100": 40.0}), queue
+    )
+    tree = standing.tree
+    known = [entry for entry in order if tree.known_leaf(entry.request)]
+    for at, later in enumerate(known):
+        for earlier in known[:at]:
+            one, other = (shares[entry.request.request_id] for entry in (earlier, later))
+            classes = {tree.path(tree.known_leaf(entry.request))[0].priority for entry in (earlier, later)}
+            apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), None)
+            if apart and len(classes) == 1:
+                assert one[apart[0]] <= other[apart[1]]

@@ -45,7 +45,7 @@ def why(scene: Scene, request: str) -> dict[str, Any] | None:
     if position is None:
         return None
     row, before = found[position], [other["request_id"] for other in found[:position]]
-    said = f"{len(before)} requests before it from queues of a higher class or a smaller share: 'vision' (share 0.12)"
+    said = f"{len(before)} requests before it from queues with no larger share: 'vision' (share 0.12)"
     ladder: list[dict[str, Any]] = (
         [{"code": "before", "sentence": said, "requests": before[-5:][::-1]}] if before else []
     )

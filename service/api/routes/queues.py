@@ -42,8 +42,8 @@ WHY = {
     "ladder": [
         {
             "code": "before",
-            "sentence": "2 requests before it from queues of a higher class or a smaller share: 'vision' (share 0.12); "
-            "its own is 0.21",
+            "sentence": "2 requests before it from queues with no larger share: 'vision' (share 0.12); "
+            "its own, 'research', has 0.21 with it",
             "requests": ["vision-9", "vision-8"],
         },
         {

@@ -308,7 +308,7 @@ def test_the_ladder_says_who_is_before_it_and_what_is_short(world: QueueWorld) -
     assert (why["queue"], why["position_in_queue"]) == ("a", 2)
     limited = world.ask("GET", "/queue/b5/why")
     assert "limit" in [step["code"] for step in limited["ladder"]]
-    assert any("a smaller share: 'b' (share" in step["sentence"] for step in why["ladder"])
+    assert any("no larger share: 'b' (share" in step["sentence"] for step in why["ladder"])
     world.ask("GET", "/queue/none/why", 404)
 
 

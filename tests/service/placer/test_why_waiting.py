@@ -47,6 +47,38 @@ def test_who_is_before_it_is_said_as_its_queue_orders(tmp_path: Path, order: str
     world.close()
 
 
+NESTED = """
+[class.urgent]
+priority = 5
+[queue.urgent]
+[queue.p]
+[queue.r]
+weight = 100
+[queue."r/x"]
+[queue."r/y"]
+"""
+
+
+def test_shares_are_compared_at_the_level_that_decided(tmp_path: Path) -> None:
+    """`r` has the smaller share of the fleet, although its only leaf that waits has a larger one of its own."""
+    world = QueueWorld(tmp_path, NESTED)
+    world.board.publish()
+    for number, (queue, gang) in enumerate([("r/x", 4), ("p", 2), ("urgent", 10)]):
+        world.wait(f"held{number}", queue, gang=gang)
+    world.pass_()
+    for name, queue in (("x1", "r/x"), ("x2", "r/x"), ("p1", "p"), ("y1", "r/y"), ("u1", "urgent")):
+        world.wait(name, queue)
+    world.pass_()
+    steps = [one for one in world.ask("GET", "/queue/p1/why")["ladder"] if one["code"] == "before"]
+    assert [one["sentence"] for one in steps] == [
+        "1 request before it from queues of a higher class: 'urgent'",
+        "3 requests before it from queues with no larger share: 'r' (share 0.0025); its own, 'p', has 0.13 with it",
+    ]
+    (step,) = [one for one in world.ask("GET", "/queue/x1/why")["ladder"] if "share" in one["sentence"]]
+    assert step["sentence"].endswith("'r/y' (share 0.062); its own, 'r/x', has 0.25 with it")
+    world.close()
+
+
 def test_nodes_that_are_kept_for_others_are_named(tmp_path: Path) -> None:
     world = QueueWorld(tmp_path, SEVERAL.format(order="fifo"))
     world.board.publish()
