@@ -20,6 +20,7 @@ from placement.words import count_of, needs, shortage
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 NEVER_SHARE = 0.5
+ROUNDING_S = 0.5  # sampled times are float32 seconds
 
 Quantiles = dict[str, int]
 
@@ -91,7 +92,8 @@ def estimate_start(
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
     start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
-    blockers = _blockers(request, hindrances, timelines, now_ms)
+    ends = BlockerEnds(start_s, start_ms, lambda ends_ms: told(None, ends_ms))
+    blockers = _blockers(request, hindrances, timelines, now_ms, ends)
     sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
 
@@ -208,16 +210,39 @@ def _relaxations(request: PlacementRequest) -> list[Relaxed]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class BlockerEnds:
+    """The ends of blockers in the futures of a start, so that no blocker ends after the start that waits for it.
+
+    start_s: (path,) of the request. start_ms: as its quantiles are issued, or None. corrected: corrects quantiles as
+    those of starts are corrected.
+    """
+
+    start_s: Array
+    start_ms: Quantiles | None
+    corrected: Callable[[Quantiles], Quantiles]
+
+    def blocks(self, ends_s: Array) -> bool:
+        """Whether the request starts after a job's end, in at least half of the futures."""
+        return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
+
+    def issued(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
+        """Quantiles of when a job gives its GPUs to the request, at the latest when that starts."""
+        ends_ms = self.corrected(quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
+        if self.start_ms is None:
+            return ends_ms
+        return {name: min(end_ms, self.start_ms[name]) for name, end_ms in ends_ms.items()}
+
+
 def _blockers(
-    request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int
+    request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int, ends: BlockerEnds
 ) -> tuple[Blocker, ...]:
-    """Who it waits for by name, without itself."""
+    """The jobs that it waits for, without itself and those that still run when it starts."""
     nodes, found = timelines.view.topology.nodes, []
     for one in hindrances:
-        job = timelines.jobs[one.job]
-        if job != request.job_name:
-            ends_ms = quantiles_ms(timelines.ends_s[one.job], timelines.now_ms, now_ms)
-            found.append(Blocker(job, nodes[one.node].name, ends_ms))
+        job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
+        if job != request.job_name and ends.blocks(ends_s):
+            found.append(Blocker(job, nodes[one.node].name, ends.issued(ends_s, timelines.now_ms, now_ms)))
     return tuple(found)
 
 
@@ -248,10 +273,19 @@ def time_until(times_ms: Quantiles, now_ms: int) -> str:
     return f"{middle} (p90 {_lead(late)})"
 
 
-def blockers_of(request: PlacementRequest, timelines: Timelines, now_ms: int) -> tuple[Blocker, ...]:
-    """The jobs that a request of the played queue waits for, the last to end first."""
+def blockers_of(
+    request: PlacementRequest,
+    timelines: Timelines,
+    now_ms: int,
+    start_ms: Quantiles | None = None,
+    told: Told = as_sampled,
+) -> tuple[Blocker, ...]:
+    """The jobs that a request of the played queue waits for, the last to end first. start_ms: as issued for it."""
     waiting = timelines.waiting(request)
-    return _blockers(request, timelines.hindrances.get(waiting or "", ()), timelines, now_ms)
+    if waiting is None or waiting not in timelines.starts_s:
+        return ()
+    ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: told(None, ends_ms))
+    return _blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
 
 
 def _wanted(request: PlacementRequest) -> str:

@@ -156,7 +156,11 @@ class StartTimeSampler:
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
         """The jobs that a request of the queue waits for, as the last futures have it."""
-        return blockers_of(request, self.paths, self.service.clock.now_ms()) if self.paths is not None else ()
+        if self.paths is None:
+            return ()
+        now_ms = self.service.clock.now_ms()
+        start_ms = self.service.start_ms(request.request_id, now_ms)
+        return blockers_of(request, self.paths, now_ms, start_ms, self._told)
 
     def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """What the queue says of a request that waits; of a newcomer, corrected by the record, unless it starts now."""

@@ -15,13 +15,13 @@ from placement.queues_ahead import QueueHold, allowed_from
 from placement.queues_file import read_queues
 from placement.slots import HeldParts
 from placement.standing import QueueStanding
-from placement.start_time import StartEstimate, estimate_start
+from placement.start_time import StartEstimate, blockers_of, estimate_start, start_times
 from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.turns import TreeTurns
 from placement.view import ClusterView
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
-from tests.placement.test_plan import NOW_MS, OPTIONS, TIMES, TREE, free, queued, scene, turns_of
+from tests.placement.test_plan import NOW_MS, OPTIONS, TIMES, TREE, free, queued, requests, scene, turns_of
 
 HOUR_S = 3600.0
 ROUNDING_S = 0.1  # start times are float32
@@ -178,3 +178,44 @@ def test_jobs_of_other_schedulers_are_held_to_no_limit_but_to_maintenance(make_v
     view = make_view({"r01": [8, 8]})
     found = starts(view, {}, turns(text, view), request("\nfirst", "theirs"), request("\nnext", "theirs"))
     assert found == {"\nfirst": 0.0, "\nnext": 1.0}
+
+
+@examples(150)
+@given(st.sampled_from(["", TREE]), free, queued, requests, st.sampled_from([0.5, 1.0, 3.0]))
+def test_no_blocker_ends_after_the_start_that_waits_for_it(
+    tree: str, nodes: Any, drawn: Any, columns: Any, factor: float
+) -> None:
+    """The ends of blockers and the start are of the same futures, and are corrected alike."""
+
+    def told(waiting: str | None, start_ms: dict[str, int]) -> dict[str, int]:
+        return {level: NOW_MS + round(factor * (time_ms - NOW_MS)) for level, time_ms in start_ms.items()}
+
+    queue, view, jobs = scene(nodes, drawn)
+    futures = timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
+    issued = start_times(futures)
+    newcomer = PlacementRequest(request_id="new", queue="a", **columns)
+    for one in [newcomer, *(entry.request for entry in queue)]:
+        estimate = estimate_start(one, futures, told=told)
+        start_ms = issued.get(one.request_id)
+        pairs = [(estimate.start_ms, estimate.blocked_by)]
+        if start_ms is not None:
+            mine = told(None, dict(zip(("p10", "p50", "p90"), start_ms, strict=True)))
+            pairs.append((mine, blockers_of(one, futures, NOW_MS, mine, told)))
+        for starts_ms, blockers in pairs:
+            for blocker in blockers:
+                assert starts_ms is not None
+                assert all(blocker.ends_ms[level] <= starts_ms[level] for level in starts_ms)
+                assert list(blocker.ends_ms.values()) == sorted(blocker.ends_ms.values())
+
+
+def test_a_job_that_still_runs_when_the_request_starts_is_no_blocker(make_view) -> None:
+    """Each of 16 nodes has a job of one to 24 hours: whichever ends first, the start is not after a later one."""
+    holders = np.repeat(np.arange(16, dtype=np.int32), 8).reshape(16, 8)
+    names = tuple(f"j{row}" for row in range(16))
+    view = make_view({"r01": [0] * 16}, holders=holders, jobs=names)
+    levels = tuple(HOUR_S * hours for hours in (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 18.0, 24.0))
+    futures = timelines([], view, {name: RunningJob(NOW_MS, 8, left_s=levels) for name in names}, EXACT, OPTIONS)
+    estimate = estimate_start(request("new"), futures)
+    assert estimate.start_ms is not None
+    for blocker in estimate.blocked_by:
+        assert blocker.ends_ms["p50"] <= estimate.start_ms["p50"]
