@@ -5,7 +5,7 @@ Immutable, by dense node row; a change makes a new one with the next `generation
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -39,7 +39,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What a topology source says of one node. An empty domain name means the source does not say."""
+    """What a topology source says of one node. An empty domain name means the source does not say.
+
+    counts_resources: `gpus` is a scheduler's count of a resource, which may count shares of a board. stated_gpus: what
+    the source stated before an exporter counted fewer boards, 0 where it did not or where it counts resources.
+    """
 
     name: str
     gpus: int = 0
@@ -51,6 +55,8 @@ class NodeSpec:
     domains: dict[Level, str] = field(default_factory=dict)
     power_domain: str = ""
     devices: tuple[Device, ...] = ()  # as the fabric shows them
+    counts_resources: bool = False
+    stated_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +65,18 @@ class Topology:
 
     nodes: tuple[NodeSpec, ...]
     placed: NDArray[np.bool_]  # (n,) named by a topology source
-    gpus: NDArray[np.int16]  # (n,)
+    gpus: NDArray[np.int16]  # (n,) usable as indices 0 to gpus - 1
     domain: dict[Level, NDArray[np.int32]]  # level -> (n,)
     domain_names: dict[Level, tuple[str, ...]]
     generation: int
     hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # by node, pool or GPU model; "": all others
     names: tuple[str, ...] = field(init=False, repr=False)  # made once: readers ask for them node by node
+    stated_gpus: NDArray[np.int16] = field(init=False, repr=False)  # (n,) boards that must be there
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(node.name for node in self.nodes))
+        stated = [max(node.gpus, node.stated_gpus) for node in self.nodes]
+        object.__setattr__(self, "stated_gpus", np.array(stated, np.int16))
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -121,18 +130,27 @@ class Topology:
         placed = [*self.placed.tolist(), *(False for _ in names)]
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
-    def with_gpus(
-        self, counts: dict[str, int], model: dict[str, str] | None = None, emptied: Collection[str] = ()
-    ) -> "Topology":
-        """This topology with larger GPU counts, and models where unknown. The caller decides which nodes may grow.
-        emptied: nodes that have exactly as many as counted, since boards of theirs are elsewhere now."""
-        nodes = []
-        for node in self.nodes:
-            gpus = max(0 if node.name in emptied else node.gpus, counts.get(node.name, 0))
-            known = node.gpu_model or (model or {}).get(node.name, "") if gpus else node.gpu_model
-            nodes.append(replace(node, gpus=gpus, gpu_model=known))
+    def with_gpus(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
+        """The next generation of this topology, with the boards that exporters count, and models where unknown.
+
+        Fewer boards than stated replace the stated number: nobody can be given the others. More do not. A count of 0
+        means that all boards of a node are elsewhere now.
+        """
+        nodes = [_counted(node, counts.get(node.name), (model or {}).get(node.name, "")) for node in self.nodes]
         placed = self.placed.tolist()
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
+
+
+def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
+    """Return what is known of a node after an exporter counted its boards, None where none did."""
+    gpus = node.gpus if boards is None else min(node.gpus or boards, boards)
+    missing = gpus < node.gpus and not node.counts_resources
+    return replace(
+        node,
+        gpus=gpus,
+        gpu_model=node.gpu_model or (model if gpus else ""),
+        stated_gpus=node.gpus if missing else node.stated_gpus,
+    )
 
 
 def _joined(inside: Device, told: Device) -> Device:

@@ -21,8 +21,8 @@ def short_model(name: str) -> str:
 
     >>> short_model("NVIDIA H100 80GB HBM3"), short_model("NVIDIA-A100-SXM4-40GB"), short_model("Tesla T4")
     ('H100', 'A100', 'T4')
-    >>> short_model("AMD Instinct MI300X OAM"), short_model("AMD_Instinct_MI210")
-    ('MI300X', 'MI210')
+    >>> short_model("AMD Instinct MI300X OAM"), short_model("AMD_Instinct_MI300X_OAM")
+    ('MI300X', 'MI300X')
     >>> short_model("nvidia a100 80gb pcie")
     'A100'
     >>> short_model("NVIDIA RTX 4000 Ada Generation")
@@ -33,7 +33,7 @@ def short_model(name: str) -> str:
         text = bare
     if text.startswith(_FAMILIES):
         return text.replace("-", " ")
-    first = re.split(r"[ \-]", text, maxsplit=1)[0]
+    first = re.split(r"[ \-_]", text, maxsplit=1)[0]
     return first.upper() if _LOWER_CASE.fullmatch(first) else first
 
 

@@ -13,6 +13,7 @@ from fleet.decode_faults import explain
 from fleet.errors import ConfigError, RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
+from fleet.topology import NodeSpec
 from ingest.gpu_labels import LabelSight
 from ingest.tally import RecordTally
 
@@ -102,6 +103,10 @@ class Source(ABC):
         """Node → GPU model, of the nodes it has read about."""
         return {}
 
+    def nodes(self) -> Mapping[str, NodeSpec]:
+        """Node → what a scheduler says of it: GPUs, model, domains. Nodes that left the cluster are left out."""
+        return {}
+
     def backlog_bytes(self) -> int:
         """Bytes on disk that it has not read yet."""
         return 0
@@ -115,7 +120,7 @@ class Source(ABC):
         return None
 
 
-OPTIONAL = ("misses", "divides", "reports_jobs", "health", "models", "backlog_bytes", "begins", "prune")
+OPTIONAL = ("misses", "divides", "reports_jobs", "health", "models", "nodes", "backlog_bytes", "begins", "prune")
 ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 

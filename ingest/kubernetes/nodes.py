@@ -1,4 +1,4 @@
-"""Nodes of Kubernetes → node events: what changed since the last observation.
+"""Nodes of Kubernetes → what they are made of, and node events: what changed since the last observation.
 
     cordoned, uncordoned                                     drain, undrain
     Ready False or Unknown, deleted; Ready again             lost, returned
@@ -8,16 +8,19 @@ A condition's event is numbered by the second of its transition, any other by th
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
 
+from fleet.errors import ConfigError, RecordError
 from fleet.events import NodeEvent
 from fleet.nodes import FAILURE_EXPECTED
-from ingest.gpus import short_model
+from fleet.topology import NodeSpec
 from ingest.kubernetes.objects import Condition, Node, condition, time_ms
+from ingest.topology.kubernetes_nodes import node_from_labels
+from ingest.topology.physical_gpus import shares_of
 
 Severity = Literal["ok", "warning", "fatal"]
 
@@ -27,7 +30,6 @@ OWN = frozenset(  # the kubelet's, and ours: a forecast must not feed itself
 )
 GONE_KEPT = 5_000
 JOINING_MS = 600_000  # a new node may take so long to be ready for the first time
-MODEL_LABEL = "nvidia.com/gpu.product"
 LABELS: dict[str, dict[str, Severity]] = {
     "sagemaker.amazonaws.com/node-health-status": {
         "Schedulable": "ok",
@@ -43,14 +45,15 @@ MESSAGE_LENGTH = 1_000
 
 
 class KnownNode(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a node. deleted: gone from the cluster; bad: check → severity; model: of its GPUs."""
+    """Delivered facts of a node. deleted: gone from the cluster; bad: check → severity; spec: what it is made of."""
 
     cordoned: bool = False
     lost: bool = False
     deleted: bool = False
     was_ready: bool = False
     bad: dict[str, Severity] = {}
-    model: str = ""
+    spec: NodeSpec | None = None
+    shares: int = 1  # jobs that may share one of its GPUs
 
 
 class NodeFold:
@@ -60,27 +63,49 @@ class NodeFold:
         self.states = states
         self._source = source
         self._fatal = fatal
+        self._specs: dict[str, NodeSpec] | None = None  # until a node changes
+        self.faults: list[RecordError] = []  # of nodes whose labels cannot be read; the source takes them away
 
     def lost(self) -> set[str]:
         return {name for name, state in self.states.items() if state.lost}
 
-    def models(self) -> dict[str, str]:
-        """Node → GPU model, as its labels say."""
-        return {name: state.model for name, state in self.states.items() if state.model}
+    def specs(self) -> Mapping[str, NodeSpec]:
+        """Node → what it is made of, for nodes of the cluster. The same object until a node changes."""
+        if self._specs is None:
+            self._specs = {name: state.spec for name, state in self.states.items() if state.spec is not None}
+        return self._specs
+
+    def shares(self, node: str) -> int:
+        """Return how many jobs may share a GPU of a node. An unknown node has the least of all nodes with GPUs."""
+        if node in self.states:
+            return self.states[node].shares
+        return min((row.shares for row in self.states.values() if row.spec is not None and row.spec.gpus), default=1)
 
     def put(self, node: Node, now_ms: int) -> list[NodeEvent]:
         state = self.states.setdefault(node.metadata.name, KnownNode())
-        model = node.metadata.label(MODEL_LABEL)
-        state.model = short_model(model) if model else state.model
+        self._describe(node, state)
         return [
             *self._cordon(node, state, now_ms),
             *self._ready(node, state, now_ms),
             *self._health(node, state, now_ms),
         ]
 
+    def _describe(self, node: Node, state: KnownNode) -> None:
+        """Record what a node is made of. Labels that cannot be read are a fault, and the last facts stay."""
+        name, labels = node.metadata.name, node.metadata.labels or {}
+        capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
+        try:
+            spec = node_from_labels(name, labels, capacity, node.metadata.annotations)
+            state.shares = shares_of(name, labels)
+        except ConfigError as error:
+            self.faults.append(RecordError("kubernetes_object", str(error)))
+            return
+        if spec != state.spec:
+            state.spec, self._specs = spec, None
+
     def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
         """A node that the cluster has no more: lost, unless it was before. `version`: of its deletion."""
-        state = self.states.pop(name, None)
+        state, self._specs = self.states.pop(name, None), None
         if state is None:
             return []
         self.states[name] = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)

@@ -248,9 +248,17 @@ class KubernetesNodeSpec(_Object, frozen=True):
     taints: tuple[Taint, ...] | None = None
 
 
+class NodeAddress(_Object, frozen=True):
+    """type: Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS."""
+
+    type: str
+    address: str
+
+
 class NodeStatus(_Object, frozen=True):
     conditions: tuple[Condition, ...] | None = None
     capacity: dict[str, Quantity] | None = None
+    addresses: tuple[NodeAddress, ...] | None = None
 
 
 class Node(_Object, frozen=True):

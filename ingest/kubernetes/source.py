@@ -22,6 +22,7 @@ from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
+from fleet.topology import NodeSpec
 from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
 from ingest.kubernetes.jobs import JobState, WorkloadFold
 from ingest.kubernetes.nodes import KnownNode, NodeFold
@@ -139,9 +140,9 @@ class KubernetesSource(Source):
         if self._follower is not None:
             self._follower.close()
 
-    def models(self) -> dict[str, str]:
-        """Node → GPU model, as labels of the nodes say."""
-        return self._nodes.models()
+    def nodes(self) -> Mapping[str, NodeSpec]:
+        """Node → GPUs, model and domains, as labels and capacity of the node say."""
+        return self._nodes.specs()
 
     def health(self) -> dict[str, Any]:
         """One row of the ingestion document; `collections`: what is wrong with each that is not followed."""
@@ -206,6 +207,8 @@ class KubernetesSource(Source):
             if isinstance(message, Listing | Changes):
                 node_events += self._fold(message, bad, now_ms)
                 self._at.versions[message.name] = message.version
+        bad += self._nodes.faults
+        self._nodes.faults.clear()
         self._jobs.lost_nodes = self._nodes.lost()
         events = self._jobs.events(now_ms)
         good = Batch(events=tuple(_good(events, bad, now_ms)), node_events=tuple(_good(node_events, bad, now_ms)))

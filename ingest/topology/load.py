@@ -5,47 +5,23 @@ What a format omits stays unknown, but for the NVLink domain: by default a node 
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from fleet.decode_faults import explain
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
 from fleet.toml_lines import decode_toml
 from fleet.topology import Device, Level, NodeSpec, Topology
-from ingest.gpus import short_model
-from ingest.node_names import MAX_NODES, check_name, check_part, expand_nodes, too_many
+from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
 from ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
 from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
 from ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
+from ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
+from ingest.topology.physical_gpus import MAX_GPUS
 from ingest.topology.slurm_topology import is_slurm, parse_slurm
 
 _JSON = re.compile(r"\s*+(\{|\[\s*+\{)")
-MAX_GPUS = 1024
-MAX_CPUS = 1_000_000
-MAX_GIB = 10_000_000
-
-# Label key -> level; of several keys for one level, the first that a node carries wins. A leaf switch is our rack.
-LABEL_LEVELS: tuple[tuple[str, Level], ...] = (
-    ("nvidia.com/gpu.clique", Level.NVLINK_DOMAIN),
-    ("network.topology.nvidia.com/accelerator", Level.NVLINK_DOMAIN),
-    ("cloud.provider.com/topology-rack", Level.RACK),
-    ("network.topology.nvidia.com/leaf", Level.RACK),
-    ("cloud.google.com/gce-topology-subblock", Level.RACK),
-    ("topology.k8s.aws/network-node-layer-3", Level.RACK),
-    ("cloud.provider.com/topology-block", Level.BLOCK),
-    ("network.topology.nvidia.com/spine", Level.BLOCK),
-    ("network.topology.nvidia.com/block", Level.BLOCK),
-    ("cloud.google.com/gce-topology-block", Level.BLOCK),
-    ("topology.k8s.aws/network-node-layer-2", Level.BLOCK),
-    ("network.topology.nvidia.com/core", Level.CLUSTER),
-    ("network.topology.nvidia.com/datacenter", Level.CLUSTER),
-    ("topology.k8s.aws/network-node-layer-1", Level.CLUSTER),
-    ("topology.kubernetes.io/zone", Level.CLUSTER),
-)
 
 
 class Rack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,6 +98,7 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
         domains=domains,
         power_domain=one.power_domain or other.power_domain,
         devices=one.devices or other.devices,
+        counts_resources=(one if one.gpus else other).counts_resources,
     )
 
 
@@ -203,70 +180,5 @@ def parse_json(text: str) -> list[NodeSpec]:
     if not isinstance(document, dict):
         raise ConfigError("expected an object of nodes and their labels, or a list as NetQ writes it")
     if not isinstance(document.get("items"), list):
-        return [node_from_labels(str(name), _mapping(labels, name)) for name, labels in document.items()]
-    return [_kubernetes_node(item) for item in document["items"]]
-
-
-def _kubernetes_node(item: Any) -> NodeSpec:
-    try:
-        metadata = msgspec.convert(item["metadata"], dict[str, Any])
-        name = msgspec.convert(metadata["name"], str)
-        capacity = _mapping(item.get("status", {}).get("capacity", {}), name)
-    except (KeyError, TypeError, AttributeError, msgspec.ValidationError):
-        raise ConfigError(f"an item is no Kubernetes node: {str(item)[:80]}") from None
-    return node_from_labels(name, _mapping(metadata.get("labels", {}), name), capacity)
-
-
-def _mapping(value: Any, name: object) -> dict[str, str]:
-    try:
-        return msgspec.convert(value, dict[str, str])
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"labels of {name!r}: {explain(error, dict[str, str], value).sentence}") from None
-
-
-def node_from_labels(name: str, labels: Mapping[str, str], capacity: Mapping[str, str] | None = None) -> NodeSpec:
-    """Make a node of its Kubernetes labels and `status.capacity`. Raises ConfigError on a bad number.
-
-    >>> node_from_labels("n1", {"nvidia.com/gpu.clique": "c.7"}).domains[Level.NVLINK_DOMAIN]
-    'c.7'
-    """
-    domains = {Level.NVLINK_DOMAIN: check_name(name)}
-    for key, level in reversed(LABEL_LEVELS):
-        if labels.get(key):
-            domains[level] = labels[key]
-    capacity = capacity or {}
-    return NodeSpec(
-        name=name,
-        gpus=_count(name, capacity.get("nvidia.com/gpu") or labels.get("nvidia.com/gpu.count", "0"), MAX_GPUS),
-        gpu_model=short_model(labels.get("nvidia.com/gpu.product", "")),
-        gpu_memory_gib=_count(name, labels.get("nvidia.com/gpu.memory", "0"), MAX_GIB * 1024) / 1024,
-        cpus=int(_quantity(name, capacity.get("cpu", "0"), MAX_CPUS)),
-        host_memory_gib=_quantity(name, capacity.get("memory", "0"), MAX_GIB * 2**30) / 2**30,
-        domains=domains,
-    )
-
-
-_SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-}
-
-
-def _quantity(name: str, text: str, most: float) -> float:
-    """A Kubernetes quantity: 64, 500m, 2113502228Ki."""
-    digits = text.rstrip("".join(_SUFFIXES))
-    try:
-        value = float(digits) * (_SUFFIXES[text[len(digits) :]] if text != digits else 1.0)
-    except (ValueError, KeyError):
-        raise ConfigError(f"node {name!r}: {text[:80]!r} is no quantity such as 64 or 2048Gi") from None
-    if not 0 <= value <= most:
-        raise ConfigError(f"node {name!r}: {text[:80]!r}, expected 0 to {most:,}")
-    return value
-
-
-def _count(name: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) <= most):
-        raise ConfigError(f"node {name!r}: {text[:80]!r} is no count of at most {most:,}")
-    return int(text)
+        return [node_from_labels(str(name), label_table(labels, name)) for name, labels in document.items()]
+    return [kubernetes_node(item) for item in document["items"]]

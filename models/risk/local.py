@@ -133,7 +133,7 @@ def _node_signals(
     names: tuple[str, ...],
 ) -> Signals:
     stated = np.zeros(node.rows)
-    stated[: len(topology)] = topology.gpus[: node.rows]
+    stated[: len(topology)] = topology.stated_gpus[: node.rows]
     view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
     answers = ~(quiet.any_s >= NODE_SILENT_S)
     found = detect(NODE, view, node.rows)

@@ -17,9 +17,11 @@ import msgspec
 from fleet.entities import Entities
 from fleet.errors import SourceError
 from fleet.redaction import redacted
+from fleet.topology import NodeSpec
 from ingest.inbox.inbox import InboxSource
 from ingest.source import Batch, Source
 from ingest.tally import RunningTally
+from ingest.topology.load import merged
 from service.answers.fleet import SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,15 @@ def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
     return {node: model for source in sources for node, model in source.models().items()}
 
 
+def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
+    """Node → what the sources say of it; of several, the first one that says something counts."""
+    found: dict[str, NodeSpec] = {}
+    for source in sources:
+        for name, spec in source.nodes().items():
+            found[name] = merged(found[name], spec) if name in found else spec
+    return found
+
+
 async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
     """Wait until what is on disk was folded: before the first board, else the GPUs of jobs in there would look free.
 
@@ -114,6 +125,7 @@ class GuardedSource:
         self._health: list[SourceHealth] = []
         self._models: dict[str, str] = {}
         self._tally = RunningTally()
+        self._nodes: Mapping[str, NodeSpec] = {}
 
     @property
     def misses(self) -> bool:
@@ -181,6 +193,12 @@ class GuardedSource:
         self._models = self._models if told is None else told
         return self._models
 
+    def nodes(self) -> Mapping[str, NodeSpec]:
+        """Node → what the source says of it; the last answer while it fails."""
+        stated = self._ask("nodes()", lambda: _checked_nodes(self._source.nodes()))
+        self._nodes = self._nodes if stated is None else stated
+        return self._nodes
+
     def backlog_bytes(self) -> int:
         return self._ask("backlog_bytes()", lambda: int(self._source.backlog_bytes())) or 0
 
@@ -244,6 +262,13 @@ def _encoded(position: Any) -> bytes:
     if not isinstance(position, dict):
         raise TypeError(f"position() gave {type(position).__name__}, expected a dict")
     return msgspec.json.encode(position)
+
+
+def _checked_nodes(answer: Any) -> Mapping[str, NodeSpec]:
+    """Raises TypeError where the answer is no table of nodes."""
+    if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
+        raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")
+    return answer
 
 
 def _rows(name: str, answer: Any) -> list[SourceHealth]:

@@ -30,8 +30,9 @@ from service.board.urgent import decode_urgent
 from service.config import Config
 from service.exposition import Page
 from service.pipeline.capability import Capability
+from service.pipeline.inventory import gpu_counts
 from service.pipeline.reports import SHOWN, Report, read_local, shown
-from service.pipeline.state import FleetState, gpu_counts
+from service.pipeline.state import FleetState
 from service.pipeline.tick import Tick, TickInputs
 
 logger = logging.getLogger(__name__)

@@ -34,6 +34,7 @@ from models.risk.score import FoldedEvents
 from models.risk.watch import FleetWatch
 from placement.promised import PromiseReader
 from service.config import LimitsConfig
+from service.pipeline.inventory import FleetInventory
 
 Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement, Phase, Step)
 
@@ -97,8 +98,7 @@ class FleetState:
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
-        self._gpu_rows_seen = (0, 0)
-        self._stated = frozenset(node.name for node in topology.nodes if node.gpus)  # a file says how many GPUs
+        self._inventory = FleetInventory(entities, topology)
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
@@ -317,25 +317,17 @@ class FleetState:
                 return
             self.entities.node(name)
 
-    def refresh_topology(self, models: dict[str, str], gpus: Mapping[str, int] | None = None) -> None:
-        """Register what telemetry tells. models: node -> GPU model; gpus: node -> GPUs that other pipelines saw."""
-        nodes = self.entities[EntityKind.NODE]
-        if len(nodes) > len(self.topology):
-            self.topology = self.topology.with_unplaced(nodes.names[len(self.topology) :])
-        learnt: dict[str, int] = {}
-        gpu_table, emptied = self.entities[EntityKind.GPU], set[str]()
-        if (len(gpu_table), gpu_table.moves) != self._gpu_rows_seen:
-            self._gpu_rows_seen = len(gpu_table), gpu_table.moves
-            counts = {**dict.fromkeys(gpu_counts(gpu_table.names), 0), **gpu_counts(gpu_table.owned)}
-            learnt = {node: count for node, count in counts.items() if node not in self._stated}
-            emptied = {node.name for node in self.topology.nodes if learnt.get(node.name, node.gpus) < node.gpus}
-        for node, count in (gpus or {}).items():
-            if node not in self._stated:
-                learnt[node] = max(count, learnt.get(node, 0))
-        nameless = any(node.gpus and not node.gpu_model and models.get(node.name) for node in self.topology.nodes)
-        grows = any(learnt.get(node.name, 0) > node.gpus for node in self.topology.nodes)
-        if nameless or grows or emptied:
-            self.topology = self.topology.with_gpus(learnt, models, emptied)
+    def refresh_topology(
+        self,
+        models: Mapping[str, str],
+        gpus: Mapping[str, int] | None = None,
+        stated: Mapping[str, NodeSpec] | None = None,
+    ) -> None:
+        """Register what telemetry and schedulers report of nodes; see `FleetInventory.refresh`."""
+        self.topology = self._inventory.refresh(self.topology, models, gpus, stated)
+        for error in self._inventory.faults:
+            self._note_bad(error)
+        self._inventory.faults.clear()
 
     def gpu_rows(self) -> NDArray[np.int32]:
         """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""
@@ -351,16 +343,6 @@ class FleetState:
                 rows[node, index] = row
         self._gpu_rows = (key, rows)
         return rows
-
-
-def gpu_counts(names: Iterable[str]) -> dict[str, int]:
-    """Node -> GPUs there; names: NODE/GPU."""
-    counts: dict[str, int] = {}
-    for name in names:
-        node, _, index = name.rpartition("/")
-        if index.isdigit():
-            counts[node] = max(counts.get(node, 0), int(index) + 1)
-    return counts
 
 
 def _backwards(attempt: JobAttempt) -> RecordError:

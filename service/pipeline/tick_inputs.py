@@ -10,7 +10,7 @@ from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
 from service.listening import SourcesListening
 from service.pipeline.archive_writer import ArchiveWriter
-from service.pipeline.guarded_source import GuardedSource, gpu_models, unread_inbox
+from service.pipeline.guarded_source import GuardedSource, gpu_models, stated_nodes, unread_inbox
 from service.pipeline.metrics import PipelineMetrics
 from service.pipeline.occupancy import UNKNOWN
 from service.pipeline.other_pipelines import OtherPipelines
@@ -40,14 +40,14 @@ class InputCollector:
         self._gpu_models: dict[str, str] = {}  # by node
 
     def refresh_topology(self) -> None:
-        """Take in new nodes, GPUs and models from telemetry, here or in another pipeline."""
+        """Register nodes, GPUs and models that telemetry and schedulers report, here or in another pipeline."""
         state, gpus = self._saved.state, dict[str, int]()
         self._gpu_models = gpu_models(self._sources)
         if self._others:
             self._others.poll()
             state.learn_nodes(self._others.nodes())
             self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
-        state.refresh_topology(self._gpu_models, gpus)
+        state.refresh_topology(self._gpu_models, gpus, stated_nodes(self._sources))
 
     def follow_jobs(self, now_ms: int) -> None:
         """Take in what labels and silence tell of jobs; only the first pipeline folds events."""

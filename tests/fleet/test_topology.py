@@ -37,10 +37,11 @@ def test_unplaced_nodes_are_appended_and_belong_nowhere() -> None:
     assert topology.names == ("n1",)
 
 
-def test_gpu_counts_learnt_from_telemetry_fill_only_what_is_unknown() -> None:
+def test_an_exporter_fills_what_is_unknown_and_wins_over_a_larger_stated_number() -> None:
     topology = Topology.build([node("n1", gpus=8, gpu_model="H100"), node("n2", gpus=0)]).with_unplaced(["x1"])
     learnt = topology.with_gpus({"n1": 4, "n2": 8, "x1": 2}, {"n1": "A100", "n2": "H200"})
-    assert learnt.gpus.tolist() == [8, 8, 2]
+    assert learnt.gpus.tolist() == [4, 8, 2]
+    assert learnt.stated_gpus.tolist() == [8, 8, 2], "four boards that a file states are missing"
     assert [spec.gpu_model for spec in learnt.nodes] == ["H100", "H200", ""]
     assert learnt.placed.tolist() == [True, True, False]
     assert learnt.generation == topology.generation + 1

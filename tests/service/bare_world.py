@@ -1,7 +1,7 @@
 """A service that has exporter pages and nothing else: pages of our own writing → pipeline → board → placer's view."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from fleet.requests import Decision, PlacementRequest
 from fleet.topology import Topology
 from ingest.pages.exporters import ExporterResolver
 from ingest.pages.text import PageDecoder, Target
-from ingest.source import Batch
+from ingest.source import Batch, Source
 from placement.engine import decide
 from service.board.board import Board, BoardReader
 from service.config import Config
@@ -47,10 +47,13 @@ def page(node: str, gpus: Iterable[Gpu], shared: Iterable[tuple[int, Labels]] = 
 class BareWorld:
     """One pipeline on a clock of its own; `scrape` gives it a page, `tick` publishes."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, topology: Topology | None = None, sources: Sequence[Source] = (), **config: Any
+    ) -> None:
+        """sources: asked for what they say of nodes; their batches are the test's to `take`."""
         self.config = Config(state=str(folder), **config)
         self.clock = ManualClock(NOW_MS)
-        self.pipeline = Pipeline(self.config, self.clock, Topology.build([]), lambda _: [])
+        self.pipeline = Pipeline(self.config, self.clock, topology or Topology.build([]), lambda _: list(sources))
         self.resolver = ExporterResolver(self.pipeline.state.entities)
         self._decoders: dict[str, PageDecoder] = {}
 

@@ -433,7 +433,7 @@ def test_nodes_that_are_cordoned_lost_sick_and_well_again() -> None:
     server.put("nodes", node("n1"))
     with Followed(server) as followed:
         assert followed.told() == []
-        assert followed.source.models() == {"n1": "H100"}
+        assert {name: spec.gpu_model for name, spec in followed.source.nodes().items()} == {"n1": "H100"}
         server.put("nodes", node("n1", unschedulable=True))
         server.put("nodes", node("n1"))
         server.put("nodes", node("n1", condition("Ready", "KubeletNotReady", "no runtime", "False")))

@@ -226,7 +226,7 @@ def test_an_empty_fleet_has_a_page() -> None:
 
 def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
     def make(entities: Entities) -> Sequence[Source]:
-        rows = [entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in (0, 1)]
+        rows = [entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(8)][:2]
         told = {"power_w": (300.0, 500.0), "sm_clock_mhz": (1980.0, 990.0), "gpu_util": (1.0, 0.5)}
         samples = [
             (metric_row(EntityKind.GPU, name), row, NOW_MS - 1000, value)

@@ -1,0 +1,139 @@
+"""What schedulers say of nodes, beside what exporters count: the inventory of the fleet."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.kubernetes import Changes, Listing
+from fleet.clock import ManualClock
+from fleet.entities import Entities
+from fleet.topology import Level, NodeSpec, Topology
+from ingest.kubernetes.source import KINDS, KubernetesSource
+from ingest.source import Batch, MemorySource
+from ingest.topology.load import load_topology
+from service.pipeline.guarded_source import GuardedSource
+from tests.ingest.small_kubernetes import SmallKubernetes
+from tests.service.bare_world import BareWorld
+
+FIELD = Path(__file__).parents[2] / "field"
+PAGE = (FIELD / "06-kube-time-slicing-page.prom").read_bytes()
+SHARED = FIELD / "06-kube-time-slicing.json"
+
+
+class KubernetesWorld(BareWorld):
+    """A pipeline with the source "kubernetes", whose objects the test gives."""
+
+    def __init__(self, folder: Path, *nodes: dict[str, Any], **more: Any) -> None:
+        self.source = KubernetesSource(Entities(), ManualClock(0), {}, server=SmallKubernetes())
+        super().__init__(folder, sources=[self.source], **more)
+        self.source._clock = self.clock
+        self.source.take([Listing(name, (), "1") for name in KINDS])
+        self.put(*nodes)
+
+    def put(self, *nodes: dict[str, Any], kind: str = "ADDED", name: str = "nodes") -> Batch:
+        decode = {row.name: row.decode for row in self.source.collections()}[name]
+        rows = [{**node, "metadata": {"uid": "u", "resourceVersion": "2", **node["metadata"]}} for node in nodes]
+        batch = self.source.take([Changes(name, tuple((kind, decode(json.dumps(row).encode())) for row in rows), "2")])
+        self.pipeline.take(batch)
+        return batch
+
+
+def node(name: str, gpus: int, **labels: str) -> dict[str, Any]:
+    capacity = {"cpu": "64", "memory": "64Gi"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    about = {"name": name, "labels": {f"nvidia.com/{key.replace('_', '.')}": value for key, value in labels.items()}}
+    return {"metadata": about, "status": {"capacity": capacity}}
+
+
+def inventory(world: BareWorld) -> dict[str, tuple[int, str]]:
+    topology = world.pipeline.state.topology
+    return {spec.name: (spec.gpus, spec.gpu_model) for spec in topology.nodes}
+
+
+def test_of_a_time_sliced_board_one_gpu_is_given_out(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path, load_topology(SHARED))
+    board = world.run(60, **{"g5-1": PAGE})
+    assert world.decide(board, gpus_per_node=8).outcome == "refused"
+    assert board.json("doc.fleet")["gpus"]["total"] == 1
+
+
+def test_an_exporter_wins_over_a_count_of_shares_that_no_label_explains(tmp_path: Path) -> None:
+    document = json.loads(SHARED.read_text())
+    document["items"][0]["metadata"]["labels"] = {}
+    (tmp_path / "nodes.json").write_text(json.dumps(document))
+    world = BareWorld(tmp_path / "state", load_topology(tmp_path / "nodes.json"))
+    board = world.run(60, **{"g5-1": PAGE})
+    assert inventory(world)["g5-1"][0] == 1
+    assert world.decide(board, gpus_per_node=2).outcome == "refused"
+    reasons = board.json("doc.fleet")["nodes"][0]
+    assert "gpus_missing" not in json.dumps(reasons), "eleven shares are no boards that are missing"
+
+
+def test_an_exporter_wins_over_a_file_and_the_difference_is_missing(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path, Topology.build([NodeSpec("g5-1", gpus=4)]))
+    world.run(60, **{"g5-1": PAGE})
+    assert world.pipeline.state.topology.gpus.tolist() == [1]
+    assert world.pipeline.state.topology.stated_gpus.tolist() == [4]
+
+
+def test_a_site_with_kubernetes_alone_has_an_inventory(tmp_path: Path) -> None:
+    labels = {"gpu_product": "NVIDIA-H100-80GB-HBM3", "gpu_count": "8", "gpu_memory": "81559"}
+    world = KubernetesWorld(tmp_path, node("a", 8, **labels), node("b", 4), node("cpu-only", 0))
+    board = world.tick()
+    assert inventory(world) == {"a": (8, "H100"), "b": (4, "")}
+    assert board.json("doc.fleet")["gpus"]["total"] == 12
+    spec = world.pipeline.state.topology.nodes[0]
+    assert (spec.cpus, spec.host_memory_gib, round(spec.gpu_memory_gib)) == (64, 64.0, 80)
+
+
+def test_nodes_that_come_change_and_go_change_the_inventory(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("a", 8))
+    world.tick()
+    generation = world.pipeline.state.topology.generation
+    world.tick()
+    assert world.pipeline.state.topology.generation == generation, "no news"
+    world.put(node("a", 4), node("b", 2))
+    world.tick()
+    assert inventory(world) == {"a": (4, ""), "b": (2, "")}
+    world.put(node("a", 4), kind="DELETED")
+    world.tick()
+    assert inventory(world) == {"a": (0, ""), "b": (2, "")}
+
+
+def test_labels_that_cannot_be_read_are_a_bad_record_and_the_rest_is_read(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path)
+    batch = world.put(node("a", 8, gpu_count="eight"), node("b", 4))
+    assert [error.reason for error in batch.bad] == ["kubernetes_object"]
+    assert "'eight' is no count" in batch.bad[0].detail
+    world.tick()
+    assert inventory(world) == {"b": (4, "")}
+
+
+def test_a_file_wins_over_the_scheduler_and_the_scheduler_fills_what_it_leaves_out(tmp_path: Path) -> None:
+    file = Topology.build([NodeSpec("a", gpus=2, pool="train", domains={Level.RACK: "r1"})])
+    stated = node("a", 4, gpu_product="Tesla-T4")
+    stated["metadata"]["labels"] |= {"cloud.provider.com/topology-rack": "r9", "topology.kubernetes.io/zone": "z"}
+    world = KubernetesWorld(tmp_path, stated, topology=file)
+    world.tick()
+    (spec,) = world.pipeline.state.topology.nodes
+    assert (spec.gpus, spec.gpu_model, spec.pool, spec.cpus) == (2, "T4", "train", 64)
+    assert (spec.domains[Level.RACK], spec.domains[Level.CLUSTER]) == ("r1", "z")
+
+
+def test_the_inventory_survives_a_restart_of_the_source(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("a", 8))
+    again = KubernetesSource(Entities(), world.clock, {}, server=SmallKubernetes())
+    again.seek(json.loads(json.dumps(world.source.position())))
+    assert again.nodes() == world.source.nodes()
+    assert [*again.nodes()] == ["a"]
+
+
+def test_a_source_from_outside_that_answers_nonsense_has_no_nodes(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(MemorySource):
+        def nodes(self) -> Any:
+            return {"a": 8}
+
+    source = GuardedSource(Odd(), Odd)
+    assert source.nodes() == {}
+    assert "expected a mapping of names to NodeSpec" in source.last_error
