@@ -14,7 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -42,11 +42,17 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to follow. `decode` turns an object's JSON into the part to keep, in the thread that reads."""
+    """What to follow. `decode` turns an object's JSON into the part to keep, in the thread that reads.
+    others: paths of other versions, tried in order where the server has no such collection."""
 
     name: str
     path: str
     decode: Callable[[bytes], Any]
+    others: tuple[str, ...] = ()
+
+    def next_version(self) -> "Collection":
+        """Return the same collection with the next path first."""
+        return replace(self, path=self.others[0], others=(*self.others[1:], self.path)) if self.others else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +354,7 @@ class Follower:
             self._tell()
 
     def _follow(self, what: Collection, version: str) -> None:
-        failures = 0
+        failures, absent = 0, 0
         while not self._closed.is_set():
             try:
                 if not version:
@@ -369,6 +375,10 @@ class Follower:
                 if failures > 1:
                     self._closed.wait(RETRY_S * failures)
             except AbsentError as error:  # a server that starts says so, too, before it knows its roles
+                absent += 1
+                what, version = what.next_version(), "" if what.others else version
+                if absent % (len(what.others) + 1):
+                    continue
                 failures += 1
                 self._put(Absent(what.name, str(error)))
                 self._closed.wait(min(ABSENT_S, RETRY_S * 2 ** min(failures, 10)))

@@ -18,6 +18,7 @@ from fleet.errors import ConfigError, RecordError
 from fleet.events import NodeEvent
 from fleet.nodes import FAILURE_EXPECTED
 from fleet.topology import NodeSpec
+from ingest.kubernetes.asked_gpus import NodeGpus
 from ingest.kubernetes.objects import Condition, Node, condition, time_ms
 from ingest.topology.kubernetes_nodes import node_from_labels
 from ingest.topology.physical_gpus import shares_of
@@ -64,6 +65,7 @@ class NodeFold:
         self._source = source
         self._fatal = fatal
         self._specs: dict[str, NodeSpec] | None = None  # until a node changes
+        self._least: NodeGpus | None = None  # likewise
         self.faults: list[RecordError] = []  # of nodes whose labels cannot be read; the source takes them away
 
     def lost(self) -> set[str]:
@@ -75,11 +77,16 @@ class NodeFold:
             self._specs = {name: state.spec for name, state in self.states.items() if state.spec is not None}
         return self._specs
 
-    def shares(self, node: str) -> int:
-        """Return how many jobs may share a GPU of a node. An unknown node has the least of all nodes with GPUs."""
-        if node in self.states:
-            return self.states[node].shares
-        return min((row.shares for row in self.states.values() if row.spec is not None and row.spec.gpus), default=1)
+    def gpus(self, node: str) -> NodeGpus:
+        """Return what a node does with its GPUs. For an unknown one: the least shares and memory of all with GPUs."""
+        state = self.states.get(node)
+        if state is not None and state.spec is not None:
+            return NodeGpus(state.shares, state.spec.gpu_memory_gib)
+        if self._least is None:
+            rows = [row for row in self.states.values() if row.spec is not None and row.spec.gpus]
+            memory = min((row.spec.gpu_memory_gib for row in rows if row.spec and row.spec.gpu_memory_gib), default=0.0)
+            self._least = NodeGpus(min((row.shares for row in rows), default=1), memory)
+        return self._least
 
     def put(self, node: Node, now_ms: int) -> list[NodeEvent]:
         state = self.states.setdefault(node.metadata.name, KnownNode())
@@ -96,16 +103,17 @@ class NodeFold:
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
         try:
             spec = node_from_labels(name, labels, capacity, node.metadata.annotations)
-            state.shares = shares_of(name, labels)
+            shares = shares_of(name, labels)
         except ConfigError as error:
             self.faults.append(RecordError("kubernetes_object", str(error)))
             return
-        if spec != state.spec:
-            state.spec, self._specs = spec, None
+        if (spec, shares) != (state.spec, state.shares):
+            state.spec, state.shares = spec, shares
+            self._specs = self._least = None
 
     def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
         """A node that the cluster has no more: lost, unless it was before. `version`: of its deletion."""
-        state, self._specs = self.states.pop(name, None), None
+        state, self._specs, self._least = self.states.pop(name, None), None, None
         if state is None:
             return []
         self.states[name] = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)

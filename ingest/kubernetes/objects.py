@@ -91,6 +91,25 @@ class Container(_Object, frozen=True):
     restart_policy: str | None = None
 
 
+class PodClaim(_Object, frozen=True):
+    """A device claim of a pod: an object of its own, or one that is made of a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodClaimStatus(_Object, frozen=True):
+    """The claim that was made of a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class SchedulingGate(_Object, frozen=True):
+    name: str = ""
+
+
 class PodSpec(_Object, frozen=True):
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] | None = None
@@ -99,6 +118,8 @@ class PodSpec(_Object, frozen=True):
     priority: int | None = None
     priority_class_name: str = ""
     preemption_policy: str = ""
+    resource_claims: tuple[PodClaim, ...] | None = None
+    scheduling_gates: tuple[SchedulingGate, ...] | None = None
 
 
 class ContainerRunning(_Object, frozen=True):
@@ -137,6 +158,7 @@ class PodStatus(_Object, frozen=True):
     start_time: datetime | None = None
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
+    resource_claim_statuses: tuple[PodClaimStatus, ...] | None = None
 
 
 class Pod(_Object, frozen=True):
@@ -296,7 +318,7 @@ class _Head(_Object, frozen=True):
     metadata: _HeadMeta = _HeadMeta()
 
 
-T = TypeVar("T", Pod, Node, Job, JobSet, PyTorchJob, PriorityClass)
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def decode(record: bytes, kind: type[T]) -> T:

@@ -41,6 +41,7 @@ HOME_GROUPS = {
     "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
     "InferenceService": "serving.kserve.io",
 }
+STAND_INS = frozenset({"kai-resource-reservation", "runai-reservation"})  # namespaces: they hold GPUs for fractions
 NO_JOBS = frozenset({"DaemonSet", "DaemonSet.apps.kruise.io", "Node"})  # their pods belong to the node
 USUAL_CLASSES: dict[str, JobClass] = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"), "inference"),
@@ -99,6 +100,11 @@ def _behind(meta: Meta) -> JobOwner | None:
     if meta.label(RAY_ORIGIN_KIND) in ("RayJob", "RayService") and meta.label(RAY_ORIGIN_NAME):
         return JobOwner(meta.label(RAY_ORIGIN_KIND), meta.label(RAY_ORIGIN_NAME))
     return JobOwner("RayCluster", meta.label(RAY_CLUSTER))
+
+
+def is_stand_in(pod: Pod) -> bool:
+    """Return whether a pod only reserves a GPU for pods that hold parts of it, which are counted themselves."""
+    return pod.metadata.namespace in STAND_INS
 
 
 def stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:

@@ -1,6 +1,7 @@
 """The source "kubernetes": jobs and nodes of a cluster, by list and watch.
 
-    priority classes, nodes, Jobs, JobSets, PyTorchJobs, pods ── each listed, then watched ── folds ── events
+    priority classes, nodes, device claims, Jobs, JobSets, PyTorchJobs, pods
+        ── each listed, then watched ── folds ── events
 
 The position holds the observed objects and each collection's version, where a restart resumes, or compares a new list.
 Nothing is delivered until every collection has answered: a pod whose Job is unknown would be misjudged.
@@ -11,7 +12,7 @@ import logging
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,14 @@ from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from fleet.topology import NodeSpec
 from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
+from ingest.kubernetes.claims import (
+    ClaimTable,
+    KnownClaim,
+    ResourceClaim,
+    ResourceClaimTemplate,
+    read_claim,
+    read_template,
+)
 from ingest.kubernetes.jobs import JobState, WorkloadFold
 from ingest.kubernetes.nodes import KnownNode, NodeFold
 from ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
@@ -34,13 +43,20 @@ logger = logging.getLogger(__name__)
 
 SETTLE_POLL_S = 0.5  # wall; how often what has to settle is looked at
 RATE_WINDOW_S = 60.0
-KINDS: dict[str, tuple[type, str]] = {  # in the order in which first lists are taken in
+CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
+KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {  # in the order in which first lists are taken in
     "priorityclasses": (PriorityClass, "/apis/scheduling.k8s.io/v1/priorityclasses"),
     "nodes": (Node, "/api/v1/nodes"),
+    "resourceclaimtemplates": (ResourceClaimTemplate, "/apis/resource.k8s.io/v1/{}resourceclaimtemplates"),
+    "resourceclaims": (ResourceClaim, "/apis/resource.k8s.io/v1/{}resourceclaims"),
     "jobs": (Job, "/apis/batch/v1/{}jobs"),
     "jobsets": (JobSet, "/apis/jobset.x-k8s.io/v1alpha2/{}jobsets"),
     "pytorchjobs": (PyTorchJob, "/apis/kubeflow.org/v1/{}pytorchjobs"),
     "pods": (Pod, "/api/v1/{}pods"),
+}
+CLAIMS: dict[str, Callable[[Any, tuple[str, ...]], KnownClaim]] = {
+    "resourceclaimtemplates": read_template,
+    "resourceclaims": read_claim,
 }
 WORKLOADS = {"jobs": "Job", "jobsets": "JobSet", "pytorchjobs": "PyTorchJob"}
 
@@ -60,6 +76,7 @@ class _Position(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
     jobs: JobState = msgspec.field(default_factory=JobState)
     nodes: dict[str, KnownNode] = {}
+    claims: ClaimTable = msgspec.field(default_factory=ClaimTable)
     priorities: dict[str, int] = {}
 
 
@@ -104,8 +121,8 @@ class KubernetesSource(Source):
 
     def _resume(self, at: _Position) -> None:
         self._at = at
-        self._reader = WorkloadReader(self.options, at.priorities)
         self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions)
+        self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.gpus)
         self._jobs = WorkloadFold(at.jobs, self._nodes.lost())
 
     async def next(self) -> Batch:
@@ -167,7 +184,7 @@ class KubernetesSource(Source):
         """What is followed. Decoding is for the threads that read, so it does what takes time."""
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
-            Collection(name, path.format(of), self._decode_pod if kind is Pod else decoder_of(kind))
+            Collection(name, path.format(of), self._decode_pod if kind is Pod else decoder_of(kind), _versions(path))
             for name, (kind, path) in KINDS.items()
             if name in self.options.collections
         ]
@@ -245,6 +262,11 @@ class KubernetesSource(Source):
             for job, row in list(jobs.workloads.items()):
                 if row.kind == kind and not row.alone and row.uid not in uids:
                     self._jobs.drop_workload(kind, job, row.uid)
+        elif listing.name in CLAIMS:
+            table = self._claims(listing.name)
+            there = {f"{row.metadata.namespace}/{row.metadata.name}" for row in listing.objects if not _is_unread(row)}
+            for key in table.keys() - there:
+                del table[key]
         elif listing.name == "nodes":
             gone = [name for name in list(self._at.nodes) if name not in names]
             return [event for name in gone for event in self._nodes.drop(name, listing.version, now_ms)]
@@ -259,6 +281,8 @@ class KubernetesSource(Source):
             return self._nodes.put(row, now_ms)
         if name == "priorityclasses":
             self._at.priorities[row.metadata.name] = row.value
+        elif name in CLAIMS:
+            self._claim(name, row, deleted)
         elif name == "pods":
             self._pod(row.pod, row.member)
             if deleted:
@@ -271,6 +295,16 @@ class KubernetesSource(Source):
                     self._jobs.drop_workload(workload.kind, workload.submitted.job, workload.uid)
         return []
 
+    def _claims(self, name: str) -> dict[str, KnownClaim]:
+        return self._at.claims.claims if name == "resourceclaims" else self._at.claims.templates
+
+    def _claim(self, name: str, row: Any, deleted: bool) -> None:
+        key = f"{row.metadata.namespace}/{row.metadata.name}"
+        if deleted:
+            self._claims(name).pop(key, None)
+        else:
+            self._claims(name)[key] = CLAIMS[name](row, self.options.gpu_classes)
+
     def _decode_pod(self, record: bytes) -> "_Seen | Unread":
         try:
             pod = decode(record, Pod)
@@ -281,6 +315,9 @@ class KubernetesSource(Source):
     def _pod(self, pod: Pod, member: Member | None) -> None:
         if member is None:
             return
+        if not self._reader.holds_gpus(pod):  # its claims are of other devices
+            self._jobs.drop_member(member.uid)
+            return
         absent = {name for name, state in self._states.items() if state.startswith("absent")} - self._at.versions.keys()
         followed = {kind for name, kind in WORKLOADS.items() if name in self.options.collections and name not in absent}
         alone: Workload | None = None
@@ -289,7 +326,17 @@ class KubernetesSource(Source):
         self._jobs.put_member(member, alone)
 
 
-def decoder_of(kind: type) -> Any:
+def _versions(path: str) -> tuple[str, ...]:
+    """Return the other versions of a collection that an older server has."""
+    first, *others = CLAIM_VERSIONS
+    return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
+
+
+def _is_unread(row: Any) -> bool:
+    return isinstance(row, Unread)
+
+
+def decoder_of(kind: type[msgspec.Struct]) -> Any:
     """An object of a kind, or an Unread that says why it is none."""
 
     def read(record: bytes) -> Any:

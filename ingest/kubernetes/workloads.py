@@ -9,36 +9,35 @@
 Pods without a GPU (launchers, drivers) are no members.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
-from functools import lru_cache
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from fleet.events import JobClass, Submitted
-from fleet.mig import SLICES, read_profile
-from fleet.requests import WHOLE_GPU, Gang
+from fleet.requests import Gang
 from ingest.gpus import short_model
+from ingest.kubernetes.asked_gpus import GPU_RESOURCES, AskedGpus, NodeGpus, gpus_of, may_hold_gpus, running_containers
+from ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
 from ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
 from ingest.kubernetes.objects import (
     Condition,
-    Container,
     Job,
     JobSet,
     JobSpec,
     Meta,
     Pod,
     PodSpec,
+    PodStatus,
     PyTorchJob,
     Template,
+    TemplateMeta,
     condition,
     time_ms,
 )
-from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, owner_of, stated_queue
+from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
 from ingest.lifecycle import SUBMITTED
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
@@ -52,7 +51,8 @@ GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
 MODEL_SELECTORS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name")
 CLASSES = frozenset(get_args(JobClass))
-_MIG = re.compile(r"mig-(.+)")
+
+NO_STATUS = PodStatus()
 
 S = TypeVar("S", bound=msgspec.Struct)
 Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
@@ -69,7 +69,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     class_label: str = "fleetcast/class"
     preemptible_label: str = "fleetcast/preemptible"
     keep_labels: tuple[str, ...] = ()
-    gpu_resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/mig-*", "nvidia.com/gpu.shared", "amd.com/gpu")
+    gpu_resources: tuple[str, ...] = GPU_RESOURCES
+    gpu_classes: tuple[str, ...] = GPU_CLASSES
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,51 +114,28 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Pods of one template."""
+    """Pods of one template. status: of the pod, where there is one."""
 
     pods: int
     template: Template
-
-
-class AskedGpus(NamedTuple):
-    """GPUs (or MIG instances) of a pod. share: thousandths of a GPU that each is on average; None: whole ones."""
-
-    gpus: int
-    profile: str = ""
-    share: int | None = None
-
-
-def gpus_of(spec: PodSpec, resources: tuple[str, ...]) -> AskedGpus:
-    """Return the GPUs that a pod asks for. A MIG instance counts by its slices, one of an unknown profile as a GPU."""
-    count, profile, sevenths = 0.0, "", 0.0
-    for container in _containers(spec):
-        for name in sorted(container.resources.names):
-            if _is_gpu(name, resources):
-                amount, found = container.resources.amount(name), _MIG.search(name)
-                profile = found.group(1) if found else profile
-                known = read_profile(found.group(1)) if found else None
-                count += amount
-                sevenths += amount * (known.slices if known else SLICES)
-    share = max(1, round(WHOLE_GPU * sevenths / SLICES / count)) if count >= 1 else WHOLE_GPU
-    return AskedGpus(round(count), profile, share if share < WHOLE_GPU else None)
-
-
-@lru_cache(4096)
-def _is_gpu(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _containers(spec: PodSpec) -> Sequence[Container]:
-    """Those that run as long as the pod does."""
-    return [*spec.containers, *(row for row in spec.init_containers or () if row.restart_policy == "Always")]
+    status: PodStatus = NO_STATUS
 
 
 class WorkloadReader:
-    """Objects → workloads and members. `priorities`: the values of priority classes by name, which may grow."""
+    """Objects → workloads and members. `priorities`: the values of priority classes by name, which may grow;
+    `claims`: device claims; `node_gpus`: what a node does with its GPUs, or any node where none is named."""
 
-    def __init__(self, terms: Terms, priorities: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        priorities: Mapping[str, int],
+        claims: ClaimTable,
+        node_gpus: Callable[[str], NodeGpus],
+    ) -> None:
         self.terms = terms
         self._priorities = priorities
+        self._claims = claims
+        self._node_gpus = node_gpus
 
     def name(self, meta: Meta, name: str = "") -> str:
         return f"{self.terms.prefix}{meta.namespace}/{name or meta.name}"
@@ -206,7 +184,7 @@ class WorkloadReader:
 
     def alone(self, pod: Pod, member: Member) -> Workload | None:
         """Read from a pod what it says of its job."""
-        part = _Part(1, Template(spec=pod.spec))
+        part = _Part(1, _template_of(pod), pod.status)
         owner = owner_of(pod)
         made = self._workload(owner.kind, pod.metadata, [part], None, owner.name)
         if made is None:
@@ -216,10 +194,13 @@ class WorkloadReader:
         return _of_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
-        """None of a pod without GPUs, and of those that a DaemonSet puts on every node."""
+        """None of a pod without GPUs, and of those that a DaemonSet puts on every node. A pod with device claims may
+        have GPUs: `holds_gpus` knows, once the claims are read."""
         meta = pod.metadata
         kind, name, _ = owner_of(pod)
-        if kind in NO_JOBS or gpus_of(pod.spec, self.terms.gpu_resources).gpus < 1:
+        if kind in NO_JOBS or is_stand_in(pod):
+            return None
+        if not may_hold_gpus(pod.spec, self.terms.gpu_resources, meta.annotations):
             return None
         stage = _stage(pod)
         statuses = pod.status.container_statuses or ()
@@ -245,11 +226,25 @@ class WorkloadReader:
             left_ms=time_ms(meta.deletion_timestamp),
         )
 
+    def holds_gpus(self, pod: Pod) -> bool:
+        """Return whether a pod holds GPUs, by what is known of its claims."""
+        return self._asked(pod.metadata, _Part(1, _template_of(pod), pod.status)).gpus >= 1
+
+    def _asked(self, meta: Meta, part: _Part) -> AskedGpus:
+        spec = part.template.spec
+        return gpus_of(
+            spec,
+            self.terms.gpu_resources,
+            annotations=part.template.metadata.annotations if part.template.metadata else None,
+            node=self._node_gpus(spec.node_name),
+            claimed=self._claims.claimed(meta.namespace, spec, part.status) if spec.resource_claims else None,
+        )
+
     def _workload(
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
         """As its templates say; None where none of them wants a GPU."""
-        asked = [(part, gpus_of(part.template.spec, self.terms.gpu_resources)) for part in parts]
+        asked = [(part, self._asked(meta, part)) for part in parts]
         asked = [row for row in asked if row[1].gpus > 0 and row[0].pods > 0]
         if not asked:
             return None
@@ -277,7 +272,7 @@ class WorkloadReader:
             limit_s=limit_s,
             cpus=round(_sum(spec, "cpu")) or None,
             host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
-            labels=kept | ({"mig": wants.profile} if wants.profile else {}) | {"kind": kind},
+            labels=kept | _about(wants) | {"kind": kind},
         )
         return Workload(kind, meta.uid, submitted, members, members, deleted_ms=time_ms(meta.deletion_timestamp))
 
@@ -286,6 +281,16 @@ class WorkloadReader:
 
     def _label(self, meta: Meta, name: str) -> str:
         return meta.label(name) or (meta.annotations or {}).get(name, "") if name else ""
+
+
+def _template_of(pod: Pod) -> Template:
+    return Template(TemplateMeta(None, pod.metadata.annotations), pod.spec)
+
+
+def _about(wants: AskedGpus) -> dict[str, str]:
+    """Return labels that say how the GPUs were asked for."""
+    unread = ", ".join(wants.unread)[:200]
+    return ({"mig": wants.profile} if wants.profile else {}) | ({"unread_claims": unread} if unread else {})
 
 
 def _with(row: S, **changes: object) -> S:
@@ -307,7 +312,7 @@ def _pods(spec: JobSpec) -> int:
 
 
 def _sum(spec: PodSpec, resource: str) -> float:
-    return sum(container.resources.amount(resource) for container in _containers(spec))
+    return sum(container.resources.amount(resource) for container in running_containers(spec))
 
 
 def _model(spec: PodSpec) -> str:

@@ -13,6 +13,8 @@ CREATED_MS = 1_795_255_200_000
 PATHS = {
     "priorityclasses": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "nodes": "/api/v1/nodes",
+    "resourceclaimtemplates": "/apis/resource.k8s.io/v1/resourceclaimtemplates",
+    "resourceclaims": "/apis/resource.k8s.io/v1/resourceclaims",
     "jobs": "/apis/batch/v1/jobs",
     "jobsets": "/apis/jobset.x-k8s.io/v1alpha2/jobsets",
     "pytorchjobs": "/apis/kubeflow.org/v1/pytorchjobs",

@@ -1,0 +1,128 @@
+"""The GPUs that a pod asks for: resources, device claims (DRA), and annotations of schedulers that divide GPUs.
+
+nvidia.com/gpu, amd.com/gpu, gpu.intel.com/*, habana.ai/gaudi    boards, or shares where the node divides its boards
+nvidia.com/mig-PROFILE                                           parts by the slices of the profile
+resource.k8s.io ResourceClaim, ResourceClaimTemplate             devices of the classes of GPUs
+gpu-fraction, gpu-memory (KAI, Run:ai)                           a part of one or more boards
+nvidia.com/gpucores, gpumem-percentage (HAMi)                    the part of each board
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import NamedTuple
+
+from fleet.mig import SLICES, read_profile
+from fleet.requests import WHOLE_GPU
+from ingest.kubernetes.claims import ClaimedGpus
+from ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
+
+FRACTION, FRACTION_DEVICES, GPU_MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"
+HAMI_PERCENT = ("nvidia.com/gpucores", "nvidia.com/gpumem-percentage", "volcano.sh/vgpu-cores")
+GPU_RESOURCES = (
+    *("nvidia.com/gpu", "nvidia.com/mig-*", "nvidia.com/gpu.shared", "nvidia.com/pgpu", "volcano.sh/vgpu-number"),
+    *("amd.com/gpu", "amd.com/?px_nps?", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
+    "deviceclass.resource.kubernetes.io/*gpu*",
+)
+_MIG = re.compile(r"mig-(.+?)(\.shared)?$")
+
+
+class AskedGpus(NamedTuple):
+    """GPUs (or MIG instances) of a pod. share: thousandths of a GPU that each is on average; None: whole ones.
+    unread: claims that no object explains, each counted as one GPU."""
+
+    gpus: int
+    profile: str = ""
+    share: int | None = None
+    unread: tuple[str, ...] = ()
+
+
+class NodeGpus(NamedTuple):
+    """What a pod's node does with its GPUs. shares: jobs that may share one; memory_gib: of one, 0 unknown."""
+
+    shares: int = 1
+    memory_gib: float = 0.0
+
+
+def gpus_of(
+    spec: PodSpec,
+    resources: tuple[str, ...],
+    *,
+    annotations: Mapping[str, str] | None = None,
+    node: NodeGpus | None = None,
+    claimed: ClaimedGpus | None = None,
+) -> AskedGpus:
+    """Return the GPUs that a pod asks for. Raises RecordError on a quantity that is none.
+
+    A MIG instance counts by its slices, one of an unknown profile as a GPU. claimed: what its device claims hold.
+    """
+    node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
+    asked = _from_resources(spec, resources, node.shares)
+    if asked.gpus < 1:
+        asked = _from_annotations(annotations, node.memory_gib)
+    if not claimed.gpus:
+        return asked
+    whole = asked.gpus * (asked.share or WHOLE_GPU) + claimed.milli
+    gpus = asked.gpus + claimed.gpus
+    return AskedGpus(gpus, asked.profile, _share(whole, gpus), claimed.unread)
+
+
+def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mapping[str, str] | None) -> bool:
+    """Return whether a pod may hold GPUs, before its claims are known."""
+    return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
+
+
+def _from_resources(spec: PodSpec, resources: tuple[str, ...], shares: int) -> AskedGpus:
+    count, profile, milli = 0.0, "", 0.0
+    for container in running_containers(spec):
+        percent = _percent(container.resources)
+        for name in sorted(container.resources.names):
+            if not _is_gpu(name, resources):
+                continue
+            amount, found = container.resources.amount(name), _MIG.search(name)
+            if found:
+                profile, known = found[1], read_profile(found[1])
+                slices = (known.slices if known else SLICES) / (shares if found[2] else 1)
+                count, milli = count + amount, milli + amount * WHOLE_GPU * slices / SLICES
+            elif shares > 1 and name in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
+                count, milli = count + math.ceil(amount / shares), milli + WHOLE_GPU * amount / shares
+            else:
+                count, milli = count + amount, milli + amount * WHOLE_GPU * percent
+    return AskedGpus(round(count), profile, _share(milli, round(count)))
+
+
+def _percent(resources: Resources) -> float:
+    """Return the part of each board that a vGPU scheduler gives a container."""
+    stated = (resources.amount(name) for name in HAMI_PERCENT)
+    return min((part / 100 for part in stated if 0 < part <= 100), default=1.0)
+
+
+def _from_annotations(annotations: Mapping[str, str], memory_gib: float) -> AskedGpus:
+    part = 0.0
+    if annotations.get(FRACTION):
+        part = quantity(annotations[FRACTION])
+    elif annotations.get(GPU_MEMORY):
+        mib = quantity(annotations[GPU_MEMORY])
+        part = min(1.0, mib / 1024 / memory_gib) if memory_gib and mib > 0 else 1.0 if mib > 0 else 0.0
+    if part <= 0:
+        return AskedGpus(0)
+    boards = max(1, round(quantity(annotations.get(FRACTION_DEVICES) or 1)))
+    return AskedGpus(boards, share=_share(WHOLE_GPU * min(part, 1.0) * boards, boards))
+
+
+def _share(milli: float, gpus: int) -> int | None:
+    """Return the thousandths of each of `gpus`, or None for whole ones."""
+    share = max(1, round(milli / gpus)) if gpus >= 1 else WHOLE_GPU
+    return share if share < WHOLE_GPU else None
+
+
+@lru_cache(4096)
+def _is_gpu(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def running_containers(spec: PodSpec) -> list[Container]:
+    """Return the containers that run as long as the pod does."""
+    return [*spec.containers, *(row for row in spec.init_containers or () if row.restart_policy == "Always")]

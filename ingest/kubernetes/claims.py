@@ -1,0 +1,164 @@
+"""Device claims of pods (DRA, resource.k8s.io): how many GPUs a ResourceClaim or a template of one asks for.
+
+    v1, v1beta2    a request has `exactly` one kind of device, or `firstAvailable` of several
+    v1beta1        a request names its device class itself, or `firstAvailable`
+
+An allocation counts more than the request: it lists the devices. Requests with admin access only watch devices that
+others hold.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import msgspec
+
+from fleet.requests import WHOLE_GPU
+from ingest.kubernetes.objects import Meta, PodSpec, PodStatus
+
+GPU_CLASSES = ("*gpu*", "mig.*")
+MAX_DEVICES = 1024
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    pass
+
+
+class ExactDevices(_Object, frozen=True):
+    """Devices of one class. allocation_mode: ExactCount, or All that a node has."""
+
+    device_class_name: str = ""
+    allocation_mode: str = ""
+    count: int | None = None
+    admin_access: bool | None = None
+
+
+class DeviceRequest(_Object, frozen=True):
+    name: str = ""
+    exactly: ExactDevices | None = None
+    first_available: tuple[ExactDevices, ...] | None = None
+    device_class_name: str = ""
+    allocation_mode: str = ""
+    count: int | None = None
+    admin_access: bool | None = None
+
+    @property
+    def choices(self) -> tuple[ExactDevices, ...]:
+        """What satisfies the request, in order of preference."""
+        if self.first_available:
+            return self.first_available
+        own = ExactDevices(self.device_class_name, self.allocation_mode, self.count, self.admin_access)
+        return (self.exactly or own,)
+
+
+class DeviceClaim(_Object, frozen=True):
+    requests: tuple[DeviceRequest, ...] | None = None
+
+
+class ClaimSpec(_Object, frozen=True):
+    devices: DeviceClaim = DeviceClaim()
+
+
+class AllocatedDevice(_Object, frozen=True):
+    """request: the name of the request, and of the choice where it had several (`gpus/big`)."""
+
+    request: str = ""
+    admin_access: bool | None = None
+
+
+class AllocatedDevices(_Object, frozen=True):
+    results: tuple[AllocatedDevice, ...] | None = None
+
+
+class Allocation(_Object, frozen=True):
+    devices: AllocatedDevices = AllocatedDevices()
+
+
+class Consumer(_Object, frozen=True):
+    resource: str = ""
+    uid: str = ""
+
+
+class ClaimStatus(_Object, frozen=True):
+    allocation: Allocation | None = None
+    reserved_for: tuple[Consumer, ...] | None = None
+
+
+class ResourceClaim(_Object, frozen=True):
+    metadata: Meta
+    spec: ClaimSpec = ClaimSpec()
+    status: ClaimStatus = ClaimStatus()
+
+
+class TemplateSpec(_Object, frozen=True):
+    spec: ClaimSpec = ClaimSpec()
+
+
+class ResourceClaimTemplate(_Object, frozen=True):
+    metadata: Meta
+    spec: TemplateSpec = TemplateSpec()
+
+
+class ClaimedGpus(NamedTuple):
+    """GPUs of a pod's claims. milli: thousandths of them that are the pod's; unread: claims that no object explains."""
+
+    gpus: int = 0
+    milli: float = 0.0
+    unread: tuple[str, ...] = ()
+
+
+class KnownClaim(msgspec.Struct, frozen=True, array_like=True):
+    """GPUs that a claim, or each claim of a template, stands for, and how many pods hold it."""
+
+    gpus: int
+    pods: int = 1
+
+
+class ClaimTable(msgspec.Struct):
+    """Claims and templates by NAMESPACE/NAME; a part of the source's position."""
+
+    claims: dict[str, KnownClaim] = {}
+    templates: dict[str, KnownClaim] = {}
+
+    def claimed(self, namespace: str, spec: PodSpec, status: PodStatus) -> ClaimedGpus:
+        """Return the GPUs that a pod's claims stand for. A claim that no object explains counts as one GPU."""
+        made = {row.name: row.resource_claim_name for row in status.resource_claim_statuses or ()}
+        gpus, milli, unread = 0, 0.0, list[str]()
+        for row in spec.resource_claims or ():
+            name, template = row.resource_claim_name or made.get(row.name) or "", row.resource_claim_template_name or ""
+            known = self.claims.get(f"{namespace}/{name}") or self.templates.get(f"{namespace}/{template}")
+            if known is None:
+                unread.append(name or template or row.name)
+                known = KnownClaim(1)
+            gpus += known.gpus
+            milli += WHOLE_GPU * known.gpus / known.pods
+        return ClaimedGpus(gpus, milli, tuple(unread))
+
+
+def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
+    """Return the GPUs of a claim: those that are allocated, else those that are asked for."""
+    pods = sum(row.resource == "pods" for row in claim.status.reserved_for or ())
+    asked = _gpu_requests(claim.spec, classes)
+    allocation = claim.status.allocation
+    if allocation is None:
+        return KnownClaim(sum(asked.values()), max(1, pods))
+    results = allocation.devices.results or ()
+    held = sum(row.request.partition("/")[0] in asked and not row.admin_access for row in results)
+    return KnownClaim(held, max(1, pods))
+
+
+def read_template(template: ResourceClaimTemplate, classes: tuple[str, ...]) -> KnownClaim:
+    """Return the GPUs of each claim that is made of a template."""
+    return KnownClaim(sum(_gpu_requests(template.spec.spec, classes).values()))
+
+
+def _gpu_requests(spec: ClaimSpec, classes: tuple[str, ...]) -> Mapping[str, int]:
+    """Return GPUs by name of a request: those of the first choice that asks for GPUs."""
+    found: dict[str, int] = {}
+    for request in spec.devices.requests or ():
+        for choice in request.choices:
+            is_gpu = any(fnmatchcase(choice.device_class_name, pattern) for pattern in classes)
+            if is_gpu and not choice.admin_access:
+                found[request.name] = 1 if choice.count is None else max(0, min(choice.count, MAX_DEVICES))
+                break
+    return found

@@ -1,0 +1,186 @@
+"""GPUs that pods ask for in other ways than whole `nvidia.com/gpu`: claims, fractions, shares, other vendors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest.kubernetes.asked_gpus import GPU_RESOURCES, NodeGpus, gpus_of
+from ingest.kubernetes.objects import Container, PodSpec, Resources
+from tests.fuzz.bounds import examples
+from tests.ingest.kubernetes.test_owners import Fed
+from tests.ingest.small_kubernetes import job, meta, running
+
+FIELD = Path(__file__).parents[2] / "field"
+DRA_POD = json.loads((FIELD / "30-kube-dra-pod.json").read_text())
+
+
+def devices(count: int, version: str = "v1", device_class: str = "gpu.nvidia.com", **more: Any) -> dict[str, Any]:
+    """The devices that a claim asks for, as a version of the API writes them."""
+    asked = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": count, **more}
+    row = {"name": "gpus", **asked} if version == "v1beta1" else {"name": "gpus", "exactly": asked}
+    return {"devices": {"requests": [row]}}
+
+
+def claim_template(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": meta(name), "spec": {"spec": asked}}
+
+
+def claiming(name: str, **claim: str) -> dict[str, Any]:
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpus", **claim}]}
+    return running({"metadata": meta(name), "spec": spec}, "n0")
+
+
+def resources(gpus: str, amount: str = "1", **annotations: str) -> dict[str, Any]:
+    containers = [{"name": "c", "resources": {"limits": {gpus: amount} if gpus else {}}}]
+    about = meta("p", annotations={key.replace("_", "-"): value for key, value in annotations.items()})
+    return running({"metadata": about, "spec": {"containers": containers}}, "n0")
+
+
+def shared_node(name: str, **labels: str) -> dict[str, Any]:
+    about = {f"nvidia.com/{key.replace('_', '.')}": value for key, value in labels.items()}
+    return {"metadata": {**meta(name), "labels": about}, "status": {"capacity": {"nvidia.com/gpu": "12"}}}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_a_pod_with_a_claim_template_holds_the_devices_of_the_template(version: str) -> None:
+    fed = Fed()
+    fed.put("resourceclaimtemplates", claim_template("eight-h100", devices(8, version)))
+    fed.put("pods", DRA_POD)
+    assert fed.running() == {"ml/train-0": ("n0",)}
+    submitted = fed.submitted("ml/train-0")
+    assert (submitted.gpus_per_node, submitted.gpu_share) == (8, None)
+
+
+def test_a_claim_that_no_object_explains_is_one_gpu_and_the_job_says_so() -> None:
+    fed = Fed()
+    fed.put("pods", DRA_POD)
+    submitted = fed.submitted("ml/train-0")
+    assert (submitted.gpus_per_node, submitted.labels["unread_claims"]) == (1, "eight-h100")
+
+
+def test_claims_count_devices_by_their_class_and_what_is_allocated() -> None:
+    fed = Fed()
+    fed.put("resourceclaims", {"metadata": meta("nic"), "spec": devices(2, device_class="dranet")})
+    fed.put("resourceclaims", {"metadata": meta("watch"), "spec": devices(8, adminAccess=True)})
+    results = [{"request": "gpus", "device": f"gpu-{number}"} for number in range(4)]
+    status = {"allocation": {"devices": {"results": [*results, {"request": "nics"}]}}}
+    asked = devices(1, allocationMode="All")
+    fed.put("resourceclaims", {"metadata": meta("all"), "spec": asked, "status": status})
+    for name in ("nic", "watch", "all"):
+        fed.put("pods", claiming(f"p-{name}", resourceClaimName=name))
+    assert fed.running().keys() == {"ml/p-all"}
+    assert fed.submitted("ml/p-all").gpus_per_node == 4
+
+
+def test_the_first_choice_of_a_request_with_several_counts() -> None:
+    choices = [{"name": "big", "deviceClassName": "gpu.nvidia.com", "count": 2}, {"name": "small", "count": 1}]
+    fed = Fed()
+    asked = {"devices": {"requests": [{"name": "gpus", "firstAvailable": choices}]}}
+    fed.put("resourceclaims", {"metadata": meta("some"), "spec": asked})
+    fed.put("pods", claiming("p", resourceClaimName="some"))
+    assert fed.submitted("ml/p").gpus_per_node == 2
+
+
+def test_pods_that_hold_one_claim_together_hold_its_gpu_in_parts() -> None:
+    pods = [{"resource": "pods", "name": name, "uid": f"u-{name}"} for name in ("a", "b")]
+    fed = Fed()
+    fed.put("resourceclaims", {"metadata": meta("one"), "spec": devices(1), "status": {"reservedFor": pods}})
+    fed.put("pods", *[claiming(name, resourceClaimName="one") for name in ("a", "b")])
+    assert [fed.submitted(f"ml/{name}").gpu_share for name in ("a", "b")] == [500, 500]
+
+
+def test_a_job_object_counts_the_claims_of_its_template() -> None:
+    fed = Fed()
+    fed.put("resourceclaimtemplates", claim_template("four", devices(4)))
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "g", "resourceClaimTemplateName": "four"}]}
+    thing = job("train", 2)
+    thing["spec"]["template"]["spec"] = spec
+    fed.put("jobs", thing)
+    assert (fed.submitted("ml/train").gang, fed.submitted("ml/train").gpus_per_node) == (2, 4)
+
+
+def test_claims_that_are_deleted_are_forgotten_and_the_others_survive_a_restart() -> None:
+    fed = Fed()
+    fed.put("resourceclaimtemplates", claim_template("four", devices(4)), claim_template("two", devices(2)))
+    fed.put("resourceclaimtemplates", claim_template("two", devices(2)), kind="DELETED")
+    again = Fed()
+    again.source.seek(json.loads(json.dumps(fed.source.position())))
+    again.put("pods", claiming("p", resourceClaimTemplateName="four"), claiming("q", resourceClaimTemplateName="two"))
+    assert again.submitted("ml/p").gpus_per_node == 4
+    assert again.submitted("ml/q").labels["unread_claims"] == "two"
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "gpus"),
+    [
+        *(("amd.com/gpu", "8", 8), ("gpu.intel.com/i915", "2", 2), ("gpu.intel.com/xe", "1", 1)),
+        *(("habana.ai/gaudi", "8", 8), ("nvidia.com/gpu.shared", "1", 1), ("nvidia.com/mig-1g.10gb", "2", 2)),
+        *(("gpu.intel.com/xe_monitoring", "1", 0), ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", "2", 2)),
+        *(("amd.com/cpx_nps4", "1", 1), ("nvidia.com/mig-1g.10gb.shared", "1", 1), ("cpu", "8", 0)),
+    ],
+)
+def test_resources_of_every_vendor_are_seen(resource: str, amount: str, gpus: int) -> None:
+    fed = Fed()
+    fed.put("pods", resources(resource, amount))
+    assert [fed.submitted(name).gpus_per_node for name in fed.running()] == ([gpus] if gpus else [])
+
+
+def test_fractions_of_kai_are_parts_of_gpus() -> None:
+    assert asked_of(resources("", gpu_fraction="0.5")) == (1, 500)
+    assert asked_of(resources("", gpu_fraction="0.25", gpu_fraction_num_devices="2")) == (2, 250)
+    assert asked_of(resources("", gpu_fraction="nothing at all")) == "quantity 'nothing at all'"
+
+
+def test_gpu_memory_of_kai_is_a_part_by_the_memory_of_the_node() -> None:
+    node = shared_node("n0", gpu_memory="40960", gpu_count="1")
+    assert asked_of(resources("", gpu_memory="10240"), node) == (1, 250)
+    assert asked_of(resources("", gpu_memory="10240")) == (1, None), "of a node whose memory is not known"
+
+
+def test_a_pod_that_only_reserves_a_gpu_for_fractions_is_no_job() -> None:
+    pod = resources("nvidia.com/gpu")
+    pod["metadata"]["namespace"] = "kai-resource-reservation"
+    fed = Fed()
+    fed.put("pods", pod)
+    assert fed.running() == {}
+
+
+def test_a_share_of_a_time_sliced_board_is_a_part_of_it() -> None:
+    node = shared_node("n0", gpu_replicas="12", gpu_count="1")
+    assert asked_of(resources("nvidia.com/gpu"), node) == (1, 83)
+    assert asked_of(resources("nvidia.com/gpu.shared", "3"), node) == (1, 250)
+    assert asked_of(resources("nvidia.com/gpu", "2")) == (2, None)
+
+
+def test_cores_of_hami_are_the_part_of_each_board() -> None:
+    spec = PodSpec((Container(Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
+    assert gpus_of(spec, GPU_RESOURCES)[:3] == (2, "", 300)
+
+
+def asked_of(pod: dict[str, Any], *nodes: dict[str, Any]) -> Any:
+    fed = Fed()
+    fed.put("nodes", *nodes)
+    fed.put("pods", pod)
+    if fed.bad:
+        return fed.bad[0].partition(": expected")[0]
+    submitted = fed.submitted("ml/p")
+    return submitted.gpus_per_node, submitted.gpu_share
+
+
+@examples(200)
+@given(shares=st.integers(1, 64), boards=st.integers(1, 8), data=st.data())
+def test_pods_that_fill_a_node_of_shares_hold_no_more_than_its_boards(
+    shares: int, boards: int, data: st.DataObject
+) -> None:
+    left, milli = shares * boards, 0
+    while left:
+        amount = data.draw(st.integers(1, left))
+        left -= amount
+        spec = PodSpec((Container(Resources(limits={"nvidia.com/gpu": amount})),))
+        asked = gpus_of(spec, GPU_RESOURCES, node=NodeGpus(shares))
+        milli += asked.gpus * (asked.share or 1000)
+    assert milli <= 1000 * boards + shares * boards, "each part is rounded to a thousandth"
