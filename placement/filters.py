@@ -15,7 +15,7 @@ from fleet.topology import Level
 from placement.closed import closed_nodes, closed_rows
 from placement.options import Filter, Options, worst_risk
 from placement.slots import WHOLE, count_rows
-from placement.view import ClusterView
+from placement.view import ClusterView, Hearing
 
 Mask = NDArray[np.bool_]
 
@@ -128,6 +128,20 @@ def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
     return mask
 
 
+def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """A node whose GPU telemetry is old: what runs there now is not known."""
+    return _hears(view, Hearing.STALE)
+
+
+def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """A node of which no exporter has ever reported a GPU."""
+    return _hears(view, Hearing.UNHEARD)
+
+
+def _hears(view: ClusterView, hearing: Hearing) -> Mask | None:
+    return None if view.hearing is None else np.asarray(view.hearing == hearing)
+
+
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
     wanted = request.models
@@ -186,6 +200,8 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("model_quota", _closed_for("model_quota")),
     ("drained", drained),
     ("lost", lost),
+    ("stale", stale),
+    ("unheard", unheard),
     ("gpu_model", gpu_model),
     ("gpu_memory", gpu_memory),
     ("risk", risk),

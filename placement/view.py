@@ -64,6 +64,15 @@ class Advice(IntEnum):
     DRAIN = 2
 
 
+class Hearing(IntEnum):
+    """The evidence of telemetry that GPUs of a node are free. The numbers are those of the board's `node.hearing`."""
+
+    FRESH = 0  # a GPU sample arrived lately
+    STALE = 1  # none arrived lately
+    UNHEARD = 2  # none ever arrived, though the site has exporters
+    UNCONFIRMED = 3  # the site has no exporters: the word of its scheduler counts
+
+
 @dataclass(frozen=True, slots=True)
 class RiskByTime:
     """p_fail, p_slow: (horizon, n) within each of horizons_s, NaN = unknown; gpu_temp_c: (n,) of the hottest GPU."""
@@ -121,6 +130,7 @@ class ClusterView:
     unknown_use: NDArray[np.bool_] | None = None  # (n, g) at work, and no job event tells by what
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
+    hearing: NDArray[np.int8] | None = None  # (n,) Hearing; None: nobody asks for it
     parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
     memo: ViewMemo = field(default_factory=ViewMemo, repr=False, compare=False)  # views made of this one share it
     free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`

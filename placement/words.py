@@ -13,7 +13,7 @@ from placement.fit import Fit, room_at
 from placement.growth import GangSize
 from placement.options import Options, worst_risk
 from placement.slots import WHOLE
-from placement.view import Advice, ClusterView
+from placement.view import Advice, ClusterView, Hearing
 
 NAMED = 2
 LEVEL_WORDS = {
@@ -34,6 +34,8 @@ REASON_WORDS = {
     "model_quota": "of models of which its queue may have no more now",
     "drained": "drained",
     "lost": "lost",
+    "stale": "whose telemetry is old",
+    "unheard": "of which no exporter has reported a GPU",
     "gpu_model": "with another GPU model",
     "gpu_memory": "with too little GPU memory",
     "risk": "too risky",
@@ -104,7 +106,14 @@ def placed_sentence(
     avoided = avoided_rows(request, view, options, screened, fit.rows)
     if avoided:
         sentence += f"; avoided {_name_risky(view, options, avoided)}"
-    return sentence + _unknown_use(view, screened)
+    return sentence + _unknown_use(view, screened) + _unconfirmed(request, view, fit.rows)
+
+
+def _unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
+    """Say that only a scheduler's word or an event says that the GPUs are free. Empty where telemetry confirms it."""
+    if view.hearing is None or not request.gpus_per_node or (view.hearing[rows] != Hearing.UNCONFIRMED).all():
+        return ""
+    return "; no telemetry confirmed that these GPUs are free"
 
 
 def _unknown_use(view: ClusterView, screened: Screen) -> str:

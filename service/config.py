@@ -159,7 +159,8 @@ class ExternalMetricsConfig(_Section, frozen=True):
 class PlacerConfig(_Section, frozen=True):
     """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long. `outage_pause_s`: at most
     so much later while a source that reports starts cannot receive any.
-    `unknown_use`: avoid or ignore GPUs that are at work though no job holds them."""
+    `unknown_use`: avoid or ignore GPUs that are at work though no job holds them.
+    `unheard`: avoid hosts without GPU telemetry at a site with exporters, or ignore that they have none."""
 
     port: int = 8081
     queue_period_s: float = 5.0
@@ -167,6 +168,7 @@ class PlacerConfig(_Section, frozen=True):
     outage_pause_s: float = 1800.0
     max_risk: float = 0.5
     unknown_use: str = "avoid"
+    unheard: str = "avoid"
     queues: str = ""  # the file of queues; empty: one line
     expect_head: str = ""  # a head of the audit that the ledger must contain, LINE:HASH; empty: any ledger serves
     filters: tuple[str, ...] = ()  # import paths of further filter functions
@@ -301,8 +303,9 @@ def check_config(config: Config) -> None:
             f"placer.expect_head = {config.placer.expect_head!r}: must be LINE:HASH, a number and 64 hexadecimal "
             "digits, as the placer logs the head of its audit; empty: any ledger serves"
         )
-    if config.placer.unknown_use not in UNKNOWN_USE:
-        raise ConfigError(f"placer.unknown_use = {config.placer.unknown_use!r}: must be {' or '.join(UNKNOWN_USE)}")
+    for key, value in (("unknown_use", config.placer.unknown_use), ("unheard", config.placer.unheard)):
+        if value not in UNKNOWN_USE:
+            raise ConfigError(f"placer.{key} = {value!r}: must be {' or '.join(UNKNOWN_USE)}")
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):
         raise ConfigError(
             f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "

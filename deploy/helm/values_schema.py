@@ -116,7 +116,8 @@ def _config() -> Schema:
     for name, (least, most) in LIMITS.items():
         section, _, key = name.partition(".")
         sections[section]["properties"][key] |= {"minimum": least, "maximum": most}
-    sections["placer"]["properties"]["unknown_use"] = one_of(*UNKNOWN_USE)
+    for key in ("unknown_use", "unheard"):
+        sections["placer"]["properties"][key] = one_of(*UNKNOWN_USE)
     for section, keys in OF_THE_CHART.items():
         fields = sections[section]["properties"] if section in sections else {}
         for key in keys:

@@ -87,7 +87,9 @@ class ScrapeSamples:
         serves = NOWHERE in target.decoder.reported  # a model, which may be anywhere
         if not target.nodes and not serves and target.rounds >= UNNAMED_ROUNDS:
             try:
-                node = self._entities.node(node_name(target.decoder.target.node, self._entities))
+                own = target.decoder.target
+                name = next(reversed(own.named), own.node)  # boards are named where all samples are refused, too
+                node = self._entities.node(node_name(name, self._entities))
                 target.nodes[node] = (False, False)
             except RecordError as error:
                 self._failures[error.reason] += 1

@@ -80,6 +80,7 @@ def score_sections(tick: Tick) -> list[Section]:
     free_cpus, free_memory = _free_host(tick)
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
+        "node.hearing": tick.hearing,
         "node.flagged": tick.flagged,
         "node.action": _actions(tick),
         "node.risk": risk.values,

@@ -13,7 +13,10 @@ from fleet.entities import Entities
 from fleet.nodes import NodeState
 from fleet.topology import Topology
 from ingest.label_jobs import LabelHold
+from models.risk.gpu_signals import MISSED_SCRAPES
+from models.risk.node_signals import NODE_SILENT_S
 from models.risk.score import ScoredFleet
+from placement.view import Hearing
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
 from service.listening import Listening
@@ -45,6 +48,7 @@ class TickInputs:
     inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset up to which `events` are folded
     gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
     listening: Mapping[str, Listening] = field(default_factory=dict)  # by source that reports starts of jobs
+    has_exporters: bool = False  # exporters are configured, or another source of GPU samples
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 
@@ -88,6 +92,22 @@ class Tick(TickInputs):
         """(n,) index into `documents.STATES`."""
         up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
         return documents.state_codes(self.node_state, self.flagged, up)
+
+    @cached_property
+    def hearing(self) -> NDArray[np.int8]:
+        """(n,) Hearing: whether telemetry confirms what runs on the GPUs of each node."""
+        age_s = np.nan_to_num(self.gpu_column("age_s"), nan=np.inf)
+        youngest_s = np.where(self.exists, age_s, np.inf).min(axis=1, initial=np.inf)
+        was_heard = np.isfinite(youngest_s)
+        if not (self.has_exporters or was_heard.any()):
+            return np.full(len(self.topology), Hearing.UNCONFIRMED, np.int8)
+        up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
+        limit_s = np.where(
+            up <= 0, MISSED_SCRAPES * self.interval_s, max(NODE_SILENT_S, SILENT_INTERVALS * self.interval_s)
+        )
+        cases = (self.topology.gpus <= 0, ~was_heard, youngest_s > limit_s)
+        found = np.select(cases, (Hearing.UNCONFIRMED, Hearing.UNHEARD, Hearing.STALE), Hearing.FRESH)
+        return found.astype(np.int8)
 
     @cached_property
     def states(self) -> list[StateName]:

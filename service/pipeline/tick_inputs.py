@@ -65,6 +65,7 @@ class InputCollector:
             events=state.event_view(now_ms),
             interval_s=self._config.scrape.interval_s,
             gpu_models=self._gpu_models,
+            has_exporters=bool(self._config.scrape.targets),
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
             run_times=self._saved.parts[RunTimeRecord].issued,

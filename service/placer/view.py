@@ -19,7 +19,7 @@ from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
 from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
-from placement.view import Advice, ClusterView, Inventory, RiskByTime
+from placement.view import Advice, ClusterView, Hearing, Inventory, RiskByTime
 from service.board.board import Board
 from service.board.free import unknown_use
 from service.board.urgent import AWAY, forbids, struck
@@ -142,9 +142,20 @@ class ViewDecoder:
             generation=self._topology.generation,
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
+            hearing=hearing(board, n, self._placer),
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )
+
+
+def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
+    """(n,) Hearing of each node, None of a board that does not say. Hosts without telemetry count if so configured."""
+    if "node.hearing" not in board:
+        return None
+    found = _rows(board.array("node.hearing"), n, Hearing.UNHEARD)
+    if placer.unheard == "ignore":
+        found[found != Hearing.FRESH] = Hearing.UNCONFIRMED
+    return found
 
 
 def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:

@@ -20,7 +20,7 @@ from ingest.pages.target_spec import parse_target
 from ingest.source import Source
 from placement.engine import decide
 from service.board.board import Board, BoardReader
-from service.config import Config
+from service.config import Config, ScrapeConfig
 from service.pipeline.node_past import NodePast, NodePasts, Spell
 from service.pipeline.pipeline import Pipeline
 from service.placer.view import ViewDecoder
@@ -33,10 +33,15 @@ class ScrapedWorld:
     """One pipeline on a clock of its own. `pages`: what each target answers, by URL; None: it hangs."""
 
     def __init__(
-        self, folder: Path, targets: Sequence[str], patch: pytest.MonkeyPatch, topology: Topology | None = None
+        self,
+        folder: Path,
+        targets: Sequence[str],
+        patch: pytest.MonkeyPatch,
+        topology: Topology | None = None,
+        **config: Any,
     ) -> None:
         self.clock = ManualClock(NOW_MS)
-        self.config = Config(state=str(folder))
+        self.config = Config(state=str(folder), scrape=ScrapeConfig(targets=tuple(targets)), **config)
         self.pages: dict[str, bytes | None] = {}
         self._specs = [parse_target(text) for text in targets]
         self._topology = topology or Topology.build([])
