@@ -16,8 +16,9 @@ import msgspec
 from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started
 from fleet.requests import RankPlacement
 from ingest.kubernetes.failures import FINISHED, Ending
+from ingest.kubernetes.waits import ADMISSION, Wait
 from ingest.kubernetes.workloads import Member, Workload
-from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED
+from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
 
 SETTLE_MS = 2_000
 LIVE = frozenset({"pending", "running", "broken"})
@@ -44,6 +45,8 @@ class Track(msgspec.Struct, omit_defaults=True):
     base: int
     is_submitted: bool = False
     is_queued: bool = False
+    blocked_by: str = ""  # the delivered reason, while it is blocked
+    queued: int = 0  # sequence of the last `queued` event
     is_started: bool = False
     is_ended: bool = False
     resizes: int = 0
@@ -56,7 +59,7 @@ class Track(msgspec.Struct, omit_defaults=True):
         """To the next attempt."""
         self.attempt = attempt
         self.is_submitted = self.is_queued = self.is_started = self.is_ended = False
-        self.resizes, self.lost_ms = 0, None
+        self.resizes, self.lost_ms, self.blocked_by, self.queued = 0, None, "", 0
         self.began, self.failures = {}, {}
 
 
@@ -239,7 +242,7 @@ class Judgement:
 
     def _start(self) -> None:
         """Started, when enough of them run; else queued, when it is known why it waits."""
-        job, track = self.workload.submitted.job, self.track
+        track = self.track
         ready = {
             slot: row
             for slot, row in self.current.items()
@@ -253,21 +256,43 @@ class Judgement:
             at_ms = min(at_ms, self.now_ms)
             ranks = self._begin(ready)
             track.is_started = True
+            job = self.workload.submitted.job
             self.events.append(Started(job=job, attempt=track.attempt, sequence=STARTED, time_ms=at_ms, ranks=ranks))
             return
-        reason = "suspended until it is admitted" if self.workload.suspended else self._waiting()
-        if reason and not track.is_queued:
-            track.is_queued = True
-            self.events.append(
-                Queued(job=job, attempt=track.attempt, sequence=QUEUED, time_ms=self.now_ms, reason=reason)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Queued, when it is known why it waits, and again when it becomes blocked, for another reason, or released."""
+        track, wait = self.track, self._waiting()
+        blocked_by = wait.reason if wait.is_blocked else ""
+        if blocked_by == track.blocked_by and (track.is_queued or not wait.reason):
+            return
+        submitted = self.workload.submitted
+        number = max(queued_later(submitted.time_ms, self.now_ms), track.queued + 1) if track.is_queued else QUEUED
+        track.is_queued, track.blocked_by, track.queued = True, blocked_by, number
+        self.events.append(
+            Queued(
+                job=submitted.job,
+                attempt=track.attempt,
+                sequence=number,
+                time_ms=self.now_ms,
+                reason=wait.reason or "released",
+                blocked=wait.is_blocked,
             )
+        )
 
     def _generation(self) -> int:
         """The restart, counted from 1, that pods are of which are not about to be replaced."""
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
-    def _waiting(self) -> str:
-        return next((row.waiting for row in self.members.values() if row.stage == "pending" and row.waiting), "")
+    def _waiting(self) -> Wait:
+        """Return why the job waits. A gang is blocked while one of its members is."""
+        if self.workload.suspended:
+            if self.workload.awaits_admission:
+                return Wait(f"suspended: {ADMISSION}")
+            return Wait("suspended", is_blocked=True)
+        rows = [Wait(row.waiting, row.is_blocked) for row in self.members.values() if row.stage == "pending"]
+        return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=Wait())
 
     def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
         """Remember who runs, and give them ranks in the order of their slots."""

@@ -38,6 +38,7 @@ from ingest.kubernetes.objects import (
     time_ms,
 )
 from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
+from ingest.kubernetes.waits import KUEUE_QUEUE, Wait, wait_of
 from ingest.lifecycle import SUBMITTED
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
@@ -71,11 +72,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     keep_labels: tuple[str, ...] = ()
     gpu_resources: tuple[str, ...] = GPU_RESOURCES
     gpu_classes: tuple[str, ...] = GPU_CLASSES
+    admission: Literal["waits", "blocked"] = "waits"
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job by its own object, or by its first pod where that is not followed (`alone`).
-    members: pods with GPUs that it wants, and how many it starts with; elastic: they come and go as it runs."""
+    members: pods with GPUs that it wants, and how many it starts with; elastic: they come and go as it runs;
+    awaits_admission: while it is suspended, it waits for a quota rather than for a person."""
 
     kind: str
     uid: str
@@ -85,6 +88,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
     elastic: bool = False
     alone: bool = False
     suspended: bool = False
+    awaits_admission: bool = False
     restarts: int = 0
     deleted_ms: int | None = None
     finished_ms: int | None = None
@@ -109,6 +113,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int = 0
     ending: Ending | None = None
     waiting: str = ""
+    is_blocked: bool = False
     left_ms: int | None = None
 
 
@@ -208,6 +213,7 @@ class WorkloadReader:
         began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
         running_ms = max((moment for moment in began if moment), default=time_ms(pod.status.start_time))
         label = meta.label(JOBSET_RESTART)
+        wait = wait_of(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else Wait()
         return Member(
             job=self.name(meta, name),
             kind=kind,
@@ -222,7 +228,8 @@ class WorkloadReader:
             restarts=restarts,
             attempt=int(label) + 1 if label.isdecimal() and len(label) < 9 else 0,
             ending=_ending(pod, stage, restarts, now_ms),
-            waiting=_waiting(pod, stage),
+            waiting=wait.reason,
+            is_blocked=wait.is_blocked,
             left_ms=time_ms(meta.deletion_timestamp),
         )
 
@@ -274,7 +281,16 @@ class WorkloadReader:
             host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
             labels=kept | _about(wants) | {"kind": kind},
         )
-        return Workload(kind, meta.uid, submitted, members, members, deleted_ms=time_ms(meta.deletion_timestamp))
+        admitted = bool(self._label(meta, KUEUE_QUEUE) or self._label(meta, self.terms.queue_label))
+        return Workload(
+            kind,
+            meta.uid,
+            submitted,
+            members,
+            members,
+            awaits_admission=admitted and self.terms.admission == "waits",
+            deleted_ms=time_ms(meta.deletion_timestamp),
+        )
 
     def _priority(self, spec: PodSpec) -> int:
         return self._priorities.get(spec.priority_class_name, 0) if spec.priority is None else spec.priority
@@ -374,14 +390,3 @@ def _ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None
         return ending_of(pod, now_ms)
     leaves = pod.condition("DisruptionTarget")
     return disrupted(leaves, now_ms) if leaves is not None and leaves.is_true else None
-
-
-def _waiting(pod: Pod, stage: Stage) -> str:
-    """Why it does not run yet."""
-    if stage != "pending":
-        return ""
-    scheduled = pod.condition("PodScheduled")
-    if scheduled is not None and not scheduled.is_true:
-        return scheduled.text or "not scheduled yet"
-    states = [status.state.waiting for status in pod.status.container_statuses or ()]
-    return next((": ".join(filter(None, (row.reason, row.message))) for row in states if row), "")

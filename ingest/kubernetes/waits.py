@@ -1,0 +1,68 @@
+"""Why a pod does not run yet, and whether it waits for resources or is blocked, whatever is free.
+
+scheduling gates                                        blocked, but for Kueue's own, which stand for a quota
+unschedulable, and some node lacks resources            waits
+unschedulable for its selector, taints or volumes       blocked
+a container that cannot be made (image, configuration)  blocked
+"""
+
+import re
+from typing import NamedTuple
+
+from ingest.kubernetes.objects import Pod
+
+KUEUE_GATES = frozenset({"kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"})
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+GATED, ADMISSION = "scheduling gates", "waits until Kueue admits it"
+_LACKS_RESOURCES = re.compile(
+    r"insufficient|too many pods|not enough|quota|cannot allocate|allocation|minavailable|pod ?group"
+    r"|no nodes available",
+    re.IGNORECASE,
+)
+_NEVER_FITS = re.compile(
+    r"node affinity|node\(s\) didn't match|node selector|untolerated taint|that the pod didn't tolerate"
+    r"|were unschedulable|persistentvolumeclaim|volume node affinity|unbound|not found|topology spread"
+    r"|node\(s\) had no available volume zone",
+    re.IGNORECASE,
+)
+_FAULTS = frozenset(
+    {
+        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"),
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+    }
+)
+
+
+class Wait(NamedTuple):
+    """Why a pod does not run yet; empty where nothing is known. is_blocked: it may not start, whatever is free."""
+
+    reason: str = ""
+    is_blocked: bool = False
+
+
+def wait_of(pod: Pod, *, admission_blocks: bool = False) -> Wait:
+    """Return why a pending pod does not run yet. admission_blocks: a pod that waits for Kueue is blocked."""
+    gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
+    if others := [name for name in gates if name not in KUEUE_GATES]:
+        return Wait(f"{GATED}: {', '.join(others)}", is_blocked=True)
+    if gates:
+        return Wait(ADMISSION, admission_blocks)
+    scheduled = pod.condition("PodScheduled")
+    if scheduled is not None and not scheduled.is_true:
+        return Wait(scheduled.text or "not scheduled yet", _never_fits(scheduled.message or ""))
+    states = [status.state.waiting for status in pod.status.container_statuses or ()]
+    for row in states:
+        if row and row.reason in _FAULTS:
+            return Wait(": ".join(filter(None, (row.reason, row.message))), is_blocked=True)
+    return Wait(next((": ".join(filter(None, (row.reason, row.message))) for row in states if row), ""))
+
+
+def _never_fits(message: str) -> bool:
+    """Return whether resources that become free would not let a pod start.
+
+    >>> _never_fits("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")
+    True
+    >>> _never_fits("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint {a: b}.")
+    False
+    """
+    return bool(_NEVER_FITS.search(message)) and not _LACKS_RESOURCES.search(message)
