@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,9 @@ class Fold(IntEnum):
 class Series:
     """A series of the catalogue. `device`: row of its GPU (of MIG instances: their GPU's) or port; `node`: -1 for none.
     value = raw * scale; raw == `ceiling` (saturated; NaN: never) is missing. With a `fold` it is a part of a sample.
-    label: who holds the GPU (or the MIG instance, where it is `divided`), if labels say so."""
+    label: who holds the GPU (or the MIG instance, where it is `divided`), if labels say so.
+    part: number of the device, CPU or rank (`part_of`) that a part of a sample covers; a second one of that number is
+    the same once more. 0: each series is a part."""
 
     kind: EntityKind
     metric: int
@@ -56,6 +59,12 @@ class Series:
     fold: Fold = Fold.WHOLE
     label: JobLabel | None = None
     divided: bool = False
+    part: int = 0
+
+
+def part_of(*words: str) -> int:
+    """Return the number of a part of a sum from what splits the sum: names and labels, without those of a sender."""
+    return int.from_bytes(blake2b("\0".join(words).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)

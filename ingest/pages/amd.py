@@ -16,7 +16,7 @@ from fleet.samples import EntityKind
 from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
-from ingest.series import Fold, Form, Series
+from ingest.series import Fold, Form, Series, part_of
 from ingest.tally import SkipRule
 
 PREFIX = "amd_"
@@ -26,6 +26,7 @@ _PASSED = re.compile(  # known, and not read
     r"gpu_(ecc_|xgmi_nbr_|prof_|violation_|m(in|ax)_clock$|nodes_total$|health$|afid_errors$|hbm_temperature$)"
     r"|gpu_\w*(_visible_vram|_gtt|voltage|_instantaneous|(mma|vcn|jpeg)_activity)$|pcie_"
 )
+_PARTS = ("clock_index", "clock_type", "link_index")  # labels that split a sum
 _BLANK = 65_535.0  # "not available" in fields of 16 bits; those of 31 and 64 bits are among DCGM's blanks
 _INSTINCT = re.compile(r"MI\d{3}[A-Z]?")
 # PCI device ids (amdgpu.ids), where a driver knows no name.
@@ -139,6 +140,7 @@ class AmdResolver(Resolver):
             reading.form,
             reading.ceiling,
             reading.fold,
+            part=part_of(bare, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0,
         )
 
 

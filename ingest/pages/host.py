@@ -13,11 +13,11 @@ from fleet.samples import EntityKind
 from ingest.node_names import node_name
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
-from ingest.series import Fold, Series
+from ingest.series import Fold, Series, part_of
 from ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
-_PHYSICAL = re.compile(r"(?:eth|em|ib)\d+|en[a-z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+")
+_PHYSICAL = re.compile(r"(?:eth|em|ib)\d+|en[a-zA-Z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+")
 _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
 
 
@@ -61,6 +61,7 @@ _READINGS = {
     "node_hwmon_power_average_watt": _reading("bmc_power_w", label="chip", pattern=_POWER_METER, optional=True),
 }
 _CPU = "node_cpu_seconds_total"
+_PARTS = ("cpu", "device", "node")  # labels that split a sum: CPUs, drives and interfaces, NUMA nodes
 HOST_NAMES = frozenset({*_READINGS, _CPU})
 
 
@@ -80,7 +81,8 @@ class HostResolver(Resolver):
         if reading is None or not _counts(reading, labels):
             return SkipRule.OTHER_PART
         node = self.entities.node(node_name(target.node, self.entities))
-        return Series(EntityKind.NODE, reading.metric, node, node, fold=reading.fold)
+        part = part_of(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
+        return Series(EntityKind.NODE, reading.metric, node, node, fold=reading.fold, part=part)
 
 
 def _counts(reading: _Reading, labels: Mapping[str, str]) -> bool:

@@ -29,7 +29,7 @@ class PageState:
     time_ms: list[int] = field(default_factory=list)
     bad: list[RecordError] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
-    entities: set[tuple[EntityKind, int, int]] = field(default_factory=set)
+    entities: set[tuple[EntityKind, int, int, int]] = field(default_factory=set)
     shared: list[Series] = field(default_factory=list)
     repeatable: bool = True
 

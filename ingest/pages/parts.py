@@ -73,7 +73,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Parts as they came: columns of n. identity: number of (kind, metric, entity); part: number of the series."""
+    """Parts as they came: columns of n. identity: number of (kind, metric, entity); part: number of the part."""
 
     identity: NDArray[np.int64]
     part: NDArray[np.int64]

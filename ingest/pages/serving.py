@@ -7,7 +7,8 @@ model's instances, so that a replica that comes or goes is no counter that fell.
     model      label `model_name` (vLLM, SGLang, TensorRT-LLM) or `model` (Triton)
     instance   label `instance`, else host:port of the page; "#1" behind it for the second engine of a data-parallel one
 
-Only the first rank of an engine (tensor or pipeline parallel) counts, and only the total of SGLang's queue lengths.
+Each data-parallel rank is an engine. Of the tensor- and pipeline-parallel ranks within it only the first counts, and of
+SGLang's queue lengths only the total. Triton's versions of a model are added up.
 """
 
 import re
@@ -20,7 +21,7 @@ from fleet.metrics import TTFT_EDGES_MS, metric_row
 from fleet.samples import EntityKind
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
-from ingest.series import Fold, Series
+from ingest.series import Fold, Series, part_of
 from ingest.tally import SkipRule
 
 MAX_INSTANCES = 20_000
@@ -90,9 +91,9 @@ _READINGS: dict[tuple[str, str], _Reading] = {
     )
     for name in names
 } | {
-    (_TRITON_REQUESTS, "scheduled"): _reading("requests_running"),
-    (_TRITON_REQUESTS, "waiting"): _reading("requests_waiting"),
-    (_TRITON_KV, "fraction"): _reading("kv_cache_used"),
+    (_TRITON_REQUESTS, "scheduled"): _reading("requests_running", Fold.SUM),
+    (_TRITON_REQUESTS, "waiting"): _reading("requests_waiting", Fold.SUM),
+    (_TRITON_KV, "fraction"): _reading("kv_cache_used", Fold.MEAN),
 }
 _KEYED = {_TRITON_REQUESTS: "request_type", _TRITON_KV: "kv_cache_block_type"}
 # Histograms of the time to first token, and how many ms their unit is.
@@ -107,7 +108,16 @@ _SUM = metric_row(EntityKind.SERVED_MODEL, "ttft_s")
 _COUNT = metric_row(EntityKind.SERVED_MODEL, "ttft_requests")
 _HISTOGRAM = ("_bucket", "_count", "_sum")
 _OTHER_METRICS = re.compile(r"_(?:bucket|count|sum|created|info|config|duration_us)$")  # histograms, settings, times
-_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+_STAGES = ("pp_rank",)
+_RANKS = ("tp_rank", "moe_ep_rank", "attn_tp_rank", "attn_cp_rank")  # within a data-parallel rank, not always from 0
+# Labels that split no sum: of ranks that count the same requests, and those that Prometheus and senders add.
+_NO_PARTS = frozenset(
+    {
+        *(*_STAGES, *_RANKS, "dp_rank", "engine", "pid", "__name__", "__replica__", "replica", "prometheus"),
+        *("prometheus_replica", "cluster", "environment", "env", "region", "zone", "datacenter", "site", "tenant"),
+        *("team", "job", "instance", "pod", "container", "namespace", "node", "service", "endpoint", "pool", "host"),
+    }
+)
 
 
 def _spellings(name: str) -> tuple[str, str]:
@@ -135,10 +145,19 @@ class ServingResolver(Resolver):
         reading = _find(name.replace(":", "_", 1), labels)
         if reading is None or isinstance(reading, SkipRule):
             return reading
-        if labels.get("priority") or any(labels.get(rank, "0") not in ("", "0") for rank in _RANKS):
+        if labels.get("priority") or _is_other_rank(labels):
             return SkipRule.OTHER_PART
         entity = self._instance(labels, target)
-        return Series(EntityKind.SERVED_MODEL, reading.metric, entity, NOWHERE, scale=reading.scale, fold=reading.fold)
+        parts = [f"{label}={labels[label]}" for label in sorted(labels.keys() - _NO_PARTS)] if reading.fold else []
+        return Series(
+            EntityKind.SERVED_MODEL,
+            reading.metric,
+            entity,
+            NOWHERE,
+            scale=reading.scale,
+            fold=reading.fold,
+            part=part_of(name, *parts) if reading.fold else 0,
+        )
 
     def _instance(self, labels: Mapping[str, str], target: Target) -> int:
         model = labels.get("model_name") or labels.get("model") or ""
@@ -157,6 +176,14 @@ class ServingResolver(Resolver):
         if len(table) >= MAX_INSTANCES:
             raise RecordError("too_many_models", f"more than {MAX_INSTANCES:,} instances: {name[:80]!r}")
         return table.add(name)
+
+
+def _is_other_rank(labels: Mapping[str, str]) -> bool:
+    """Whether another rank of the same data-parallel one counts the same requests.
+    With data-parallel attention the tensor-parallel rank grows with the data-parallel one. Where several of them share
+    one, the first on the page counts, as of all repeated lines."""
+    ranks = _STAGES if labels.get("dp_rank", "0") not in ("", "0") else (*_STAGES, *_RANKS)
+    return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)
 
 
 def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:

@@ -68,6 +68,7 @@ class _Columns:
     reported: dict[int, Reported]  # node row -> devices
     labels: tuple[JobLabel | None, ...]  # of each series; empty where none has any
     divided: tuple[bool, ...]
+    part: NDArray[np.int64]  # of each series; empty where none has any
     sight: LabelSight
 
     @classmethod
@@ -92,6 +93,7 @@ class _Columns:
             _count_devices(series),
             tuple(one.label for one in series) if labelled else (),
             tuple(one.divided for one in series) if labelled else (),
+            np.array([one.part for one in series] if any(one.part for one in series) else (), np.int64),
             _sight(series, shared),
         )
 
@@ -100,7 +102,8 @@ class _Columns:
         folds = map(Fold, self.fold)
         labels = self.labels or (None,) * len(self.node)
         divided = self.divided or (False,) * len(self.node)
-        columns = *self.conversion.columns(), folds, labels, divided
+        part = self.part.tolist() or [0] * len(self.node)
+        columns = *self.conversion.columns(), folds, labels, divided, part
         rows = list(zip(self.node.tolist(), self.device.tolist(), *columns, strict=True))
         found: dict[int, Series] = {}
         for kind, at, metric, entity in self.kinds:
@@ -265,9 +268,9 @@ class PageDecoder:
             raise RecordError(
                 "absurd_time", f"{timestamp[:40]!r} is before 2000, expected ms since 1970: {prefix[:60]!r}"
             )
-        identity = (series.kind, series.metric, series.entity)
-        if (
-            identity in page.entities and series.fold is Fold.WHOLE
+        identity = (series.kind, series.metric, series.entity, series.part)
+        if identity in page.entities and (
+            series.part or series.fold is Fold.WHOLE
         ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
             page.note(prefix, SkipRule.REPEATED)

@@ -247,7 +247,8 @@ class WriteDecoder:
         """Samples of the moments whose parts are all there now."""
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
-        rows = PartRows(identity, row, time_ms, value, columns["fold"] == Fold.MEAN)
+        part = np.where(columns["part"] != 0, columns["part"], row)
+        rows = PartRows(identity, part, time_ms, value, columns["fold"] == Fold.MEAN)
         dropped = self._sums.dropped
         self._grows.update(identity[columns["fold"] == Fold.RATE].tolist())
         identity, time_ms, value = self._sums.take(rows)

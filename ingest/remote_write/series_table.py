@@ -15,7 +15,7 @@ GPU = KINDS.index(EntityKind.GPU)
 COLUMNS = np.dtype(
     [
         *(("kind", "i1"), ("form", "i1"), ("fold", "i1"), ("metric", "<i2"), ("entity", "<i4"), ("device", "<i4")),
-        *(("scale", "<f8"), ("ceiling", "<f8"), ("label", "<i4"), ("divided", "?")),
+        *(("scale", "<f8"), ("ceiling", "<f8"), ("label", "<i4"), ("divided", "?"), ("part", "<i8")),
     ]
 )
 
@@ -47,6 +47,6 @@ class SeriesTable:
         if label > len(self.labels):
             self.labels.append(cast(JobLabel, one.label))
         told = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
-        self._columns[self._size] = (*told, label, one.divided)
+        self._columns[self._size] = (*told, label, one.divided, one.part)
         self._size += 1
         return self._size - 1
