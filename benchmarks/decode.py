@@ -38,11 +38,11 @@ def wide(field: int, rng: np.random.Generator) -> str:
     if field == 155 or 1001 <= field <= 1008:  # power, ratios
         return f"{67 + rng.random() * 633 if field == 155 else rng.random():.6f}"
     if field in (140, 150, 203, 204):  # degrees, percent
-        return str(rng.integers(0, 101))
+        return str(rng.integers(1, 101))
     if field in (100, 101, 237, 238):  # clocks, links
         return str(rng.integers(345, 1981) if field < 200 else rng.integers(1, 6))
     widest = 10**12 if field == 156 else 5 * 10**10 if field > 1008 else 100_000  # energy; bytes a second; the rest
-    return str(rng.integers(0, widest))
+    return str(rng.integers(1, widest))
 
 
 def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:

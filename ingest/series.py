@@ -16,6 +16,7 @@ from ingest.gpu_labels import JobLabel
 _BLANK_INT32 = 2147483632.0
 _BLANK_FP64 = 140737488355328.0
 _BLANK_INT64 = 2.0**63  # as a float
+_ALL_ONES_32 = 4_294_967_295.0  # how drivers print "not available" in 32 bits; fields of 16 bits have a `ceiling`
 _BLANKS = 16
 # Profiling ratios measure a little above 1 at times; what lies further above is a percentage.
 _RATIO_SLACK = 1.05
@@ -29,6 +30,7 @@ class Form(IntEnum):
     DCGM_PERCENT = 2  # a percent field under a name that says ratio: below 1 it is taken for the ratio it claims
     DCGM_RATIO = 3  # a ratio field that some sites export in percent: above 1 it is taken for percent
     FLAG = 4  # above 0 it is `scale`, else 0: flags of one mask have scales of their own and are summed
+    POSITIVE = 5  # as DCGM; 0 means missing, too: of power, temperatures, clocks and links of a board that answers
 
 
 class Fold(IntEnum):
@@ -78,6 +80,7 @@ class Conversion:
     percent: NDArray[np.intp]  # rows with Form.DCGM_PERCENT
     ratio: NDArray[np.intp]  # rows with Form.DCGM_RATIO
     flag: NDArray[np.intp]  # rows with Form.FLAG
+    positive: NDArray[np.intp]  # rows with Form.POSITIVE
 
     @classmethod
     def of(cls, series: Sequence[Series]) -> "Conversion":
@@ -98,6 +101,7 @@ class Conversion:
             percent=np.flatnonzero(form == Form.DCGM_PERCENT),
             ratio=np.flatnonzero(form == Form.DCGM_RATIO),
             flag=np.flatnonzero(form == Form.FLAG),
+            positive=np.flatnonzero(form == Form.POSITIVE),
         )
 
     def columns(self) -> tuple[list[float], list[Form], list[float]]:
@@ -106,7 +110,7 @@ class Conversion:
         return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
 
     def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Rows whose number stands for "no data"."""
+        """Rows whose number stands for "no data". Nothing that an exporter measures of a GPU is below 0."""
         missing = np.flatnonzero(raw >= _BLANK_INT32)
         if len(missing):
             high = raw[missing]
@@ -115,6 +119,11 @@ class Conversion:
         if len(self.sticky):
             stuck = self.sticky[raw[self.sticky] == self.ceiling[self.sticky]]
             missing = np.concatenate([missing, stuck])
+        if raw.min(initial=0.0) < 0:
+            negative = np.flatnonzero(raw < 0)
+            missing = np.concatenate([missing, negative[self.form[negative] != Form.PLAIN]])
+        if len(self.positive):
+            missing = np.concatenate([missing, self.positive[raw[self.positive] == 0]])
         return missing
 
     def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -141,13 +150,14 @@ def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
 
 
 def _may_be_blank(number: NDArray[np.float64]) -> bool:
-    """False when none of these numbers, of at least the first blank, is one: as a rule, found in two passes."""
-    return bool(number.min() < _BLANK_INT32 + _BLANKS or number.max() >= _BLANK_FP64)
+    """False when none of these numbers, of at least the first blank, is one: as a rule, found in three passes."""
+    low, high = number.min(), number.max()
+    return bool(low < _BLANK_INT32 + _BLANKS or high >= _BLANK_FP64 or (number == _ALL_ONES_32).any())
 
 
 def _is_blank(number: NDArray[np.float64]) -> NDArray[np.bool_]:
     """(n,) where a number of at least the first blank is one of DCGM's."""
-    blank = number >= _BLANK_INT64
+    blank = (number >= _BLANK_INT64) | (number == _ALL_ONES_32)
     for first in (_BLANK_INT32, _BLANK_FP64):
         blank |= (number >= first) & (number < first + _BLANKS)
     return blank

@@ -45,8 +45,13 @@ class _Reading:
     ceiling: float = float("nan")
 
 
-def _gauge(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
-    return _Reading(metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM, _BLANK)
+def _gauge(metric: str, scale: float = 1.0) -> _Reading:
+    return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.DCGM, _BLANK)
+
+
+def _sensor(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
+    """A gauge that is never 0: virtual functions print 0 for what they cannot see."""
+    return _Reading(metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
 
 
 def _total(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
@@ -68,8 +73,8 @@ THROTTLING = {
     )
 }
 _CLOCKS = {
-    "system": _gauge("sm_clock_mhz", fold=Fold.MEAN),
-    "memory": _gauge("mem_clock_mhz", fold=Fold.MEAN),
+    "system": _sensor("sm_clock_mhz", Fold.MEAN),
+    "memory": _sensor("mem_clock_mhz", Fold.MEAN),
 }
 _MIB = 2.0**20
 # Of several names of one series the first on a page counts: older drivers and cards have others.
@@ -80,12 +85,12 @@ READINGS = {
     "gpu_prof_tensor_active_percent": _gauge("tensor_active", 0.01),
     "gpu_prof_occupancy_percent": _gauge("sm_occupancy", 0.01),
     "gpu_prof_gui_util_percent": _gauge("graphics_active", 0.01),
-    "gpu_power_usage": _gauge("power_w"),
-    "gpu_package_power": _gauge("power_w"),
-    "gpu_average_package_power": _gauge("power_w"),
-    "gpu_junction_temperature": _gauge("gpu_temp_c"),
-    "gpu_edge_temperature": _gauge("gpu_temp_c"),
-    "gpu_memory_temperature": _gauge("memory_temp_c"),
+    "gpu_power_usage": _sensor("power_w"),
+    "gpu_package_power": _sensor("power_w"),
+    "gpu_average_package_power": _sensor("power_w"),
+    "gpu_junction_temperature": _sensor("gpu_temp_c"),
+    "gpu_edge_temperature": _sensor("gpu_temp_c"),
+    "gpu_memory_temperature": _sensor("memory_temp_c"),
     "gpu_total_vram": _total("fb_total_bytes", _MIB),
     "gpu_used_vram": _total("fb_used_bytes", _MIB),
     "gpu_free_vram": _total("fb_free_bytes", _MIB),
@@ -126,6 +131,7 @@ class AmdResolver(Resolver):
             return None if _PASSED.match(bare) is None else SkipRule.NOT_USED
         index = gpu_index(labels.get("gpu_id", ""), "gpu_id")
         uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions
+        uuid = uuid if uuid.strip("0-") else ""  # of a virtual function all digits are 0
         node = self.gpu_node(labels, target, index, uuid)
         self.inventory.learn(node, index, GpuFacts(_model(labels), uuid))
         learn_devices(self.entities, node, index, uuid)

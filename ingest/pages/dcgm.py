@@ -88,6 +88,8 @@ EXPORTER_ONLY = frozenset(
 )
 
 _PERCENT = frozenset({203, 204, 206, 207})
+# A board that answers has a clock, a temperature, power and a link: 0 is how virtual functions say "not available".
+_POSITIVE = frozenset({100, 101, 140, 150, 155, 164, 235, 236, 237, 238, 250})
 _RATIO = frozenset(range(1001, 1009))
 _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
     156: 1e-3,  # mJ
@@ -108,7 +110,7 @@ def unit_of(name: str, field: int) -> tuple[float, Form]:
         return 1.0, Form.DCGM_RATIO
     if field in _PERCENT and name.endswith("_RATIO"):
         return 0.01, Form.DCGM_PERCENT
-    return _SCALE.get(field, 1.0), Form.DCGM
+    return _SCALE.get(field, 1.0), Form.POSITIVE if field in _POSITIVE else Form.DCGM
 
 
 _OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")

@@ -125,7 +125,7 @@ def on_plateau(view: GpuView) -> Mask:
     that is held down by heat is. Brakes and hardware slowdowns halve clocks."""
     clock = view.clock / view.usual_clock
     now, lately = (
-        power / view.peer_median(np.where(view.loaded, power, np.nan))
+        power / view.peer_median(np.where(view.loaded & (power > 0), power, np.nan))
         for power in (view["power_w"], view["power_w_mean_2m"])
     )
     warmer = view["gpu_temp_c"] - view.peer_median(np.where(view.loaded, view["gpu_temp_c"], np.nan))

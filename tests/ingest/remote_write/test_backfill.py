@@ -38,7 +38,7 @@ class Recorded:
         if len(times) > self.most:
             raise TooManySamples("query processing would load too many samples into memory")
         labels = {"__name__": POWER, "gpu": "0", "Hostname": "n1"}
-        return [MatrixRow(labels, [(at, at % 3600) for at in times])]
+        return [MatrixRow(labels, [(at, 1 + at % 3600) for at in times])]
 
     def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
         return []

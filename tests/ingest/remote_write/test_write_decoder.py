@@ -45,7 +45,7 @@ def test_series_are_the_catalogues_and_values_in_our_units(version: Version) -> 
     world = World()
     rows: list[Row] = [
         (gpu(POWER, 0), [(T0, 401.5)]),
-        (gpu(POWER, 1), [(T0, 0.0)]),
+        (gpu("DCGM_FI_DEV_GPU_UTIL", 1), [(T0, 0.0)]),
         (gpu("DCGM_FI_DEV_GPU_UTIL", 0), [(T0, 50.0)]),
         ({"__name__": "go_goroutines", "instance": "n1:9400"}, [(T0, 7.0)]),
     ]
@@ -53,7 +53,7 @@ def test_series_are_the_catalogues_and_values_in_our_units(version: Version) -> 
         batch = world.decode(rows, version)
         assert world.named(batch) == [
             ("n1/0", "power_w", T0, 401.5),
-            ("n1/1", "power_w", T0, 0.0),
+            ("n1/1", "gpu_util", T0, 0.0),
             ("n1/0", "gpu_util", T0, 0.5),
         ]
         assert not batch.bad
