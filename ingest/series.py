@@ -157,7 +157,7 @@ def _may_be_blank(number: NDArray[np.float64]) -> bool:
 
 def _is_blank(number: NDArray[np.float64]) -> NDArray[np.bool_]:
     """(n,) where a number of at least the first blank is one of DCGM's."""
-    blank = (number >= _BLANK_INT64) | (number == _ALL_ONES_32)
+    blank: NDArray[np.bool_] = (number >= _BLANK_INT64) | (number == _ALL_ONES_32)
     for first in (_BLANK_INT32, _BLANK_FP64):
         blank |= (number >= first) & (number < first + _BLANKS)
     return blank
