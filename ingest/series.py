@@ -12,12 +12,19 @@ from numpy.typing import NDArray
 from fleet.samples import EntityKind
 from ingest.gpu_labels import JobLabel
 
-# DCGM prints "no data" as a number (dcgm_structs.h): blank, not found, not supported, not permitted.
+# DCGM prints "no data" as 16 numbers from each of 2147483632, 140737488355328 and 2**63 on (dcgm_structs.h:
+# blank, not found, not supported, not permitted). Drivers print all ones of 32 bits; 16-bit fields have a `ceiling`.
 _BLANK_INT32 = 2147483632.0
-_BLANK_FP64 = 140737488355328.0
-_BLANK_INT64 = 2.0**63  # as a float
-_ALL_ONES_32 = 4_294_967_295.0  # how drivers print "not available" in 32 bits; fields of 16 bits have a `ceiling`
-_BLANKS = 16
+_BLANK_BITS = np.float64(_BLANK_INT32).view(np.uint64)
+# Between an even number of edges lies what stands for no data: what is below 0 first.
+_BLANK_EDGES = np.array(
+    [
+        *(0.0, _BLANK_INT32, _BLANK_INT32 + 16),
+        *(4_294_967_295.0, 4_294_967_296.0),
+        *(140737488355328.0, 140737488355344.0),
+        *(2.0**63, np.inf),
+    ]
+)
 # Profiling ratios measure a little above 1 at times; what lies further above is a percentage.
 _RATIO_SLACK = 1.05
 
@@ -111,19 +118,15 @@ class Conversion:
 
     def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
         """Rows whose number stands for "no data". Nothing that an exporter measures of a GPU is below 0."""
-        missing = np.flatnonzero(raw >= _BLANK_INT32)
+        missing = np.flatnonzero(raw.view(np.uint64) >= _BLANK_BITS)  # as bits, what is below 0 is the largest
         if len(missing):
-            high = raw[missing]
-            blank = _is_blank(high) & (self.form[missing] != Form.PLAIN) if _may_be_blank(high) else slice(0)
-            missing = missing[blank]
+            blank = np.searchsorted(_BLANK_EDGES, raw[missing], "right") & 1 == 0
+            missing = missing[blank & (self.form[missing] != Form.PLAIN)]
         if len(self.sticky):
             stuck = self.sticky[raw[self.sticky] == self.ceiling[self.sticky]]
             missing = np.concatenate([missing, stuck])
-        if raw.min(initial=0.0) < 0:
-            negative = np.flatnonzero(raw < 0)
-            missing = np.concatenate([missing, negative[self.form[negative] != Form.PLAIN]])
-        if len(self.positive):
-            missing = np.concatenate([missing, self.positive[raw[self.positive] == 0]])
+        if np.count_nonzero(measured := raw[self.positive]) < len(measured):
+            missing = np.concatenate([missing, self.positive[measured == 0]])
         return missing
 
     def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -147,17 +150,3 @@ def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
     return Conversion.of_columns(
         np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
     )
-
-
-def _may_be_blank(number: NDArray[np.float64]) -> bool:
-    """False when none of these numbers, of at least the first blank, is one: as a rule, found in three passes."""
-    low, high = number.min(), number.max()
-    return bool(low < _BLANK_INT32 + _BLANKS or high >= _BLANK_FP64 or (number == _ALL_ONES_32).any())
-
-
-def _is_blank(number: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(n,) where a number of at least the first blank is one of DCGM's."""
-    blank: NDArray[np.bool_] = (number >= _BLANK_INT64) | (number == _ALL_ONES_32)
-    for first in (_BLANK_INT32, _BLANK_FP64):
-        blank |= (number >= first) & (number < first + _BLANKS)
-    return blank
