@@ -32,6 +32,8 @@ class EntityTable:
         self._of_host: dict[str, int] = {}  # first part of a node's full name -> its row, -1 where several have it
         self._node = np.full(64, -1, np.int32)
         self.moves = 0  # grows where a row loses its owner, or has one again
+        self._aliases: dict[str, str] = {}
+        self.renames = 0  # grows where a known name becomes another name of a node, or stops being one
 
     def __len__(self) -> int:
         return len(self.names)
@@ -58,6 +60,18 @@ class EntityTable:
 
     def row(self, name: str) -> int | None:
         return self._rows.get(name)
+
+    def alias(self, aliases: Mapping[str, str]) -> None:
+        """Replace the other names of nodes: other name → the fleet's name, as schedulers report."""
+        changed = {
+            name for name in aliases.keys() | self._aliases.keys() if aliases.get(name) != self._aliases.get(name)
+        }
+        self.renames += any(name in self._rows for name in changed)
+        self._aliases = dict(aliases)
+
+    def machine(self, name: str) -> str:
+        """Return the name by which the fleet knows a machine: `name`, unless a scheduler has another name for it."""
+        return self._aliases.get(name, name)
 
     def of_host(self, short: str) -> str | None:
         """Find the one full name that begins with `short` and a dot.

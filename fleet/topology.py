@@ -43,6 +43,7 @@ class NodeSpec:
 
     counts_resources: `gpus` is a scheduler's count of a resource, which may count shares of a board. stated_gpus: what
     the source stated before an exporter counted fewer boards, 0 where it did not or where it counts resources.
+    other_names: host names and addresses of the same machine, under which others report it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class NodeSpec:
     devices: tuple[Device, ...] = ()  # as the fabric shows them
     counts_resources: bool = False
     stated_gpus: int = 0
+    other_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,11 @@ def says_nothing(name: str) -> bool:
     return not name or any(form.fullmatch(name) for form in (_LOCAL, _POD, _CONTAINER))
 
 
+def is_local(name: str) -> bool:
+    """Return whether every machine has this name."""
+    return _LOCAL.fullmatch(name) is not None
+
+
 def stated_node(label: str, target: Target) -> str:
     """Return what names the machine of a line: its label, or the target where that says nothing or is fixed."""
     if target.fixed or not label:

@@ -105,6 +105,7 @@ def node_name(stated: str, entities: Entities) -> str:
     'n1'
     """
     nodes = entities[EntityKind.NODE]
+    stated = nodes.machine(stated)
     if stated in nodes:
         return stated
     if not is_node_name(stated):
@@ -119,7 +120,9 @@ def node_name(stated: str, entities: Entities) -> str:
 
 def known_name(stated: str, nodes: EntityTable) -> str:
     """Return `stated`, its first part, or the only full name that begins with it: whichever is known. Registers
-    nothing. (Exporters print what `hostname` says, which is short on one machine and full on the next.)"""
+    nothing. (Exporters print what `hostname` says, which is short on one machine and full on the next.) Another name
+    that a scheduler reports for a node counts before all."""
+    stated = nodes.machine(stated)
     if stated in nodes or _IP.fullmatch(stated):
         return stated
     short, dot, _ = stated.partition(".")

@@ -8,7 +8,8 @@ A condition's event is numbered by the second of its transition, any other by th
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -19,6 +20,7 @@ from fleet.events import NodeEvent
 from fleet.nodes import FAILURE_EXPECTED
 from fleet.topology import NodeSpec
 from ingest.kubernetes.asked_gpus import NodeGpus
+from ingest.kubernetes.machines import PodPlace
 from ingest.kubernetes.objects import Condition, Node, condition, time_ms
 from ingest.topology.kubernetes_nodes import node_from_labels
 from ingest.topology.physical_gpus import shares_of
@@ -40,6 +42,9 @@ LABELS: dict[str, dict[str, Severity]] = {
     },
     "gke.google.com/recommended-to-run-large-training-workload": {"true": "ok", "false": "warning"},
 }
+HOSTNAME = "kubernetes.io/hostname"
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+HARD = frozenset({"NoSchedule", "NoExecute"})
 KINDS = ("drain", "undrain", "lost", "returned")
 SLOTS = 64  # sequences a second, or a version
 MESSAGE_LENGTH = 1_000
@@ -58,12 +63,20 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
 
 
 class NodeFold:
-    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings."""
+    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings.
+    `places`: by uid of a pod."""
 
-    def __init__(self, states: dict[str, KnownNode], source: str, fatal: Sequence[str]) -> None:
+    def __init__(
+        self,
+        states: dict[str, KnownNode],
+        source: str,
+        fatal: Sequence[str],
+        places: dict[str, PodPlace],
+    ) -> None:
         self.states = states
         self._source = source
         self._fatal = fatal
+        self.places = places
         self._specs: dict[str, NodeSpec] | None = None  # until a node changes
         self._least: NodeGpus | None = None  # likewise
         self.faults: list[RecordError] = []  # of nodes whose labels cannot be read; the source takes them away
@@ -74,8 +87,21 @@ class NodeFold:
     def specs(self) -> Mapping[str, NodeSpec]:
         """Node → what it is made of, for nodes of the cluster. The same object until a node changes."""
         if self._specs is None:
-            self._specs = {name: state.spec for name, state in self.states.items() if state.spec is not None}
+            names: dict[str, list[str]] = {}
+            for place in self.places.values():
+                names.setdefault(place.node, []).extend(place.names)
+            self._specs = {
+                name: _named(state.spec, names.get(name, ()))
+                for name, state in self.states.items()
+                if state.spec is not None
+            }
         return self._specs
+
+    def place(self, uid: str, place: PodPlace | None) -> None:
+        """Record where a pod stands for its machine; None: it does not, or is gone."""
+        if self.places.get(uid) != place:
+            self.places.pop(uid, None) if place is None else self.places.update({uid: place})
+            self._specs = None
 
     def gpus(self, node: str) -> NodeGpus:
         """Return what a node does with its GPUs. For an unknown one: the least shares and memory of all with GPUs."""
@@ -103,6 +129,7 @@ class NodeFold:
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
         try:
             spec = node_from_labels(name, labels, capacity, node.metadata.annotations)
+            spec = _named(spec, [*_addresses(node), labels.get(HOSTNAME, "")])
             shares = shares_of(name, labels)
         except ConfigError as error:
             self.faults.append(RecordError("kubernetes_object", str(error)))
@@ -116,7 +143,8 @@ class NodeFold:
         state, self._specs, self._least = self.states.pop(name, None), None, None
         if state is None:
             return []
-        self.states[name] = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)
+        gone = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)
+        self.states[name] = gone
         self._forget_some()
         if state.lost:
             return []
@@ -124,8 +152,8 @@ class NodeFold:
 
     def _forget_some(self) -> None:
         """Remember the last deleted nodes, should they come back."""
-        gone = [name for name, state in self.states.items() if state.deleted]
-        for name in gone[: max(0, len(gone) - GONE_KEPT)]:
+        names = [name for name, state in self.states.items() if state.deleted]
+        for name in names[: max(0, len(names) - GONE_KEPT)]:
             del self.states[name]
 
     def _event(self, node: str, kind: str, number_and_time: tuple[int, int], message: str) -> NodeEvent:
@@ -135,11 +163,11 @@ class NodeFold:
         return NodeEvent(node=node, source=self._source, sequence=sequence, time_ms=at_ms, type=kind, message=text)  # type: ignore[arg-type]
 
     def _cordon(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
-        cordoned = bool(node.spec.unschedulable)
+        taints = [taint for taint in node.spec.taints or () if taint.effect in HARD]
+        cordoned = bool(node.spec.unschedulable) or any(taint.key == UNSCHEDULABLE for taint in taints)
         if cordoned == state.cordoned:
             return
         state.cordoned = cordoned
-        taints = [taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute")]
         since = next((time_ms(taint.time_added) for taint in taints if taint.key.endswith("/unschedulable")), None)
         others = ", ".join(taint.key for taint in taints if not taint.key.startswith("node.kubernetes.io/"))
         number = _number(node.metadata.resource_version, now_ms)
@@ -198,6 +226,18 @@ class NodeFold:
         if row.is_true == row.type.endswith(READY):
             return "ok"
         return "fatal" if any(fnmatchcase(row.type, pattern) for pattern in self._fatal) else "warning"
+
+
+def _named(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
+    """Add other names of a machine."""
+    others = dict.fromkeys((*spec.other_names, *(name for name in names if name and name != spec.name)))
+    return replace(spec, other_names=tuple(others)) if len(others) > len(spec.other_names) else spec
+
+
+def _addresses(node: Node) -> Iterator[str]:
+    for row in node.status.addresses or ():
+        if row.type in ("Hostname", "InternalIP", "InternalDNS"):
+            yield row.address
 
 
 def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:

@@ -87,6 +87,8 @@ class Resources(_Object, frozen=True):
 
 
 class Container(_Object, frozen=True):
+    name: str = ""
+    image: str = ""
     resources: Resources = Resources()
     restart_policy: str | None = None
 
@@ -120,6 +122,7 @@ class PodSpec(_Object, frozen=True):
     preemption_policy: str = ""
     resource_claims: tuple[PodClaim, ...] | None = None
     scheduling_gates: tuple[SchedulingGate, ...] | None = None
+    hostname: str = ""
 
 
 class ContainerRunning(_Object, frozen=True):
@@ -155,6 +158,7 @@ class PodStatus(_Object, frozen=True):
     phase: str = ""
     reason: str = ""
     message: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
     start_time: datetime | None = None
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None

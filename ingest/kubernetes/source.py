@@ -34,8 +34,10 @@ from ingest.kubernetes.claims import (
     read_template,
 )
 from ingest.kubernetes.jobs import JobState, WorkloadFold
+from ingest.kubernetes.machines import HOST_LABELS, PodPlace, place_of
 from ingest.kubernetes.nodes import KnownNode, NodeFold
 from ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
+from ingest.kubernetes.owners import owner_of
 from ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
 from ingest.source import Batch, Source, read_options
 
@@ -69,6 +71,7 @@ class KubernetesOptions(Terms, frozen=True, kw_only=True, forbid_unknown_fields=
     context: str = ""
     namespace: str = ""
     collections: tuple[str, ...] = tuple(KINDS)
+    host_labels: tuple[str, ...] = HOST_LABELS
     fatal_conditions: tuple[str, ...] = ("Gpu*", "SysLogs*", "*Xid*", "*XID*", "AcceleratedHardwareReady")
 
 
@@ -76,16 +79,18 @@ class _Position(msgspec.Struct, kw_only=True):
     versions: dict[str, str] = {}
     jobs: JobState = msgspec.field(default_factory=JobState)
     nodes: dict[str, KnownNode] = {}
+    places: dict[str, PodPlace] = {}
     claims: ClaimTable = msgspec.field(default_factory=ClaimTable)
     priorities: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A pod, and what it is to its job: None where it has no GPUs."""
+    """A pod, what it is to its job (None where it has no GPUs), and where it stands for its machine."""
 
     pod: Pod
     member: Member | None
+    place: PodPlace | None
 
     @property
     def metadata(self) -> Meta:
@@ -121,7 +126,7 @@ class KubernetesSource(Source):
 
     def _resume(self, at: _Position) -> None:
         self._at = at
-        self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions)
+        self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, at.places)
         self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.gpus)
         self._jobs = WorkloadFold(at.jobs, self._nodes.lost())
 
@@ -178,6 +183,7 @@ class KubernetesSource(Source):
             "jobs": len(self._at.jobs.workloads),
             "pods": len(self._at.jobs.members),
             "nodes": len(self._at.nodes),
+            "hosts": sum(place.is_host for place in self._at.places.values()),
         }
 
     def collections(self) -> list[Collection]:
@@ -257,6 +263,8 @@ class KubernetesSource(Source):
         if listing.name == "pods":
             for uid in jobs.members.keys() - uids:
                 self._jobs.drop_member(uid)
+            for uid in self._at.places.keys() - uids:
+                self._nodes.place(uid, None)
         elif listing.name in WORKLOADS:
             kind = WORKLOADS[listing.name]
             for job, row in list(jobs.workloads.items()):
@@ -284,6 +292,9 @@ class KubernetesSource(Source):
         elif name in CLAIMS:
             self._claim(name, row, deleted)
         elif name == "pods":
+            self._nodes.place(row.metadata.uid, None if deleted else row.place)
+            if row.place is not None and row.place.is_host:
+                self._jobs.drop_member(row.metadata.uid)
             self._pod(row.pod, row.member)
             if deleted:
                 self._jobs.drop_member(row.metadata.uid)
@@ -308,7 +319,9 @@ class KubernetesSource(Source):
     def _decode_pod(self, record: bytes) -> "_Seen | Unread":
         try:
             pod = decode(record, Pod)
-            return _Seen(pod, self._reader.member(pod, self._clock.now_ms()))
+            place = place_of(pod, owner_of(pod), self.options.host_labels)
+            is_job = place is None or not place.is_host
+            return _Seen(pod, self._reader.member(pod, self._clock.now_ms()) if is_job else None, place)
         except RecordError as error:
             return Unread(error.with_traceback(None), record)
 

@@ -21,6 +21,7 @@ from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError
 from fleet.redaction import redacted
+from fleet.samples import EntityKind
 from ingest.pages.exporters import ExporterResolver
 from ingest.pages.fetch import FetchError, fetch, open_session
 from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
@@ -88,6 +89,8 @@ class Scraper(Source):
         self.choose: Callable[[TargetSpec], bool] = _any  # which targets of the list are this process's to scrape
         self._list = TargetList(targets)
         self._options = options
+        self._nodes = entities[EntityKind.NODE]
+        self._renames = self._nodes.renames
         self._clock = clock
         self._future_limit_ms = round(future_limit_s * 1000)
         self._beside = ScrapeSamples(entities, self.failures)
@@ -259,9 +262,17 @@ class Scraper(Source):
         now_ms, period_ms = self._clock.now_ms(), self._options.interval_s * 1000
         return now_ms + (target.phase * period_ms - now_ms) % period_ms
 
+    def _follow_renames(self) -> None:
+        """Resolve all series again after a scheduler reported another name of a known machine."""
+        if self._renames != self._nodes.renames:
+            self._renames = self._nodes.renames
+            for target in self.targets.values():
+                target.decoder.target.forgets = True
+
     async def scrape(self, target: ScrapeTarget) -> Batch:
         """One round of one target. Never raises on what an exporter does."""
         assert self._session is not None, "scrape before next"
+        self._follow_renames()
         url = target.spec.url
         self._running.add(url)
         slow = asyncio.get_running_loop().call_later(SLOW_S, self._running.discard, url)

@@ -99,6 +99,7 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
         power_domain=one.power_domain or other.power_domain,
         devices=one.devices or other.devices,
         counts_resources=(one if one.gpus else other).counts_resources,
+        other_names=tuple(dict.fromkeys((*one.other_names, *other.other_names))),
     )
 
 

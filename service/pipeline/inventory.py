@@ -7,6 +7,7 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
+from ingest.machines import is_local
 from ingest.node_names import known_name, node_name
 from ingest.topology.load import merged
 
@@ -36,6 +37,7 @@ class FleetInventory:
         stated, gpus = stated or {}, gpus or {}
         if stated != self._stated:
             self._stated = stated
+            self._learn_names()
             self._register()
         nodes, boards = self._entities[EntityKind.NODE], self._entities[EntityKind.GPU]
         news = len(nodes), len(boards), boards.moves, models, gpus, stated
@@ -52,9 +54,24 @@ class FleetInventory:
         found = base.with_gpus(counts, models)
         return before if found.nodes == before.nodes and placed == before.placed.tolist() else found
 
-    def _register(self) -> None:
+    def _learn_names(self) -> None:
+        """Join what is reported under host names and addresses of a node with the node.
+
+        A topology file decides the name, else the scheduler does. A name that two nodes have stands for neither.
+        """
+        found: dict[str, str] = {}
+        shared: set[str] = set()
         for name, spec in self._stated.items():
-            if spec.gpus and name not in self._entities[EntityKind.NODE]:
+            names = (name, *spec.other_names)
+            known = next((one for one in names if one in self._files), name)
+            others = (one for one in names if one != known and (one == name or one not in self._stated))
+            shared.update(other for other in others if not is_local(other) and found.setdefault(other, known) != known)
+        self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
+
+    def _register(self) -> None:
+        nodes = self._entities[EntityKind.NODE]
+        for name, spec in self._stated.items():
+            if spec.gpus and nodes.machine(name) not in nodes:
                 try:
                     node_name(name, self._entities)
                 except RecordError as error:

@@ -157,7 +157,7 @@ def test_a_share_of_a_time_sliced_board_is_a_part_of_it() -> None:
 
 
 def test_cores_of_hami_are_the_part_of_each_board() -> None:
-    spec = PodSpec((Container(Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
+    spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
     assert gpus_of(spec, GPU_RESOURCES)[:3] == (2, "", 300)
 
 
@@ -180,7 +180,7 @@ def test_pods_that_fill_a_node_of_shares_hold_no_more_than_its_boards(
     while left:
         amount = data.draw(st.integers(1, left))
         left -= amount
-        spec = PodSpec((Container(Resources(limits={"nvidia.com/gpu": amount})),))
+        spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": amount})),))
         asked = gpus_of(spec, GPU_RESOURCES, node=NodeGpus(shares))
         milli += asked.gpus * (asked.share or 1000)
     assert milli <= 1000 * boards + shares * boards, "each part is rounded to a thousandth"

@@ -286,7 +286,7 @@ def test_a_suspended_job_is_preempted_and_waits_as_its_next_attempt() -> None:
         gang(server)
         again = followed.told()
     assert brief(told) == [("ml/train", 1, "preempted"), ("ml/train", 2, "submitted"), ("ml/train", 2, "queued")]
-    assert brief(again) == [("ml/train", 2, "started")]
+    assert [row for row in brief(again) if row[2] != "queued"] == [("ml/train", 2, "started")], "released, then started"
 
 
 def test_a_job_of_the_same_name_goes_on_counting_attempts() -> None:

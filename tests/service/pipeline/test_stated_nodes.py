@@ -9,13 +9,17 @@ import pytest
 from clients.kubernetes import Changes, Listing
 from fleet.clock import ManualClock
 from fleet.entities import Entities
+from fleet.events import Started, Submitted
+from fleet.requests import RankPlacement
+from fleet.samples import EntityKind
 from fleet.topology import Level, NodeSpec, Topology
 from ingest.kubernetes.source import KINDS, KubernetesSource
 from ingest.source import Batch, MemorySource
 from ingest.topology.load import load_topology
 from service.pipeline.guarded_source import GuardedSource
+from tests.field.scraped_world import ScrapedWorld
 from tests.ingest.small_kubernetes import SmallKubernetes
-from tests.service.bare_world import BareWorld
+from tests.service.bare_world import IDLE, NOW_MS, BareWorld, page
 
 FIELD = Path(__file__).parents[2] / "field"
 PAGE = (FIELD / "06-kube-time-slicing-page.prom").read_bytes()
@@ -137,3 +141,83 @@ def test_a_source_from_outside_that_answers_nonsense_has_no_nodes(caplog: pytest
     source = GuardedSource(Odd(), Odd)
     assert source.nodes() == {}
     assert "expected a mapping of names to NodeSpec" in source.last_error
+
+
+def machines(world: BareWorld | ScrapedWorld) -> dict[str, int]:
+    topology = world.pipeline.state.topology
+    return {name: gpus for name, gpus in zip(topology.names, topology.gpus.tolist(), strict=True) if gpus}
+
+
+def addressed(name: str, gpus: int, *addresses: tuple[str, str]) -> dict[str, Any]:
+    found = node(name, gpus)
+    found["status"]["addresses"] = [{"type": kind, "address": address} for kind, address in addresses]
+    return found
+
+
+PAGE_OF_HOST = page("ip-10-0-0-5", [(IDLE, {})] * 4)
+
+
+def test_telemetry_under_a_host_name_belongs_to_the_kubernetes_node(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, addressed("gpu-1", 4, ("Hostname", "ip-10-0-0-5"), ("InternalIP", "10.0.0.5")))
+    world.tick()
+    board = world.run(60, **{"10.0.0.5": PAGE_OF_HOST})
+    assert machines(world) == {"gpu-1": 4}
+    assert world.decide(board, gpus_per_node=4).ranks[0].node == "gpu-1"
+    assert "gpus_missing" not in json.dumps(board.json("doc.fleet"))
+
+
+def test_a_machine_whose_names_are_learnt_after_its_telemetry_is_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://10.0.0.5:9400/metrics"
+    world = ScrapedWorld(tmp_path, [url], monkeypatch)
+    world.run(60, {url: PAGE_OF_HOST})
+    assert machines(world) == {"ip-10-0-0-5": 4}
+    spec = NodeSpec("gpu-1", gpus=4, other_names=("ip-10-0-0-5",))
+    monkeypatch.setattr("service.pipeline.tick_inputs.stated_nodes", lambda _: {"gpu-1": spec})
+    world.run(60)
+    assert machines(world) == {"gpu-1": 4}
+
+
+def test_a_topology_file_decides_the_name(tmp_path: Path) -> None:
+    file = Topology.build([NodeSpec("ip-10-0-0-5", gpus=4)])
+    world = KubernetesWorld(tmp_path, addressed("gpu-1", 4, ("Hostname", "ip-10-0-0-5")), topology=file)
+    world.tick()
+    assert machines(world) == {"ip-10-0-0-5": 4}
+
+
+def test_a_name_that_two_nodes_have_stands_for_neither(tmp_path: Path) -> None:
+    same = ("Hostname", "worker")
+    world = KubernetesWorld(tmp_path, addressed("a", 4, same), addressed("b", 4, same, ("Hostname", "localhost")))
+    world.tick()
+    table = world.pipeline.state.entities[EntityKind.NODE]
+    assert (table.machine("worker"), table.machine("localhost"), table.machine("a")) == ("worker", "localhost", "a")
+
+
+def test_an_exporter_that_reports_under_its_pod_is_on_the_pods_node(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("gpu-1", 4))
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "dcgm-exporter", "uid": "d", "controller": True}
+    about = {"name": "dcgm-exporter-6ldbb", "namespace": "gpu", "uid": "p", "ownerReferences": [owner]}
+    pod = {"metadata": about, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Running", "podIP": "10.244.1.7"}}
+    world.put(pod, name="pods")
+    world.tick()
+    told = page("dcgm-exporter-6ldbb", [(IDLE, {})] * 4)
+    world.run(30, **{"10.244.1.7": told})
+    world.run(30, **{"dcgm-exporter": told})
+    assert machines(world) == {"gpu-1": 4}
+
+
+def test_a_slurm_node_in_a_pod_is_the_node_that_the_pod_is_on(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("computeinstance-1", 4))
+    owner = {"apiVersion": "slurm.nebius.ai/v1", "kind": "NodeSet", "name": "worker", "uid": "s", "controller": True}
+    about = {"name": "worker-0", "namespace": "soperator", "uid": "w", "ownerReferences": [owner]}
+    container = {"name": "slurmd", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    spec = {"nodeName": "computeinstance-1", "containers": [container]}
+    world.put({"metadata": about, "spec": spec, "status": {"phase": "Running"}}, name="pods")
+    world.tick()
+    started = Started(job="208", sequence=3, time_ms=NOW_MS, ranks=(RankPlacement(0, "worker-0", (0, 1)),))
+    world.pipeline.take(Batch(events=(Submitted(job="208", sequence=1, time_ms=NOW_MS, gpus_per_node=2), started)))
+    board = world.tick()
+    gpus = board.json("doc.fleet")["gpus"]
+    assert (gpus["running"], gpus["total"]) == (2, 4)
+    assert [row.hosts for row in world.pipeline.state.jobs.running()] == [("computeinstance-1",)]

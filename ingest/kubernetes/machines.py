@@ -1,0 +1,66 @@
+"""Pods that stand for their machine: nodes of other schedulers, whose jobs are not Kubernetes' jobs, and exporters.
+
+A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it. It is a host
+and no job: its own scheduler knows the jobs. The node's name for such pods, and for exporters that report under their
+pod's name or address, is the Kubernetes node that they are on.
+"""
+
+import re
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from ingest.kubernetes.objects import Pod
+from ingest.kubernetes.owners import JobOwner
+
+HOST_LABELS = (
+    *("app.kubernetes.io/name=slurmd", "app.kubernetes.io/component=slurmd", "ray.io/node-type=*"),
+    *("app.kubernetes.io/name=htcondor-execute", "app.kubernetes.io/name=pbs-mom"),
+)
+HOST_KINDS = frozenset({"NodeSet.slinky.slurm.net", "NodeSet.slurm.nebius.ai", "NodeSet.sunk.coreweave.com"})
+OWN_JOBS = frozenset({"RayJob", "RayService"})  # their Ray nodes come and go with one job
+SLURM_NAME = "nodeset.slinky.slurm.net/pod-hostname"
+_PROGRAM = re.compile(r"slurmd|pbs[-_]mom|condor[-_](startd|execute)|sge[-_]execd|nodemanager")
+_EXPORTER = re.compile(r"exporter|dcgm|metrics|telemetry|monitoring")
+_NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
+
+
+class PodPlace(msgspec.Struct, frozen=True, array_like=True):
+    """The node of a pod that stands for it, and the names under which that pod reports."""
+
+    node: str
+    names: tuple[str, ...]
+    is_host: bool
+
+
+def is_host(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> bool:
+    """Return whether a pod is a node of another scheduler. labels: patterns KEY=VALUE that say so."""
+    if owner.kind in OWN_JOBS:
+        return False
+    return owner.kind in HOST_KINDS or _has_label(pod, labels) or (bool(labels) and _runs_worker(pod))
+
+
+def _has_label(pod: Pod, patterns: tuple[str, ...]) -> bool:
+    rows = (pattern.partition("=") for pattern in patterns)
+    return any((value := pod.metadata.label(key)) and fnmatchcase(value, wanted or "*") for key, _, wanted in rows)
+
+
+def _runs_worker(pod: Pod) -> bool:
+    programs = ((row.name, row.image.rpartition("/")[2].partition(":")[0]) for row in pod.spec.containers)
+    return any(_PROGRAM.fullmatch(name) or _PROGRAM.match(image) for name, image in programs)
+
+
+def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> PodPlace | None:
+    """Return where a pod stands for its machine, or None for a pod that does not."""
+    host = is_host(pod, owner, labels)
+    is_over = pod.status.phase in ("Failed", "Succeeded")
+    if is_over or not pod.spec.node_name or not (host or _is_exporter(pod, owner)):
+        return None
+    meta = pod.metadata
+    names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)
+    return PodPlace(pod.spec.node_name, tuple(name for name in dict.fromkeys(names) if name), host)
+
+
+def _is_exporter(pod: Pod, owner: JobOwner) -> bool:
+    words = (pod.metadata.name, *(pod.metadata.label(label) for label in _NAME_LABELS))
+    return owner.kind.startswith("DaemonSet") and any(_EXPORTER.search(word) for word in words)
