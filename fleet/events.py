@@ -157,13 +157,17 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     of the same `check` and `device`; by default an XID is as grave as its code, and health is a warning. `device`: a
     PCI address, board UUID, port or switch. `advice`: what the reporter would do. `probability`: of a predicted
     failure.
+
+    "withhold" and "release" say that a scheduler keeps a healthy node from other work, and no more: it is no candidate,
+    and no fault. `check` is why: maintenance, reserved, planned, reboot, powered_down, not_responding, to_be_deleted or
+    a word of the reporter's own. A release ends its own check, or all of that source without one.
     """
 
     node: str
     source: str
     sequence: int
     time_ms: int
-    type: Literal["drain", "undrain", "lost", "returned", "xid", "health"]
+    type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release"]
     gpu: int | None = None
     code: int | str | None = None
     message: str = ""

@@ -24,11 +24,26 @@ class NodeState(IntEnum):
     IN_SERVICE = 0
     DRAINED = 1
     LOST = 2
+    MAINTENANCE = 3
+    RESERVED = 4
+    WITHHELD = 5  # for any other reason: powered down, not responding, to be deleted
+
+
+OF_CHECK = {  # why a scheduler withholds a node -> its state
+    "maintenance": NodeState.MAINTENANCE,
+    "reboot": NodeState.MAINTENANCE,
+    "reserved": NodeState.RESERVED,
+    "planned": NodeState.RESERVED,
+}
+MOST_WITHHELD = 16  # reasons of one node and source
 
 
 @dataclass(slots=True)
 class NodeRecord:
-    """Node events of one node, folded: a later drain or undrain (by time, then sequence) wins."""
+    """Node events of one node, folded: a later drain or undrain (by time, then sequence) wins.
+
+    withheld: "source|check" -> what was said, of schedulers that keep the node from other work.
+    """
 
     node: str
     drained: bool = False
@@ -37,16 +52,27 @@ class NodeRecord:
     events: list[NodeEvent] = field(default_factory=list)
     written: dict[str, Order] = field(default_factory=dict)
     standing: dict[str, NodeEvent] = field(default_factory=dict)  # condition -> latest XID or health event
+    withheld: dict[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> NodeState:
-        """Lost wins over drained."""
-        return NodeState.LOST if self.lost else NodeState.DRAINED if self.drained else NodeState.IN_SERVICE
+        """Lost wins over drained, and both over withheld."""
+        if self.lost or self.drained:
+            return NodeState.LOST if self.lost else NodeState.DRAINED
+        states = {OF_CHECK.get(key.rpartition("|")[2], NodeState.WITHHELD) for key in self.withheld}
+        return min(states, default=NodeState.IN_SERVICE)
+
+    @property
+    def withheld_for(self) -> str:
+        """Why schedulers keep it from other work, in a line; empty where none does."""
+        return "; ".join(dict.fromkeys(said or key.rpartition("|")[2] for key, said in sorted(self.withheld.items())))
 
     def copy(self) -> "NodeRecord":
         """What a thread may read while events go on arriving."""
         events, standing = list(self.events), dict(self.standing)
-        return NodeRecord(self.node, self.drained, self.drain_message, self.lost, events, {}, standing)
+        return NodeRecord(
+            self.node, self.drained, self.drain_message, self.lost, events, {}, standing, dict(self.withheld)
+        )
 
 
 class NodeTable:
@@ -79,6 +105,8 @@ class NodeTable:
         del record.events[:-NODE_EVENTS_KEPT]
         if event.type in ("xid", "health"):
             _stand(record, event)
+        elif event.type in ("withhold", "release"):
+            _withhold(record, event)
         else:
             _write(record, event)
         self.position += 1
@@ -114,6 +142,29 @@ def _write(record: NodeRecord, event: NodeEvent) -> None:
         record.drain_message = event.message if record.drained else ""
     else:
         record.lost = event.type == "lost"
+
+
+def _withhold(record: NodeRecord, event: NodeEvent) -> None:
+    """Fold a reason to withhold the node, or its end. A release without a check ends all reasons of its source."""
+    of_source, order = f"{event.source}|", _node_order(event)
+    key, everything = of_source + event.check, record.written.get(f"released {of_source}", (-1, "", -1))
+    if event.type == "release" and not event.check:
+        if order > everything:
+            record.written[f"released {of_source}"] = order
+            for other in [name for name in record.withheld if name.startswith(of_source)]:
+                if record.written[f"withheld {other}"] < order:
+                    del record.withheld[other]
+        return
+    before = record.written.get(f"withheld {key}")
+    if before is None and sum(name.startswith(f"withheld {of_source}") for name in record.written) >= MOST_WITHHELD:
+        return
+    if order < max(everything, before or everything):
+        return
+    record.written[f"withheld {key}"] = order
+    if event.type == "withhold":
+        record.withheld[key] = event.message
+    else:
+        record.withheld.pop(key, None)
 
 
 def _stand(record: NodeRecord, event: NodeEvent) -> None:

@@ -142,6 +142,16 @@ def _hears(view: ClusterView, hearing: Hearing) -> Mask | None:
     return None if view.hearing is None else np.asarray(view.hearing == hearing)
 
 
+def _withheld_as(state: NodeState) -> Filter:
+    """Make the filter of nodes that a scheduler keeps from other work for one kind of reason."""
+
+    def withheld(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+        mask: Mask = view.state == state
+        return mask
+
+    return withheld
+
+
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
     wanted = request.models
@@ -200,6 +210,9 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("model_quota", _closed_for("model_quota")),
     ("drained", drained),
     ("lost", lost),
+    ("maintenance", _withheld_as(NodeState.MAINTENANCE)),
+    ("reserved", _withheld_as(NodeState.RESERVED)),
+    ("withheld", _withheld_as(NodeState.WITHHELD)),
     ("stale", stale),
     ("unheard", unheard),
     ("gpu_model", gpu_model),

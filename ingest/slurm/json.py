@@ -233,7 +233,8 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
     told_ms = _ms(row.reason_changed_at)
     states = (*_upper(row.state), *_upper(row.state_flags))
     gres = read_gres(row.gres or "")
-    return [SlurmNode(name, states, row.reason or "", told_ms, gres) for name in node_list(row.name)]
+    reserved = row.reservation or ""
+    return [SlurmNode(name, states, row.reason or "", told_ms, gres, reserved) for name in node_list(row.name)]
 
 
 def _of_group(group: NodeGroup) -> list[SlurmNode]:

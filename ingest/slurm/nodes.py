@@ -1,6 +1,7 @@
-"""A Slurm node, and the events of what changed: drain, undrain, lost, returned.
+"""A Slurm node, and the events of what changed: drain, undrain, lost, returned, withhold, release.
 
-A drain is dated by the time of its reason, so repeats have one identity. Slurm does not date its end: now.
+A drain is dated by the time of its reason, so repeats have one identity. Slurm does not date its end, nor what
+withholds a healthy node (maintenance, a reservation, a plan, power saving): now.
 """
 
 from collections import Counter
@@ -14,14 +15,28 @@ from ingest.inbox.job_events import FUTURE_LIMIT_MS
 from ingest.slurm.fields import label
 from ingest.slurm.gres import NO_GRES, Gres
 
-Condition = Literal["drain", "lost"]
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
 
-_DRAIN = ("DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID_REG", "INVAL", "POWERED_DOWN", "POWERING_DOWN")
-_LOST = ("DOWN", "ERROR")
 _UNKNOWN = ("UNKNOWN", "FUTURE")
-_OVER: dict[str, Literal["undrain", "returned"]] = {"drain": "undrain", "lost": "returned"}
-_NUMBER = {"drain": 0, "lost": 1, "undrain": 2, "returned": 3}
+_OF_STATE = {  # state or flag -> condition; drain and lost are faults, the others only keep the node from other work
+    **dict.fromkeys(("DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID_REG", "INVAL"), "drain"),
+    **dict.fromkeys(("DOWN", "ERROR"), "lost"),
+    **dict.fromkeys(("MAINT", "MAINTENANCE"), "maintenance"),
+    **dict.fromkeys(("RESERVED", "RESV"), "reserved"),
+    **dict.fromkeys(("PLANNED", "PLND"), "planned"),
+    **dict.fromkeys(("REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED"), "reboot"),
+    **dict.fromkeys(("POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN"), "powered_down"),
+    **dict.fromkeys(("POWERING_UP", "POWER_UP"), "powering_up"),
+    **dict.fromkeys(("NOT_RESPONDING", "NO_RESPOND"), "not_responding"),
+    "BLOCKED": "blocked",
+}
+Kind = Literal["drain", "undrain", "lost", "returned", "withhold", "release"]
+_FAULTS: dict[str, tuple[Kind, Kind]] = {"drain": ("drain", "undrain"), "lost": ("lost", "returned")}
+_NUMBER = {
+    **{"drain": 0, "lost": 1, "undrain": 2, "returned": 3, "maintenance": 4, "reserved": 6, "planned": 8},
+    **{"reboot": 10, "powered_down": 12, "powering_up": 14, "not_responding": 16, "blocked": 18},
+}
+NUMBERS = 32  # of events of one node in one millisecond; the end of a condition that withholds has the next number
 MESSAGE_LENGTH = 1000
 
 
@@ -35,6 +50,7 @@ class SlurmNode:
     reason: str = ""
     reason_ms: int | None = None
     gres: Gres = NO_GRES
+    reservation: str = ""
 
     @property
     def gpus(self) -> int:
@@ -46,17 +62,15 @@ class SlurmNode:
         """slurmctld has heard of it since it started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[str]:
         """
         >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
         (['drain'], [])
         """
-        found: list[Condition] = []
-        if any(state in _DRAIN for state in self.states):
-            found.append("drain")
-        if any(state in _LOST for state in self.states):
-            found.append("lost")
-        return found
+        found = dict.fromkeys(_OF_STATE[state] for state in self.states if state in _OF_STATE)
+        if "lost" in found:
+            found.pop("not_responding", None)
+        return sorted(found, key=_NUMBER.__getitem__)
 
 
 def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
@@ -80,22 +94,41 @@ def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tu
     now: Conditions = {}
     events = []
     for condition in node.conditions():
-        told = node.reason_ms if node.reason_ms is not None and node.reason_ms <= now_ms + FUTURE_LIMIT_MS else None
+        is_dated = condition in _FAULTS and node.reason_ms is not None
+        told = node.reason_ms if is_dated and (node.reason_ms or 0) <= now_ms + FUTURE_LIMIT_MS else None
         since_ms = told or before.get(condition) or now_ms
         now[condition] = since_ms
         if before.get(condition) != since_ms:
-            message = label(node.reason)[:MESSAGE_LENGTH] or f"Slurm: {'+'.join(node.states).lower()}"
-            events.append(_event(node.name, source, since_ms, condition, message))
-    events += [_event(node.name, source, now_ms, _OVER[kind]) for kind in before if kind not in now]
+            events.append(_begin(node, source, since_ms, condition))
+    events += [_end(node.name, source, now_ms, condition) for condition in before if condition not in now]
     return events, now
 
 
-def _event(
-    node: str,
-    source: str,
-    time_ms: int,
-    kind: Literal["drain", "lost", "undrain", "returned"],
-    message: str = "",
-) -> NodeEvent:
-    sequence = time_ms * 4 + _NUMBER[kind]
-    return NodeEvent(node=node, source=source, sequence=sequence, time_ms=time_ms, type=kind, message=message)
+def _begin(node: SlurmNode, source: str, time_ms: int, condition: str) -> NodeEvent:
+    """Return the event that a condition began."""
+    states, said = "+".join(node.states).lower(), label(node.reason)
+    if condition in _FAULTS:
+        return _event(node.name, source, time_ms, _FAULTS[condition][0], said or f"Slurm: {states}")
+    reservation = f"reservation {label(node.reservation)}" if label(node.reservation) else ""
+    message = ": ".join(filter(None, (f"Slurm: {states}", reservation, said)))
+    return _event(node.name, source, time_ms, "withhold", message, condition)
+
+
+def _end(node: str, source: str, time_ms: int, condition: str) -> NodeEvent:
+    """Return the event that a condition is over."""
+    if condition in _FAULTS:
+        return _event(node, source, time_ms, _FAULTS[condition][1])
+    return _event(node, source, time_ms, "release", check=condition)
+
+
+def _event(node: str, source: str, time_ms: int, kind: Kind, message: str = "", check: str = "") -> NodeEvent:
+    number = _NUMBER[check or kind] + (kind == "release")
+    return NodeEvent(
+        node=node,
+        source=source,
+        sequence=time_ms * NUMBERS + number,
+        time_ms=time_ms,
+        type=kind,
+        message=message[:MESSAGE_LENGTH],
+        check=check,
+    )

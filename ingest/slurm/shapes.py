@@ -141,6 +141,7 @@ class NodeInfo(msgspec.Struct, kw_only=True):
     reason: str | None = None
     reason_changed_at: Number = None
     gres: str | None = None
+    reservation: str | None = None
 
 
 class NodeNames(msgspec.Struct, frozen=True):

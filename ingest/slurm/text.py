@@ -33,7 +33,11 @@ _FLAGS = {
     "^": "REBOOT",
     "-": "PLANNED",
 }
-_SHORT = {"ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRNG": "DRAINING", "MAINT": "MAINTENANCE", "MIX": "MIXED"}
+_SHORT = {
+    **{"ALLOC": "ALLOCATED", "COMP": "COMPLETING", "DRNG": "DRAINING", "MAINT": "MAINTENANCE", "MIX": "MIXED"},
+    **{"RESV": "RESERVED", "PLND": "PLANNED", "FAILG": "FAILING", "POW_DN": "POWERING_DOWN", "POW_UP": "POWERING_UP"},
+    **{"UNK": "UNKNOWN", "FUTR": "FUTURE", "INVAL": "INVALID_REG", "BOOT": "REBOOT", "PLANNED": "PLANNED"},
+}
 
 Row = Mapping[str, str]
 Told = TypeVar("Told")

@@ -35,12 +35,13 @@ class Action(TypedDict):
 
 
 class Node(TypedDict, total=False):
-    """`urgent`: hard signals that came after the scores."""
+    """`urgent`: hard signals that came after the scores. `withheld`: why schedulers keep it from other work."""
 
     node: str
     as_of_ms: int
     state: str
     placed: bool
+    withheld: str | None
     risk: list[Probability]
     reasons: list[Reason]
     action: Action

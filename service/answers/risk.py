@@ -14,7 +14,7 @@ from models.risk.record import Calibration
 from models.risk.scores import Action, PartRisk
 
 RiskKind = Literal["fail", "drain", "slow"]
-StateName = Literal["ok", "degraded", "drained", "lost", "stale", "unknown"]
+StateName = Literal["ok", "degraded", "drained", "lost", "stale", "unknown", "withheld"]
 
 
 class RankedNode(msgspec.Struct):
@@ -138,12 +138,13 @@ class HostAnswer(msgspec.Struct, gc=False):
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """One node. `urgent`: what came after the scores."""
+    """One node. `urgent`: what came after the scores. `withheld`: why schedulers keep it from other work."""
 
     node: str
     as_of_ms: int
     state: StateName
     placed: bool
+    withheld: str | None = None
     rack: str | None = None
     gpu_model: str = ""
     risk: Sequence[NodeRisk]

@@ -7,7 +7,7 @@
 
 import { list, num, object, rows, text } from "./format.js";
 
-export const STATES = ["ok", "degraded", "drained", "lost", "stale", "unknown"];
+export const STATES = ["ok", "degraded", "drained", "lost", "stale", "unknown", "withheld"];
 const UNKNOWN = STATES.indexOf("unknown");
 const TICKS = 31; // GPUs of a node that the map can show
 

@@ -92,7 +92,7 @@ export function nodeView(acts) {
 function factsOf(answer, gpus) {
   const busy = gpus.filter((gpu) => text(gpu.job) || gpu.held_by === "unknown").length;
   const place = answer.placed === false ? "unplaced: no topology names it" : text(answer.rack) && `rack ${text(answer.rack)}`;
-  return [text(answer.state), place, `${gpus.length} × ${text(answer.gpu_model) || "GPU"}`, `${busy} busy`].filter(Boolean).join(" · ");
+  return [text(answer.state), text(answer.withheld), place, `${gpus.length} × ${text(answer.gpu_model) || "GPU"}`, `${busy} busy`].filter(Boolean).join(" · ");
 }
 
 /** Reasons that say the same of several GPUs or ports as one, with their shares added: a hot node heats all its GPUs. */

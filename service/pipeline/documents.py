@@ -77,6 +77,7 @@ def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDAr
     found = {
         "drained": node_state == NodeState.DRAINED,
         "lost": node_state == NodeState.LOST,
+        "withheld": node_state >= NodeState.MAINTENANCE,
         "degraded": flags,
         "unknown": np.isnan(up),
         "stale": up <= 0,

@@ -128,6 +128,7 @@ def node_answers(tick: Tick) -> list[bytes]:
     risk = documents.encoded_risk_rows(score)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
     hosts = host_answers(tick.frames.node, len(topology))
+    withheld = {name: record.withheld_for for name, record in tick.events.nodes.items() if record.withheld}
     for row, node in enumerate(topology.nodes):
         parts.append(
             encode(
@@ -136,6 +137,7 @@ def node_answers(tick: Tick) -> list[bytes]:
                     as_of_ms=tick.now_ms,
                     state=tick.states[row],
                     placed=placed[row],
+                    withheld=withheld.get(node.name),
                     rack=racks[row],
                     gpu_model=node.gpu_model,
                     risk=risk[row],

@@ -133,7 +133,7 @@ JOB_EVENTS: st.SearchStrategy[JobEvent] = st.one_of(
     st.builds(Preempted, **_COMMON),
     st.builds(Finished, **_COMMON),
 )
-_NODE_TYPES = st.sampled_from(("drain", "undrain", "lost", "returned", "xid", "health"))
+_NODE_TYPES = st.sampled_from(("drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release"))
 NODE_EVENTS: st.SearchStrategy[NodeEvent] = st.builds(
     NodeEvent,
     node=NODES,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import RequestError
+from fleet.nodes import NodeState
 from fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
 from fleet.topology import Level
 from placement.engine import decide, fits_now, still_holds
@@ -188,6 +189,15 @@ def test_every_node_counts_under_its_first_reason(make_view) -> None:
     )
     assert decision.rejected == {"unknown_topology": 1, "avoided": 1, "drained": 1, "lost": 1, "cpus": 1, "busy": 1}
     assert decision.candidates == 1
+
+
+def test_what_a_scheduler_withholds_is_no_candidate_with_a_reason_of_its_own(make_view) -> None:
+    view = make_view({"r01": [8, 8, 8, 8]})
+    state = view.state.copy()
+    state[1:] = NodeState.MAINTENANCE, NodeState.RESERVED, NodeState.WITHHELD
+    decision = lawful(decide(ask(gpus_per_node=8), replace(view, state=state)))
+    assert decision.rejected == {"maintenance": 1, "reserved": 1, "withheld": 1}
+    assert hosts(decision) == ["n001"]
 
 
 def test_gpu_model_and_memory_are_hard(make_view) -> None:

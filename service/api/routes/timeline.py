@@ -23,6 +23,8 @@ WORDS = {
     "undrain": "put back into service",
     "lost": "reported lost",
     "returned": "back again",
+    "withhold": "withheld from other work",
+    "release": "released for other work",
 }
 
 
@@ -63,7 +65,7 @@ class Happening(msgspec.Struct):
     """A node event, or (`fault`) a hard signal of the node's own telemetry."""
 
     time_ms: int
-    type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "fault"]
+    type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release", "fault"]
     sentence: str
     source: str
     gpu: int | None
@@ -190,6 +192,8 @@ def _of_fault(row: Spell) -> Happening:
 
 def _of_event(event: NodeEvent) -> Happening:
     what = f"XID {event.code}" if event.type == "xid" else WORDS.get(event.type) or event.check or event.type
+    if event.type in ("withhold", "release") and event.check:
+        what = f"{what} ({event.check.replace('_', ' ')})"
     where = "" if event.gpu is None else f"GPU {event.gpu}: "
     said = f"{where}{what}" + (f": {printable(event.message)}" if event.message else "")
     return Happening(event.time_ms, event.type, said, event.source, event.gpu, event.code)

@@ -333,7 +333,7 @@ def test_real_outputs_are_read() -> None:
     }
     read = read_node_lines((FOLDER / "sample-sinfo-output.txt").read_bytes(), UTC)
     assert [(row.name, row.gpus, row.conditions()) for row in read.rows] == [
-        *(("node0201", 8, ["drain"]), ("node1537", 8, []), ("node4180", 2, [])),
+        *(("node0201", 8, ["drain", "not_responding"]), ("node1537", 8, []), ("node4180", 2, [])),
     ]
     assert not read.bad
 

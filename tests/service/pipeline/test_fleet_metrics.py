@@ -29,6 +29,7 @@ from service.board.board import BoardReader
 from service.config import Config
 from service.exposition import LABEL_CHARS
 from service.pipeline import fleet_metrics
+from service.pipeline.documents import STATES
 from service.pipeline.fleet_metrics import demand_page, fleet_page, gpu_states
 from service.pipeline.metrics import PipelinePage
 from service.pipeline.pipeline import Pipeline
@@ -148,7 +149,7 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
 
 def test_nodes_are_counted_by_the_states_that_the_api_tells(tmp_path: Path) -> None:
     tick = make_tick(Crowd(nodes=6, flagged=2), node_state=[0, 1, 2, 0, 1, 0])
-    counted = {state: tick.states.count(state) for state in ("ok", "degraded", "drained", "lost", "stale", "unknown")}
+    counted = {state: tick.states.count(state) for state in STATES}
     assert of(series(fleet_page(tick)), "nodes", "state") == {(key,): value for key, value in counted.items()}
 
 

@@ -29,6 +29,9 @@ UP, AWAY, NEVER = 1.0, 0.0, np.nan
         (NodeState.DRAINED, False, AWAY, "drained"),
         (NodeState.LOST, True, UP, "lost"),
         (NodeState.LOST, False, NEVER, "lost"),
+        (NodeState.MAINTENANCE, False, UP, "withheld"),
+        (NodeState.RESERVED, True, UP, "withheld"),
+        (NodeState.WITHHELD, False, NEVER, "withheld"),
     ],
 )
 def test_events_come_before_flags_and_these_before_silence(
