@@ -143,6 +143,8 @@ class Entities:
     def __init__(self) -> None:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
         self.devices = GpuDevices()
+        self.traits: dict[str, str] = {}  # GPU → model, port → link layer: only alike devices are peers
+        self.traits_learnt = 0  # grows with every new trait
         self.most_nodes = MOST_NODES  # decoders register no more; the nodes of a topology are there before them
         self.room: DeviceRoom | None = None
 
@@ -172,6 +174,12 @@ class Entities:
         if self.room is not None and name not in table:
             self.room.take(kind, name)
         return table.add(name, self.node(node))
+
+    def learn_trait(self, name: str, trait: str) -> None:
+        """Record the model of a GPU or the link layer of a port."""
+        if trait and self.traits.get(name) != trait:
+            self.traits[name] = trait
+            self.traits_learnt += 1
 
     def disown(self, kind: EntityKind, name: str) -> None:
         """Take a device from its node, if it is known: it is elsewhere now."""

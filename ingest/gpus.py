@@ -49,7 +49,8 @@ class GpuInventory:
     """Which GPUs sit in a node, learnt from labels. A swapped board replaces the facts of its slot."""
 
     def __init__(self, entities: Entities | None = None) -> None:
-        self.machines = MachineNames(entities or Entities())
+        self._entities = entities or Entities()
+        self.machines = MachineNames(self._entities)
         self.nodes: dict[str, dict[int, GpuFacts]] = {}
         self._slots: dict[str, tuple[str, int]] = {}
         self._models: dict[str, str] | None = None  # until something is learnt
@@ -60,6 +61,7 @@ class GpuInventory:
         if known == facts:
             return
         self._models = None
+        self._entities.learn_trait(f"{node}/{index}", facts.model)
         slots[index] = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
         if facts.uuid:
             self._slots.pop(known.uuid, None)

@@ -9,7 +9,7 @@ from fleet.errors import RecordError
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpus import GpuInventory
-from ingest.node_names import node_name
+from ingest.node_names import known_name, node_name
 from ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
 from ingest.pages.text import Target
 from ingest.series import Series
@@ -39,6 +39,12 @@ class PortRows:
                     self._add(self._find(node, device, port, name), raw, time_ms)
         except RecordError as error:
             self.bad(error)
+
+    def learn_layer(self, node: str, device: str, port: int, layer: str) -> None:
+        """Record the link layer of a port that has samples."""
+        name = f"{known_name(node, self._entities[EntityKind.NODE])}/{device}/{port}"
+        if name in self._entities[EntityKind.PORT]:
+            self._entities.learn_trait(name, layer)
 
     def bad(self, error: RecordError) -> None:
         self._bad.append(error.with_traceback(None))

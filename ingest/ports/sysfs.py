@@ -32,6 +32,7 @@ MAX_DEVICES, MAX_PORTS = 64, 256
 MAX_FILE_BYTES = 4096
 AWAY_S = 60.0
 _FOLDERS = ("counters_ext", "counters", "hw_counters")  # the first that has a counter counts
+LAYERS = ("InfiniBand", "Ethernet")
 _GAUGES = ("state", "phys_state", "rate")
 _TREES = ("sys/class/infiniband", "class/infiniband")
 
@@ -79,6 +80,7 @@ class SysfsSource(PortSource):
                 for device, port, readings in read_tree(path, self._rows):
                     found = True
                     self._rows.add(node, device, port, readings, self._clock.now_ms())
+                    self._rows.learn_layer(node, device, port, read_layer(path, device, port))
             except OSError as error:
                 if path not in self._absent:
                     logger.warning("%s: %s, reading on where I can", path, error)
@@ -106,6 +108,17 @@ def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, 
         for port in sorted(os.listdir(ports))[:MAX_PORTS] if ports.is_dir() else ():
             if port.isascii() and port.isdecimal() and len(port) <= 3:
                 yield device, int(port), _read_port(ports / port, rows)
+
+
+def read_layer(path: Path, device: str, port: int) -> str:
+    """Return the link layer of a port, `InfiniBand` or `Ethernet`; an empty text where its file is missing or odd."""
+    tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
+    try:
+        with (tree / device / "ports" / str(port) / "link_layer").open("rb") as file:
+            text = file.read(64).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    return text if text in LAYERS else ""
 
 
 def _read_port(port: Path, rows: PortRows) -> dict[str, float]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleet.xids import HARD, PART, SOFT
 from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
+from models.risk.alike import AlikeDevices
 from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
 from models.risk.learned import Learned
 from models.risk.signals import Array, Mask, Times
@@ -63,6 +64,7 @@ class GpuView:
     clock: Array
     usual_clock: Array
     above_c: Array  # °C above what its slot has at its power; NaN unknown
+    alike: AlikeDevices  # GPUs of one model on a node
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -80,8 +82,8 @@ class GpuView:
         return np.asarray(self.columns.since(feature) > first_ms + 1000)
 
     def peer_median(self, values: Array) -> Array:
-        """(gpu,) median of the GPUs of its node."""
-        return spread(group_median(values, self.columns.node, self.nodes)[0], self.columns.node)
+        """(gpu,) median of the GPUs of its node and model."""
+        return spread(group_median(values, self.alike.group, self.alike.groups)[0], self.alike.group)
 
 
 def reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:

@@ -36,7 +36,7 @@ class Slots:
     usual_c: Array = field(default_factory=lambda: np.zeros((0, STEPS)))
     rounds: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, STEPS), np.int64))
     learned_ms: int = 0
-    _made_of: tuple[int, int] = (-1, -1)  # GPUs, topology generation
+    _made_of: tuple[int, int, int] = (-1, -1, -1)  # GPUs, topology generation, known models
     _of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
@@ -64,16 +64,20 @@ class Slots:
         usual[seen] = before + ease * (middle[seen] - before)
         rounds[seen] += 1
 
-    def of(self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology) -> NDArray[np.int64]:
-        """(gpu,) row of its slot, -1 where the topology does not know its node. gpus: "node/index"."""
-        key = (len(gpus), topology.generation)
+    def of(
+        self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology, models: Mapping[str, str] | None = None
+    ) -> NDArray[np.int64]:
+        """(gpu,) row of its slot, -1 where the topology does not know its node. gpus: "node/index". models: GPU → its
+        model, where it is known; else the node's."""
+        models = models or {}
+        key = (len(gpus), topology.generation, len(models))
         if self._made_of == key and len(self._of) == len(gpus):
             return self._of
         rows = {name: row for row, name in enumerate(self.names)}
         found = np.full(len(gpus), -1, np.int64)
         for gpu, (name, row) in enumerate(zip(gpus, node.tolist(), strict=True)):
             if 0 <= row < len(topology):
-                slot = f"{topology.nodes[row].gpu_model}/{name.partition('/')[2]}"
+                slot = f"{models.get(name) or topology.nodes[row].gpu_model}/{name.partition('/')[2]}"
                 found[gpu] = rows.setdefault(slot, len(rows))
         more = len(rows) - len(self.names)
         self.names = list(rows)

@@ -69,7 +69,7 @@ def score_local(frames: "Frames", entities: Entities, topology: Topology, state:
         heard_ms=np.where(np.isfinite(heard_s), now_ms - np.nan_to_num(heard_s) * 1000, 0).astype(np.int64),
         signals=Signals.concat(signals),
         gpu=GangColumns.of_gpus(gpu, view, tuple(entities[GPU].names[: gpu.rows])),
-        port=GangColumns.of_ports(port, tuple(entities[PORT].names[: port.rows])),
+        port=GangColumns.of_ports(port, tuple(entities[PORT].names[: port.rows]), state.links.was_speed[: port.rows]),
     )
 
 
@@ -79,10 +79,14 @@ def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entit
     clock = gpu["sm_clock_mhz"]
     ceiling = gpu["max_sm_clock_mhz"]
     usual = state.clocks.learn(clock, ceiling, loaded & ((bits & (THERMAL | BRAKE)) == 0))
-    peers = spread(group_median(usual, gpu.node, nodes)[0], gpu.node)
-    slot = state.slots.of(entities[GPU].names[: gpu.rows], gpu.node, topology)
+    names, alike = entities[GPU].names[: gpu.rows], state.alike
+    alike.refresh(names, gpu.node, entities.traits, entities.traits_learnt + entities[GPU].moves)
+    peers = spread(group_median(usual, alike.group, alike.groups)[0], alike.group)
+    slot = state.slots.of(names, gpu.node, topology, entities.traits)
     above = _above_usual_c(gpu, nodes, loaded, state.slots, slot, state.interval_s)
-    return GpuView(gpu, nodes, state.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers), above)
+    return GpuView(
+        gpu, nodes, state.interval_s, bits, has_bits, loaded, idle, clock, np.fmax(usual, peers), above, alike
+    )
 
 
 def _above_usual_c(
@@ -108,8 +112,8 @@ def _port_signals(
     port: FeatureColumns, entities: Entities, topology: Topology, state: RiskState, now_ms: int
 ) -> Signals:
     names = entities[PORT].names
-    peers = state.links.peers(names[: port.rows], port.node, topology)
-    view = PortView.of(port, len(entities[NODE]), state.links, peers)
+    peers = state.links.peers(names[: port.rows], port.node, topology, entities.traits)
+    view = PortView.of(port, state.links, peers)
     raised = state.rules[PORT].settle(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
     signals = _gathered(PORT, raised, names, port.node)
     words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
@@ -133,7 +137,8 @@ def _node_signals(
     names: tuple[str, ...],
 ) -> Signals:
     stated = np.zeros(node.rows)
-    stated[: len(topology)] = topology.stated_gpus[: node.rows]
+    by_source = np.where(topology.placed, topology.stated_gpus, 0)  # an index that no page ever had is not missing
+    stated[: len(topology)] = by_source[: node.rows]
     view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
     answers = ~(quiet.any_s >= NODE_SILENT_S)
     found = detect(NODE, view, node.rows)

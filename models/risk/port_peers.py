@@ -1,10 +1,11 @@
 """Expected speed of a port, from its peers in the fleet and from the topology.
 
-Peers have the same device and port number on nodes of one GPU model: a site buys one kind of adapter for these. Four of
-five set the mark, so a slow fifth is still found; so are older adapters of the same name, unless they are more.
+Peers have the same device, port number and link layer on nodes of one GPU model: a site buys one kind of adapter for
+these. The other ports of a node are no peers: storage, bonds and management have adapters of their own. Four of five
+set the mark, so a slow fifth is still found; so are older adapters of the same name, unless they are more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,26 +24,35 @@ class PortPeers:
     """Class of each of p ports, and the speed that the topology states (bytes/s, NaN unknown). `of` returns the one
     before unless ports or the topology change."""
 
-    made_of: tuple[int, int]  # ports, topology generation
+    made_of: tuple[int, int, int]  # ports, topology generation, known link layers
     group: NDArray[np.int32]
     stated: Array
 
     @classmethod
     def of(
-        cls, names: Sequence[str], node: NDArray[np.int32], topology: Topology, before: "PortPeers | None" = None
+        cls,
+        names: Sequence[str],
+        node: NDArray[np.int32],
+        topology: Topology,
+        before: "PortPeers | None" = None,
+        layers: Mapping[str, str] | None = None,
     ) -> "PortPeers":
-        """names: "node/device/port" of each port; node: (port,) rows of the topology, which may not have them all."""
-        key = (len(names), topology.generation)
+        """names: "node/device/port" of each port; node: (port,) rows of the topology, which may not have them all.
+        layers: port → its link layer, where that is known."""
+        layers = layers or {}
+        key = (len(names), topology.generation, len(layers))
         if before is not None and before.made_of == key:
             return before
-        groups: dict[tuple[str, str], int] = {}
+        groups: dict[tuple[str, str, str], int] = {}
         group = np.full(len(names), -1, np.int32)
         stated = np.full(len(names), np.nan)
         devices: dict[int, dict[str, Device]] = {}
         for port, (name, row) in enumerate(zip(names, node.tolist(), strict=True)):
             if 0 <= row < len(topology):
                 place = name.partition("/")[2]
-                group[port] = groups.setdefault((topology.nodes[row].gpu_model, place), len(groups))
+                group[port] = groups.setdefault(
+                    (topology.nodes[row].gpu_model, place, layers.get(name, "")), len(groups)
+                )
                 if row not in devices:
                     devices[row] = {device.name: device for device in topology.devices(row)}
                 found = devices[row].get(place.rpartition("/")[0])

@@ -1,19 +1,20 @@
 """Detectors of port rules, one function a rule, over all ports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
-from models.peers import group_median, most_have, spread
+from models.peers import most_have
 from models.risk.detectors import Detection, FeatureColumns, sees
 from models.risk.learned import Learned
 from models.risk.port_peers import PortPeers
 from models.risk.signals import Array, Mask
 
 ACTIVE = 4  # port state
+DISABLED = 3  # physical state
 SYMBOL_ERRORS_10M = 120
 SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the fleet have
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
@@ -34,9 +35,11 @@ class PortLinks(Learned):
         self.was_up = np.pad(self.was_up, (0, more)) | up
         self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
 
-    def peers(self, names: Sequence[str], node: NDArray[np.int32], topology: Topology) -> PortPeers:
+    def peers(
+        self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
+    ) -> PortPeers:
         """As `PortPeers.of`."""
-        self._peers = PortPeers.of(names, node, topology, self._peers)
+        self._peers = PortPeers.of(names, node, topology, self._peers, layers)
         return self._peers
 
 
@@ -53,21 +56,21 @@ class PortView:
         return self.columns[name]
 
     @classmethod
-    def of(cls, port: FeatureColumns, nodes: int, links: PortLinks, peers: PortPeers) -> "PortView":
+    def of(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
         """Writes `links`."""
         speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
         links.learn(port["state"] == ACTIVE, speed)
         was_up, was_speed = links.was_up, links.was_speed
-        siblings = spread(group_median(np.where(was_up, speed, np.nan), port.node, nodes)[0], port.node)
         own = np.fmax(stated, was_speed)
-        best = np.fmax(np.fmax(own, siblings), peers.expected(np.where(was_up, own, np.nan)))
+        best = np.fmax(own, peers.expected(np.where(was_up, own, np.nan)))
         return cls(port, was_up, best, np.fmax(port["link_downed_count_30m"], port["link_recoveries_count_30m"]))
 
 
 @sees("link_down")
 def link_down(view: PortView) -> Detection:
+    """A port that was up and is not. A port that its administrator disabled is down by intent."""
     state = view["state"]
-    on = np.isfinite(state) & (state != ACTIVE) & view.was_up
+    on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
     return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))
 
 

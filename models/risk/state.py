@@ -1,6 +1,6 @@
 """RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
 
-    written by score_local    rules, clocks, slots, links, scrapes     of the entities of one pipeline
+    written by score_local    rules, clocks, slots, alike, links, scrapes     of the entities of one pipeline
     written by score_fleet    faults, record, outcomes, streaks, paces, repairs, days, shadow     of the fleet, where it
                               is scored
 
@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleet.stateful import Dump, Stateful
+from models.risk.alike import AlikeDevices
 from models.risk.day_levels import DayLevels
 from models.risk.fault_log import FaultLog
 from models.risk.gpu_signals import UsualClocks
@@ -36,6 +37,7 @@ class RiskState(Stateful):
         self.rules = {kind: RuleMemory(kind) for kind in OF_KIND}
         self.clocks = UsualClocks()
         self.slots = Slots()
+        self.alike = AlikeDevices()  # made of entities at each start, so no snapshot keeps it
         self.links = PortLinks()
         self.scrapes = ScrapeTimes()
         self.faults = FaultLog()
@@ -48,7 +50,7 @@ class RiskState(Stateful):
         self.shadow = RiskRecord()
 
     def _owners(self) -> dict[str, Stateful]:
-        named = {name: part for name, part in vars(self).items() if name not in ("interval_s", "rules")}
+        named = {name: part for name, part in vars(self).items() if name not in ("interval_s", "rules", "alike")}
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:

@@ -14,7 +14,7 @@ from models.risk.gpu_signals import GpuView, cap_evidence
 from models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
-GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "sent_bytes_per_s", "cap")
+GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "sent_bytes_per_s", "cap", "model")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -39,15 +39,19 @@ class GangColumns:
         clock = np.where(view.loaded, view.clock, np.nan)
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
         named = (columns[name] for name in ("power_w", "power_limit_w", "pcie_tx_bytes_per_s"))
-        last = dict(zip(GPU_CHANNELS, (clock, view.usual_clock, *named, cap_evidence(view)), strict=True))
+        last = dict(
+            zip(GPU_CHANNELS, (clock, view.usual_clock, *named, cap_evidence(view), view.alike.trait), strict=True)
+        )
         sent = columns["pcie_tx_bytes_per_s_mean_2m"]
         return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent})
 
     @classmethod
-    def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...]) -> "GangColumns":
+    def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
+        """best: (port,) bytes/s, the best speed that each ever had: only ports of one speed are siblings."""
         last = np.nan_to_num(columns["rx_bytes_per_s"]) + np.nan_to_num(columns["tx_bytes_per_s"])
         mean = np.nan_to_num(columns["rx_bytes_per_s_mean_2m"]) + np.nan_to_num(columns["tx_bytes_per_s_mean_2m"])
-        waits = {"bytes_per_s": last, "tx_wait_per_s": columns["tx_wait_per_s"]}
+        speed = np.zeros(len(names)) if best is None else np.nan_to_num(best)
+        waits = {"bytes_per_s": last, "tx_wait_per_s": columns["tx_wait_per_s"], "best_bytes_per_s": speed}
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": columns["tx_wait_per_s_mean_2m"]})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
@@ -72,9 +76,14 @@ class GangColumns:
         return cls(
             tuple(name for part in parts for name in part.names),
             np.concatenate([part.node for part in parts]),
-            {name: np.concatenate([part.last[name] for part in parts]) for name in parts[0].last},
+            {name: np.concatenate([part.last[name] for part in parts]) for name in _shared(parts)},
             {name: np.concatenate([part.mean[name] for part in parts]) for name in parts[0].mean},
         )
+
+
+def _shared(parts: Sequence[GangColumns]) -> list[str]:
+    """Channels that all pipelines have: one of an older version lacks the newest."""
+    return [name for name in parts[0].last if all(name in part.last for part in parts)]
 
 
 @dataclass(frozen=True, slots=True)

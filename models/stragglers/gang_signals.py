@@ -103,14 +103,16 @@ def gang_signals(
 
 @reports("gang_outlier")
 def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """Nodes whose working GPUs are clocked far below their gang's, in the last sample and over two minutes."""
+    """Nodes whose working GPUs are clocked far below those of their gang and model, now and over two minutes."""
     if not len(gangs.attempts):
         return []
-    group = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1)
+    models, model = np.unique(gpu.last.get("model", np.zeros(len(gpu.names))), return_inverse=True)
+    together = gangs.together[gangs.of_gpu] & (gangs.of_gpu >= 0)
+    group = np.where(together, gangs.of_gpu * len(models) + model, -1)
     slow = np.ones(len(gpu.names), bool)
     median = np.ones(len(gpu.names))
     for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
-        z, median = robust_z(values, group, len(gangs.attempts))
+        z, median = robust_z(values, group, len(gangs.attempts) * len(models))
         slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
     worst: dict[int, Signal] = {}
     for row in np.flatnonzero(slow).tolist():

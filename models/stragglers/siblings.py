@@ -19,9 +19,12 @@ FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 def slow_siblings(port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int) -> tuple[Mask, Array]:
     """(port,) which move less than their node's others in the same gang (healthy ones differ by 3 %), and what those
     move. Far less is enough. Somewhat less needs longer waits than the others' too, or, where nobody tells of waiting,
-    others that are alike. gang: (port,) its gang of `gangs`, where it works `together` with others."""
-    by_node = numbered(np.where(together, port.node.astype(np.int64) * gangs + gang, -1))
-    by_gang = np.where(together, gang, -1).astype(np.int64)
+    others that are alike. Only ports of one speed are siblings: storage and management have others. gang: (port,) its
+    gang of `gangs`, where it works `together` with others."""
+    speeds, speed = np.unique(port.last.get("best_bytes_per_s", np.zeros(len(port.names))), return_inverse=True)
+    of_speed = gang.astype(np.int64) * len(speeds) + speed
+    by_node = numbered(np.where(together, port.node.astype(np.int64) * gangs * len(speeds) + of_speed, -1))
+    by_gang = numbered(np.where(together, of_speed, -1))
     slow = together.copy()
     usual = np.zeros(len(port.names))
     for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):

@@ -1,0 +1,33 @@
+"""Groups of devices that may be compared: on one node, and of one model or link layer."""
+
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class AlikeDevices:
+    """Numbers the groups of a kind of device. They are made anew only where devices, owners or traits changed."""
+
+    def __init__(self) -> None:
+        self.group = np.zeros(0, np.int32)  # (device,) number of its group, -1 where no node owns it
+        self.groups = 0
+        self.trait = np.zeros(0)  # (device,) a number that stands for its trait in every process, 0 unknown
+        self._made_of: tuple[int, ...] = ()
+
+    def refresh(self, names: Sequence[str], node: NDArray[np.int32], traits: Mapping[str, str], changes: int) -> None:
+        """Number the groups of `names`. node: (device,) owners; traits: name → model or link layer; changes: a number
+        that grows with owners and traits."""
+        key = (len(names), changes)
+        if key == self._made_of:
+            return
+        numbers: dict[tuple[int, str], int] = {}
+        found = [traits.get(name, "") for name in names]
+        group = [
+            numbers.setdefault((row, trait), len(numbers)) if row >= 0 else -1
+            for row, trait in zip(node.tolist(), found, strict=True)
+        ]
+        self.group, self.groups = np.array(group, np.int32), len(numbers)
+        self.trait = np.array([crc32(trait.encode()) if trait else 0 for trait in found], np.float64)
+        self._made_of = key
