@@ -22,6 +22,7 @@ from ingest.archive.read import ArchiveSpan, read_events, read_samples
 from ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns
 from ingest.node_names import node_name
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally
 
 Event = JobEvent | NodeEvent
 
@@ -151,13 +152,14 @@ class ArchiveSource(Source):
     def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
         first, end = np.searchsorted(window.rows.time_ms, (first_ms, end_ms)).tolist()
         rows = window.rows.take(slice(first, end))
-        samples = []
+        samples, unread = [], 0
         for number in np.unique(rows.kind).tolist():
             kind, at = KINDS[number], np.flatnonzero(rows.kind == number)
             metric = self._catalogue[kind][rows.metric[at]]
             known = metric >= 0
             part = SampleBatch(kind, metric, rows.entity[at], rows.time_ms[at], rows.value[at])
             samples.append(part if known.all() else part.where(known))
+            unread += len(part) - int(np.count_nonzero(known))
         events = [event for event in window.events if first_ms <= event.time_ms < end_ms]
         bad, window.bad = window.bad, []
         return Batch(
@@ -165,6 +167,7 @@ class ArchiveSource(Source):
             events=tuple(event for event in events if not isinstance(event, NodeEvent)),
             node_events=tuple(event for event in events if isinstance(event, NodeEvent)),
             bad=tuple(bad),
+            tally=RecordTally(sum(map(len, samples)) + len(events), len(bad), {}, unread),
         )
 
 

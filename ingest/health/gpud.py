@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from ingest.health.polling import Poller, PollOptions, check_polling
 from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
 from ingest.node_names import check_name
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally, SkipRule
 
 SOURCE: Final = "gpud"
 TOKEN: Final = "FLEETCAST_GPUD_TOKEN"
@@ -82,6 +84,7 @@ class ComponentEvents(msgspec.Struct):
     events: list[Event] | None = None
 
 
+NOT_YET = ("", "Initializing")  # of a check that has not run
 _states = msgspec.json.Decoder(list[ComponentStates] | None).decode
 _events = msgspec.json.Decoder(list[ComponentEvents] | None).decode
 
@@ -148,9 +151,25 @@ class GpudSource(Source):
         since_s = self._seen_s.get(node, (now_ms - LOOK_BACK_MS) // 1000)
         events = decode_events(await poller.get(f"{url}/v1/events?startTime={since_s}"))
         known = self._known.setdefault(node, {})
-        found = [*state_events(node, states, known, now_ms), *xid_events(node, events, now_ms)]
+        told = [*state_events(node, states, known, now_ms)]
+        xids = [*xid_events(node, events, now_ms)]
         self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
-        return _checked(found, now_ms)
+        batch = _checked([*told, *xids], now_ms)
+        return replace(batch, tally=tally_of(states, events, len(told), len(xids), len(batch.bad)))
+
+
+def tally_of(
+    states: list[ComponentStates], events: list[ComponentEvents], told: int, xids: int, refused: int
+) -> RecordTally:
+    """Count the states and events of an answer. told: states that changed; refused: records whose event is bad."""
+    rows = [state for component in states for state in component.states or ()]
+    unread = [state.health[:80] for state in rows if _severity(state) is None and state.health not in NOT_YET]
+    waiting = sum(_severity(state) is None for state in rows) - len(unread)
+    others = sum(len(component.events or ()) for component in events) - xids
+    repeated = len(rows) - told - len(unread) - waiting
+    ignored = {SkipRule.REPEATED: repeated, SkipRule.NO_DATA: waiting, SkipRule.NOT_HARDWARE: others}
+    counts = {rule: count for rule, count in ignored.items() if count}
+    return RecordTally(told + xids - refused, refused, counts, len(unread), tuple(dict.fromkeys(unread)))
 
 
 def decode_states(body: bytes) -> list[ComponentStates]:

@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -23,6 +24,7 @@ from ingest.health.polling import Poller, PollOptions, check_polling
 from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
 from ingest.node_names import known_name
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally, SkipRule
 
 SOURCE: Final = "ufm"
 CHECK: Final = "link failure prediction"
@@ -121,13 +123,18 @@ class UfmSource(Source):
         now_ms = self._clock.now_ms()
         predicted: dict[str, tuple[float, Alert]] = {}
         self.unknown = 0
+        repeated = 0
         for alert in alerts:
             key = self._port(alert)
             if key is None:
                 self.unknown += 1
-            elif key not in predicted or predicted[key][0] < alert.probability:
+                continue
+            repeated += key in predicted
+            if key not in predicted or predicted[key][0] < alert.probability:
                 predicted[key] = (alert.probability, alert)
-        return self._changes(predicted, bad, now_ms)
+        ignored = {SkipRule.OTHER_PART: self.unknown, SkipRule.REPEATED: repeated}
+        tally = RecordTally(len(predicted), len(bad), {rule: count for rule, count in ignored.items() if count})
+        return replace(self._changes(predicted, bad, now_ms), tally=tally)
 
     def _port(self, alert: Alert) -> str | None:
         """ "node|device" of a host that the fleet knows. UFM may write the card behind the host's name."""
@@ -172,6 +179,8 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
     except (ValueError, RecursionError) as error:
         raise malformed(error, body, _alerts) from None
     alerts, bad = [], []
+    beyond = len(rows) - MOST_ALERTS
+    bad += [RecordError("too_many", f"{len(rows):,} alerts, at most {MOST_ALERTS:,} are read")] * max(0, beyond)
     for row in rows[:MOST_ALERTS]:
         try:
             alert = _alert(row)

@@ -31,6 +31,7 @@ from fleet.samples import EntityKind, SampleBatch
 from ingest.node_names import node_name
 from ingest.pages.serving import MAX_INSTANCES
 from ingest.source import Batch
+from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 JSON_TYPE = "application/vnd.fleetcast.telemetry.v1+json"
 BINARY_TYPE = "application/vnd.fleetcast.telemetry.v1+binary"
@@ -124,6 +125,7 @@ class _Plan:
     values: int
     blocks: tuple[_Block, ...]
     unknown: int  # series outside the catalogue
+    names: tuple[str, ...]  # of some of them
     bad: tuple[RecordError, ...]
 
 
@@ -173,6 +175,7 @@ class RecordDecoder:
 
     def _batch(self, plan: _Plan, time_ms: int, values: NDArray[np.float64]) -> Batch:
         bad = list(plan.bad)
+        blank = 0
         if plan.unknown:
             self.noted["unknown_metric"] += plan.unknown
         samples = []
@@ -184,11 +187,16 @@ class RecordDecoder:
             metric = block.metric
             good = np.isfinite(value)
             if np.count_nonzero(good) < len(value):
-                bad += self._count_odd(block, value)
+                odd = self._count_odd(block, value)
+                bad += odd
+                blank += len(value) - int(np.count_nonzero(good)) - len(odd)
                 metric, entity, value = metric[good], entity[good], value[good]
             if len(value):
                 samples.append(SampleBatch(block.kind, metric, entity, np.full(len(value), time_ms, np.int64), value))
-        return Batch(samples=tuple(samples), bad=tuple(bad))
+        ignored = {SkipRule.NO_DATA: blank} if blank else {}
+        read = sum(map(len, samples))
+        tally = RecordTally(read, len(bad), ignored, plan.unknown, plan.names)
+        return Batch(samples=tuple(samples), bad=tuple(bad), tally=tally)
 
     def _count_odd(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
         infinite = int(np.isinf(value).sum())
@@ -235,6 +243,7 @@ def _plan(header: Header, entities: Entities) -> _Plan:
     """Registers node and entities. Raises RecordError on names that are none."""
     node = node_name(header.node, entities) if header.node else ""
     blocks, at, unknown = [], 0, 0
+    unread: list[str] = []
     for kind, names in header.columns.items():
         size = len(names.metrics) * len(names.entities)
         if len(names.metrics) > MAX_METRICS or len(names.entities) > MAX_ENTITIES:
@@ -243,7 +252,10 @@ def _plan(header: Header, entities: Entities) -> _Plan:
         if len(set(names.metrics)) < len(names.metrics) or len(set(names.entities)) < len(names.entities):
             raise RecordError("duplicate", f"{kind[:40]}: a metric or an entity is named twice")
         metric, rows = _metric_rows(kind, names.metrics)
-        unknown += size - len(metric) * len(names.entities)
+        if left_out := size - len(metric) * len(names.entities):
+            unknown += left_out
+            read = set(rows.tolist())
+            unread += [f"{kind}.{name}"[:80] for row, name in enumerate(names.metrics) if row not in read]
         if len(metric) and names.entities:
             known = EntityKind(kind)
             entity = np.array([_entity(known, node, name, entities) for name in names.entities], np.int32)
@@ -251,7 +263,7 @@ def _plan(header: Header, entities: Entities) -> _Plan:
             columns, turns = _repeated(metric.tobytes(), len(entity))
             blocks.append(_Block(known, columns, entity, turns, slice(at, at + size), every))
         at += size
-    return _Plan(at, tuple(blocks), unknown, _sender_errors(header.bad))
+    return _Plan(at, tuple(blocks), unknown, tuple(unread[:MAX_UNREAD_NAMES]), _sender_errors(header.bad))
 
 
 def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:

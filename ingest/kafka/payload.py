@@ -22,10 +22,13 @@ from ingest.pages.exporters import ExporterResolver
 from ingest.pages.exposition import parse_timestamp
 from ingest.pages.text import PageDecoder, Target
 from ingest.source import Batch
+from ingest.tally import RecordTally, SkipRule
 
 MAX_PAGES = 50_000  # pages whose shape is kept, the latest used
 FUTURE_LIMIT_MS = 60_000
-TEXT_TYPES = frozenset({"text/plain", "application/openmetrics-text"})
+OPEN_METRICS = "application/openmetrics-text"
+TEXT_TYPES = frozenset({"text/plain", OPEN_METRICS})
+_TOMBSTONE = Batch(tally=RecordTally(ignored={SkipRule.NO_DATA: 1}))
 COLUMNAR_TYPES = frozenset({JSON_TYPE, BINARY_TYPE})
 _BLANKS = b" \t\r\n\xef\xbb\xbf"
 
@@ -57,7 +60,7 @@ class PayloadDecoder:
         try:
             if message.value is None:
                 self.noted["tombstone"] += 1
-                return Decoded(Batch())
+                return Decoded(_TOMBSTONE)
             headers = _headers(message)
             kind = _media_type(headers)
             if kind in TEXT_TYPES:
@@ -73,7 +76,7 @@ class PayloadDecoder:
         """A record of the events topic: its good events, and poison when one of them was refused."""
         if message.value is None:
             self.noted["tombstone"] += 1
-            return Decoded(Batch())
+            return Decoded(_TOMBSTONE)
         body = decode_body(message.value, self._clock.now_ms(), _headers(message))
         events = [record.event for record in body.records]
         bad = tuple(error for _, error in body.rejected)
@@ -98,7 +101,8 @@ class PayloadDecoder:
         if time_ms > now_ms + FUTURE_LIMIT_MS:
             raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
         page = message.value if message.value.endswith(b"\n") else message.value + b"\n"
-        batch = self._decoder(message, headers, page).decode(page, time_ms)
+        decoder = self._decoder(message, headers, page)
+        batch = decoder.decode(page, time_ms, open_metrics=_media_type(headers) == OPEN_METRICS)
         if batch.bad and not batch.samples:
             return Decoded(batch, batch.bad[0])
         return Decoded(batch)

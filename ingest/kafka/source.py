@@ -25,6 +25,7 @@ from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError, SourceError
 from ingest.kafka.payload import Decoded, PayloadDecoder
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +241,10 @@ class KafkaSource(Source):
         else:
             decoded = self.decoder.events(message)
             if not self._owns(partition):  # another pipeline tells what is bad
-                return Batch(events=decoded.batch.events, node_events=decoded.batch.node_events)
+                events, node_events, refused = decoded.batch.events, decoded.batch.node_events, len(decoded.batch.bad)
+                ignored = {SkipRule.OTHER_PART: refused} if refused else {}
+                tally = RecordTally(len(events) + len(node_events), ignored=ignored)
+                return Batch(events=events, node_events=node_events, tally=tally)
         self._condemn(message, decoded)
         return decoded.batch
 
