@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Where nodes lie and how they are wired: our TOML, topology.conf, node labels, ibnetdiscover, NetQ,\n"
-    "NCCL's XML and `nvidia-smi topo -m`.\n\nExample:  fleetcast topology show topology.conf",
+    help="Where nodes lie and how they are wired: our TOML, topology.conf and topology.yaml, node labels,\n"
+    "ibnetdiscover, NetQ, NCCL's XML and `nvidia-smi topo -m`.\n\nExample:  fleetcast topology show topology.conf",
 )
 
 
@@ -45,6 +45,8 @@ def show(
     from ingest.topology.load import load_topology
 
     topology = load_topology(path)
+    if json_path is None and path.is_file():
+        _say_hosts(path)
     if node and node not in topology.names:
         raise UnknownEntity(f"no node {node!r} in {path}")
     rows = [_row(topology, at) for at, name in enumerate(topology.names) if not node or name == node]
@@ -56,6 +58,15 @@ def show(
             Path(json_path).write_text(document + "\n", encoding="utf-8")
         return
     _echo(topology, rows, limit, bool(node))
+
+
+def _say_hosts(path: Path) -> None:
+    """Say that a dump of NCCL holds several hosts: it gives the wiring that they share."""
+    from ingest.topology.host_wiring import count_hosts, is_nccl
+
+    text = path.read_text(encoding="utf-8")
+    if is_nccl(text) and (hosts := count_hosts(text)) > 1:
+        echo(f"{hosts} hosts in this file, told apart by host_hash; all are wired alike")
 
 
 def _row(topology: "Topology", at: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 
 from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError
+from fleet.yaml_text import read_yaml
 from ingest.pages.target_spec import TargetSpec, parse_target
 
 logger = logging.getLogger(__name__)
@@ -67,26 +68,9 @@ def _yaml(data: bytes, origin: str) -> list[Any]:
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")
     try:
-        import yaml
-    except ImportError:
-        raise ConfigError(f"{origin}: reading YAML needs the package pyyaml; JSON needs nothing") from None
-
-    class Plain(yaml.SafeLoader):  # the one in C ends the process where brackets are nested deep enough
-        depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.depth += 1
-            if self.depth > DEEPEST or self.check_event(yaml.AliasEvent):  # a few aliases are a billion targets
-                raise yaml.YAMLError("no such nesting, and no aliases, are taken")
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
-
-    try:
-        rows = yaml.load(data, Loader=Plain)
-        msgspec.json.encode(rows)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{origin}: {str(error)[:200]}") from None
+        rows = read_yaml(data)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}") from None
     if not isinstance(rows, list):
         raise ConfigError(f"{origin}: expected a list of target groups")
     return rows

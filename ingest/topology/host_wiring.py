@@ -21,38 +21,60 @@ MAX_DEVICES = 256
 MAX_DEPTH = 64
 _NEAR = {"PIX": 0, "PXB": 1, "PHB": 2}  # the same PCIe switch, several of them, the same host bridge
 _CODES = ("X", "SYS", "NODE", "PHB", "PXB", "PIX", "NV1")  # an unknown code counts as far, the head of one as cut
-_HEADER = re.compile(r"^\s*GPU0\s", re.MULTILINE)
+_P2P = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")  # codes of `nvidia-smi topo -p2p`
+_HEADER = re.compile(r"^[ \t]*+GPU0[ \t]++(?=GPU|NIC|CPU|mlx)", re.MULTILINE)
 _LEGEND = re.compile(r"^\s*NIC(\d{1,3}): (\S{1,64})\s*$", re.MULTILINE)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines the header
-GRAPHS, UNSAID = "graphs", "unsaid"
+_GPU_NUMBER = re.compile(r"[0-9]{1,3}\Z")
+GRAPHS, UNSAID, HOST = "graphs", "unsaid", "host"
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
 
 
 def is_matrix(text: str) -> bool:
-    plain = _ESCAPES.sub("", text[:4096])
-    return _HEADER.match(plain) is not None and "\tGPU" in plain
+    """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or with spaces, as a terminal copies it."""
+    plain = _ESCAPES.sub("", text[:8192])
+    return _HEADER.search(plain) is not None and "ROCm" not in plain
 
 
 def parse_matrix(text: str) -> tuple[Device, ...]:
-    """Return the adapters of a `nvidia-smi topo -m`. Raises ConfigError on a matrix that is cut or mixed up."""
-    lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
-    names = [cell.strip() for cell in lines[0].split("\t")[1:]]
-    columns = {name: at for at, name in enumerate(names) if re.fullmatch(r"(GPU|NIC)\d{1,3}", name)}
-    gpus = [name for name in columns if name.startswith("GPU")]
-    nics = [name for name in columns if name.startswith("NIC")]
-    if not gpus or gpus != [f"GPU{at}" for at in range(len(gpus))] or len(columns) > MAX_DEVICES:
+    """Return the adapters of a `nvidia-smi topo -m`. Raises ConfigError on a matrix that is cut, mixed up or of p2p."""
+    plain = _ESCAPES.sub("", text)
+    header = _HEADER.search(plain)
+    assert header is not None
+    lines = [line for line in plain[header.start() :].splitlines() if line.strip()]
+    split = _cells_by_tab if "\t" in lines[0] else str.split
+    names = _devices(split(lines[0]))
+    gpus = [name for name in names if re.fullmatch(r"GPU\d{1,3}", name)]
+    nics = [name for name in names if name not in gpus]
+    columns = {name: at for at, name in enumerate(names)}
+    if gpus != [f"GPU{at}" for at in range(len(gpus))] or not len(gpus) <= len(columns) == len(names) <= MAX_DEVICES:
         expected = f"GPU0, GPU1 and so on, at most {MAX_DEVICES} devices"
-        raise ConfigError(f"nvidia-smi topo: its header names {gpus[:9]}, expected {expected}")
-    rows = {cells[0]: cells[1:] for line in lines[1:] if (cells := [cell.strip() for cell in line.split("\t")])}
+        raise ConfigError(f"nvidia-smi topo: its header names {names[:9]}, expected {expected}")
+    rows = {cells[0]: cells[1:] for line in lines[1:] if (cells := split(line))}
     for name in gpus:
         if name not in rows:
             raise ConfigError(f"nvidia-smi topo: {len(gpus)} GPUs in the header and no row {name}: is the file cut?")
         _check_row(name, rows[name], columns)
-    legend = {f"NIC{number}": name for number, name in _LEGEND.findall(_ESCAPES.sub("", text))}
-    if missing := legend and [name for name in nics if name not in legend]:
+    legend = {f"NIC{number}": name for number, name in _LEGEND.findall(plain)}
+    if missing := legend and [name for name in nics if re.fullmatch(r"NIC\d+", name) and name not in legend]:
         raise ConfigError(f"nvidia-smi topo: the legend does not name {missing[0]}: is the file cut?")
     near = {nic: _nearest([rows[gpu][columns[nic]] for gpu in gpus]) for nic in nics}
-    return _railed([(legend.get(nic, f"mlx5_{nic[3:]}"), near[nic]) for nic in nics])
+    return _railed([(legend.get(nic, re.sub(r"^NIC(?=\d+$)", "mlx5_", nic)), near[nic]) for nic in nics])
+
+
+def _cells_by_tab(line: str) -> list[str]:
+    cells = [cell.strip() for cell in line.split("\t")]
+    return cells if cells[0] else cells[1:]
+
+
+def _devices(header: Sequence[str]) -> list[str]:
+    """The columns of devices: they come before those of CPUs and NUMA nodes. Old drivers name adapters themselves."""
+    found: list[str] = []
+    for name in header:
+        if name.partition(" ")[0] in ("CPU", "NUMA", "") or len(found) > MAX_DEVICES:
+            break
+        found.append(name[:64])
+    return found
 
 
 def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> None:
@@ -61,6 +83,11 @@ def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> N
     if len(cells) < needed:
         raise ConfigError(f"nvidia-smi topo: row {name} has {len(cells)} cells, expected {needed}: is the file cut?")
     for other, at in columns.items():
+        if cells[at] in _P2P:
+            raise ConfigError(
+                f"nvidia-smi topo -p2p: row {name} says {cells[at]!r} of {other}, which is what GPUs may do with each "
+                "other; adapters and their distances are in nvidia-smi topo -m"
+            )
         if not cells[at] or any(code.startswith(cells[at]) and code != cells[at] for code in _CODES):
             known = ", ".join(_CODES)
             raise ConfigError(f"nvidia-smi topo: row {name} says {cells[at]!r} of {other}, expected one of {known}")
@@ -106,10 +133,31 @@ def is_nccl(text: str) -> bool:
 
 def parse_nccl(text: str) -> tuple[Device, ...]:
     """The adapters of an NCCL topology XML, none of one that leaves out what its devices are, or of NCCL's graphs.
-    Raises ConfigError when it is no such XML, or names no PCI device."""
-    root = _read_xml(text)
+
+    A dump of a domain that spans hosts has them all, told apart by `host_hash`. They are several machines: the result
+    is the wiring that they share. Raises ConfigError when it is no such XML, names no PCI device, or has hosts that
+    are wired in different ways.
+    """
+    root, hosts = _read_xml(text)
     if root.kind == GRAPHS:
         return ()
+    wirings = {name: _wiring(host) for name, host in hosts.items()} or {"": _wiring(root)}
+    first, *others = wirings
+    for other in others:
+        if wirings[other] != wirings[first]:
+            raise ConfigError(
+                f"this NCCL XML holds {len(wirings)} hosts, and those with host_hash {first} and {other} are wired "
+                f"in different ways: write a file for each, named after its nodes or their GPU model"
+            )
+    return wirings[first]
+
+
+def count_hosts(text: str) -> int:
+    """Return of how many hosts an NCCL XML tells: one where CPUs state no `host_hash`."""
+    return max(1, len(_read_xml(text)[1]))
+
+
+def _wiring(root: _Bus) -> tuple[Device, ...]:
     buses = list(_walk(root))
     gpus = sorted((bus for bus in buses if bus.kind == "gpu"), key=lambda bus: bus.bus)
     nics = sorted((bus for bus in buses if bus.kind == "nic"), key=lambda bus: bus.bus)
@@ -142,9 +190,12 @@ def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) ->
                 near[id(nic)] = (gpus[at],) if len(gpus) == len(nics) else tuple(gpus)
 
 
-def _read_xml(text: str) -> _Bus:
-    """The tree of PCI devices. A document type is refused: entities are what makes XML dangerous."""
-    top = _Bus("", "")
+def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
+    """The tree of PCI devices, and those of hosts by their `host_hash` where CPUs state it.
+
+    A document type is refused: entities are what makes XML dangerous.
+    """
+    top, hosts = _Bus("", ""), dict[str, _Bus]()
     stack = [top]
     count = 0
 
@@ -156,13 +207,15 @@ def _read_xml(text: str) -> _Bus:
         here = stack[-1]
         if tag == GRAPHS:
             here.kind = GRAPHS
+        elif tag == "cpu" and given.get("host_hash"):
+            here = hosts.setdefault(given["host_hash"][:64], _Bus(HOST, ""))
         elif tag == "pci":
             here = _Bus(_kind(given.get("class", "")), given.get("busid", ""))
             stack[-1].children.append(here)
         elif tag == "net" and given.get("name"):
             here.names.append(given["name"][:64])
             here.kind = "nic"
-        elif tag == "gpu" and here is not top and given.get("dev", "").isdecimal() and len(given["dev"]) <= 3:
+        elif tag == "gpu" and here is not top and here.kind != HOST and _GPU_NUMBER.match(given.get("dev", "")):
             here.kind, here.gpu = "gpu", int(given["dev"])
         stack.append(here)
 
@@ -179,7 +232,7 @@ def _read_xml(text: str) -> _Bus:
         parser.Parse(text.lstrip("\ufeff \t\r\n"), True)
     except expat.ExpatError as error:
         raise ConfigError(f"not valid XML: {error}") from None
-    return top
+    return top, hosts
 
 
 def _kind(pci_class: str) -> str:

@@ -5,7 +5,9 @@ What a format omits stays unknown, but for the NVLink domain: by default a node 
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,15 +15,19 @@ from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import ConfigError
 from fleet.toml_lines import decode_toml
 from fleet.topology import Device, Level, NodeSpec, Topology
+from fleet.yaml_text import read_yaml
 from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
 from ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
 from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
 from ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
 from ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
+from ingest.topology.other_files import READ, what_it_is
 from ingest.topology.physical_gpus import MAX_GPUS
-from ingest.topology.slurm_topology import is_slurm, parse_slurm
+from ingest.topology.slurm_topology import is_slurm, is_slurm_yaml, parse_slurm, parse_slurm_yaml
 
 _JSON = re.compile(r"\s*+(\{|\[\s*+\{)")
+_YAML = re.compile(r"^(?:---|- \S|[\w\"'./-]+:(?:\s|$))", re.MULTILINE)
+_TOML = re.compile(r"^[ \t]*+(?:\[\[?[\w\"'. -]+\]\]?|[\w\"'.-]+\s*=)", re.MULTILINE)
 
 
 class Rack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,18 +111,46 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
 
 def parse_topology(text: str) -> list[NodeSpec]:
     """Nodes of a TOML, topology.conf, ibnetdiscover or JSON (labels, NetQ) text. Raises ConfigError."""
-    if _JSON.match(text):
-        nodes = parse_json(text)
-    elif is_ibnetdiscover(text):
-        nodes = fabric_nodes(parse_ibnetdiscover(text))
-    else:
-        nodes = parse_slurm(text) if is_slurm(text) else parse_toml(text)
+    nodes = _nodes_of(text)
     for word in {
         word for node in nodes for word in (node.pool, node.gpu_model, node.power_domain, *node.domains.values())
     }:
         if len(word) > MAX_NAME_LENGTH or not word.isprintable():
             raise ConfigError(f"{word[:80]!r} is no name: at most {MAX_NAME_LENGTH} printable characters")
     return nodes
+
+
+def _nodes_of(text: str) -> list[NodeSpec]:
+    if _JSON.match(text):
+        return parse_json(text)
+    if is_ibnetdiscover(text):
+        return fabric_nodes(parse_ibnetdiscover(text))
+    if is_slurm(text):
+        return parse_slurm(text)
+    if what := what_it_is(text):
+        raise ConfigError(what)
+    if _YAML.search(text[:65_536]) and not _TOML.search(text[:65_536]):
+        return _yaml_nodes(text)
+    try:
+        return parse_toml(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"taken for our TOML: {error}" + ("" if _TOML.search(text) else f"; read are {READ}")
+        ) from None
+
+
+def _yaml_nodes(text: str) -> list[NodeSpec]:
+    """Nodes of a YAML text: Slurm's topology.yaml, or what `kubectl` or topograph write. Raises ConfigError."""
+    try:
+        document = read_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"taken for YAML: {error}") from None
+    if is_slurm_yaml(document):
+        return parse_slurm_yaml(document)
+    if isinstance(document, dict) and ("kind" in document or all(isinstance(row, dict) for row in document.values())):
+        return nodes_of_document(document)
+    expected = "Slurm's topology.yaml (a list of `topology:`), Kubernetes nodes or node labels"
+    raise ConfigError(f"taken for YAML: expected {expected}; read are {READ}")
 
 
 def parse_toml(text: str) -> list[NodeSpec]:
@@ -176,10 +210,29 @@ def parse_json(text: str) -> list[NodeSpec]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}") from None
+    return nodes_of_document(document)
+
+
+def nodes_of_document(document: Any) -> list[NodeSpec]:
+    """Nodes of a decoded JSON or YAML document. Raises ConfigError."""
     if is_netq(document):
         return netq_nodes(document)
+    if is_slurm_yaml(document):
+        return parse_slurm_yaml(document)
     if not isinstance(document, dict):
-        raise ConfigError("expected an object of nodes and their labels, or a list as NetQ writes it")
+        raise ConfigError("expected an object of nodes and their labels, or a list as NetQ or Slurm writes it")
+    if document.get("kind") == "Node":
+        return [kubernetes_node(document)]
     if not isinstance(document.get("items"), list):
+        if "kind" in document and "apiVersion" in document:
+            raise _no_nodes(document)
         return [node_from_labels(str(name), label_table(labels, name)) for name, labels in document.items()]
+    for item in document["items"]:
+        if isinstance(item, dict) and item.get("kind", "Node") != "Node":
+            raise _no_nodes(item)
     return [kubernetes_node(item) for item in document["items"]]
+
+
+def _no_nodes(thing: Mapping[str, Any]) -> ConfigError:
+    kind = str(thing["kind"])[:60]
+    return ConfigError(f"it holds a Kubernetes {kind!r}, expected nodes: kubectl get nodes -o json")

@@ -1,4 +1,5 @@
-"""Slurm's topology.conf: the tree plugin (SwitchName, Switches, Nodes) and the block plugin (BlockName, Nodes).
+"""Slurm's topology.conf and topology.yaml: the tree plugin (SwitchName, Switches, Nodes) and the block plugin
+(BlockName, Nodes). What `scontrol show topology` prints is read, too.
 
     leaf switch                                   rack
     its parent ... child of the root, if one      block
@@ -11,6 +12,9 @@ A node of a tree of leaves alone knows its rack only. Several roots are several 
 import re
 from dataclasses import dataclass
 
+import msgspec
+
+from fleet.decode_faults import explain
 from fleet.errors import ConfigError
 from fleet.topology import Level, NodeSpec
 from ingest.node_names import MAX_NODES, check_part, expand_nodes, too_many
@@ -20,8 +24,8 @@ MAX_LEVELS = 32
 _ITEM = re.compile(r"^[ \t]*+(switchname|blockname)[ \t]*+=", re.IGNORECASE | re.MULTILINE)
 _PAIR = re.compile(r"(?<!\w)(\w++)\s*+=\s*+(\S++)")  # possessive: a long line costs its length, not its square
 _KNOWN = {
-    "switchname": {"switchname", "nodes", "switches", "linkspeed"},
-    "blockname": {"blockname", "nodes"},
+    "switchname": {"switchname", "nodes", "switches", "linkspeed", "level"},
+    "blockname": {"blockname", "nodes", "blockindex", "blocksize"},
     "blocksizes": {"blocksizes"},
 }
 
@@ -104,6 +108,8 @@ def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, st
     names = expand_nodes(pairs["switchname"])
     nodes = tuple(expand_nodes(pairs["nodes"])) if "nodes" in pairs else ()
     children = tuple(expand_nodes(pairs["switches"])) if "switches" in pairs else ()
+    if "level" in pairs and children:
+        nodes = ()  # `scontrol show topology` lists the nodes of a switch's children, too
     for name in names:
         if name in switches:
             raise ConfigError(f"line {number}: switch {name!r} is named twice")
@@ -111,6 +117,90 @@ def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, st
             raise ConfigError(f"line {number}: switch {name!r} needs either Nodes or Switches")
         switches[name] = _Switch(name, nodes, children)
     return len(names) * (len(nodes) + len(children))
+
+
+class _YamlSwitch(msgspec.Struct, frozen=True):
+    """One of `tree: switches:` in topology.yaml."""
+
+    switch: str
+    nodes: str = ""
+    children: str = ""
+
+
+class _YamlBlock(msgspec.Struct, frozen=True):
+    block: str
+    nodes: str = ""
+
+
+class _YamlTree(msgspec.Struct, frozen=True):
+    switches: tuple[_YamlSwitch, ...]
+
+
+class _YamlBlocks(msgspec.Struct, frozen=True):
+    blocks: tuple[_YamlBlock, ...]
+
+
+class _YamlTopology(msgspec.Struct, frozen=True):
+    """One topology of topology.yaml: a tree, blocks, or flat."""
+
+    topology: str
+    cluster_default: bool = False
+    tree: _YamlTree | None = None
+    block: _YamlBlocks | None = None
+    flat: bool = False
+
+
+def is_slurm_yaml(document: object) -> bool:
+    """Return whether a YAML document is a topology.yaml: a list whose entries name a `topology`."""
+    return (
+        isinstance(document, list)
+        and bool(document)
+        and all(isinstance(row, dict) for row in document)
+        and (any("topology" in row for row in document))
+    )
+
+
+def parse_slurm_yaml(document: object) -> list[NodeSpec]:
+    """Nodes of a topology.yaml. A node of several topologies lies where the cluster's default says, else the first."""
+    try:
+        rows = msgspec.convert(document, list[_YamlTopology])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"topology.yaml: {explain(error, list[_YamlTopology], document).sentence}") from None
+    found: dict[str, NodeSpec] = {}
+    for row in sorted(rows, key=lambda row: not row.cluster_default):
+        if row.tree is None and row.block is None and not row.flat:
+            raise ConfigError(f"topology.yaml: topology {row.topology!r} has none of `tree`, `block` and `flat`")
+        for node in (*_yaml_tree(row), *_yaml_blocks(row)):
+            found.setdefault(node.name, node)
+        if len(found) > MAX_NODES:
+            raise too_many(row.topology)
+    if not found:
+        raise ConfigError("topology.yaml: it names no node; a flat topology says nothing of where nodes lie")
+    return list(found.values())
+
+
+def _yaml_tree(row: _YamlTopology) -> list[NodeSpec]:
+    switches: dict[str, _Switch] = {}
+    for one in row.tree.switches if row.tree else ():
+        where = f"topology.yaml: switch {one.switch!r} of {row.topology!r}"
+        nodes = tuple(expand_nodes(one.nodes)) if one.nodes else ()
+        children = tuple(expand_nodes(one.children)) if one.children else ()
+        if one.switch in switches:
+            raise ConfigError(f"{where} is named twice")
+        if bool(nodes) == bool(children):
+            raise ConfigError(
+                f"topology.yaml: switch {one.switch!r} of {row.topology!r} needs either nodes or children"
+            )
+        switches[check_part(one.switch)] = _Switch(one.switch, nodes, children)
+    return _tree_nodes(switches)
+
+
+def _yaml_blocks(row: _YamlTopology) -> list[NodeSpec]:
+    blocks: dict[str, str] = {}
+    for one in row.block.blocks if row.block else ():
+        for node in expand_nodes(one.nodes) if one.nodes else ():
+            _place(blocks, node, check_part(one.block))
+    return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
 
 
 def _place(placed: dict[str, str], node: str, domain: str) -> None:

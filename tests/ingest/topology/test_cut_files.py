@@ -60,7 +60,7 @@ def test_a_matrix_that_is_cut_before_its_last_cell_is_no_wiring(end: int) -> Non
         (MATRIX.replace("GPU1\tNV18", "GPU7\tNV18"), "no row GPU1"),
         (MATRIX.replace("  NIC1: mlx5_4\n", ""), "does not name NIC1"),
         ("\tGPU0\tGPUS\n", "no row GPU0"),
-        (" \n  GPU0 \tGPUX\n", "its header names"),
+        (" \n  GPU0 \tGPUX\n", "no row GPU0"),
     ],
 )
 def test_a_matrix_that_is_mixed_up_says_what_does_not_fit(text: str, why: str) -> None:

@@ -1,0 +1,36 @@
+"""Read YAML that people and other programs write. Nesting is bounded, and aliases are refused."""
+
+from typing import Any
+
+import msgspec
+
+DEEPEST = 32
+MOST_CHARACTERS = 4_194_304
+
+
+def read_yaml(text: str | bytes) -> Any:
+    """Return the document, of anything that JSON can say. Raises ValueError with the reason for any other text."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
+    try:
+        import yaml
+    except ImportError:
+        raise ValueError("reading YAML needs the package pyyaml; JSON needs nothing") from None
+
+    class Plain(yaml.SafeLoader):  # the one in C ends the process where brackets are nested deep enough
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.depth += 1
+            if self.depth > DEEPEST or self.check_event(yaml.AliasEvent):  # a few aliases are a billion values
+                raise yaml.YAMLError("no such nesting, and no aliases, are taken")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+    try:
+        document = yaml.load(text, Loader=Plain)
+        msgspec.json.encode(document)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(" ".join(str(error)[:200].split())) from None
+    return document
