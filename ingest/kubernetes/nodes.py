@@ -3,6 +3,7 @@
     cordoned, uncordoned                                     drain, undrain
     Ready False or Unknown, deleted; Ready again             lost, returned
     a condition of a health checker, a provider's label      health
+    kept from new pods by a taint, a deletion, maintenance   withhold, release
 
 A condition's event is numbered by the second of its transition, any other by the object's version: repeats are one.
 """
@@ -22,6 +23,7 @@ from fleet.topology import NodeSpec
 from ingest.kubernetes.asked_gpus import NodeGpus
 from ingest.kubernetes.machines import PodPlace
 from ingest.kubernetes.objects import Condition, Node, condition, time_ms
+from ingest.kubernetes.withheld import HARD, withheld
 from ingest.topology.kubernetes_nodes import node_from_labels
 from ingest.topology.physical_gpus import shares_of
 
@@ -44,7 +46,6 @@ LABELS: dict[str, dict[str, Severity]] = {
 }
 HOSTNAME = "kubernetes.io/hostname"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-HARD = frozenset({"NoSchedule", "NoExecute"})
 KINDS = ("drain", "undrain", "lost", "returned")
 SLOTS = 64  # sequences a second, or a version
 MESSAGE_LENGTH = 1_000
@@ -60,22 +61,25 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
     bad: dict[str, Severity] = {}
     spec: NodeSpec | None = None
     shares: int = 1  # jobs that may share one of its GPUs
+    withheld: dict[str, str] = {}  # why → what Kubernetes says
 
 
 class NodeFold:
-    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings.
-    `places`: by uid of a pod."""
+    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings. `taints`: the
+    site's patterns of taints → why they withhold a node, empty where they do not. `places`: by uid of a pod."""
 
     def __init__(
         self,
         states: dict[str, KnownNode],
         source: str,
         fatal: Sequence[str],
+        taints: Mapping[str, str],
         places: dict[str, PodPlace],
     ) -> None:
         self.states = states
         self._source = source
         self._fatal = fatal
+        self._taints = taints
         self.places = places
         self._specs: dict[str, NodeSpec] | None = None  # until a node changes
         self._least: NodeGpus | None = None  # likewise
@@ -120,6 +124,7 @@ class NodeFold:
         return [
             *self._cordon(node, state, now_ms),
             *self._ready(node, state, now_ms),
+            *self._withhold(node, state, now_ms),
             *self._health(node, state, now_ms),
         ]
 
@@ -144,6 +149,7 @@ class NodeFold:
         if state is None:
             return []
         gone = KnownNode(cordoned=state.cordoned, lost=True, deleted=True, was_ready=True, bad=state.bad)
+        gone.withheld = state.withheld
         self.states[name] = gone
         self._forget_some()
         if state.lost:
@@ -195,6 +201,26 @@ class NodeFold:
         since = number if state.deleted else _since(ready, node, now_ms)  # it may be as ready as before its deletion
         state.deleted = False
         yield self._event(node.metadata.name, kind, since, ready.text or kind)
+
+    def _withhold(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+        """Events of reasons that began, changed or ended, of a source of their own. A lost node is more than silent."""
+        before, now = state.withheld, withheld(node, self._taints)
+        if state.lost:
+            now.pop("not_responding", None)
+        state.withheld = now
+        number = _number(node.metadata.resource_version, now_ms) * SLOTS
+        for check in sorted(before.keys() | now.keys()):
+            if before.get(check) == now.get(check):
+                continue
+            yield NodeEvent(
+                node=node.metadata.name,
+                source=f"{self._source}/withheld",
+                sequence=number + 2 * (zlib.crc32(check.encode()) % (SLOTS // 2)) + (check not in now),
+                time_ms=now_ms,
+                type="withhold" if check in now else "release",
+                message=now.get(check, "")[:MESSAGE_LENGTH],
+                check=check,
+            )
 
     def _health(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
         rows = [row for row in node.status.conditions or () if row.type not in OWN and row.status in ("True", "False")]

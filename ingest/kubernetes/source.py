@@ -72,6 +72,7 @@ class KubernetesOptions(Terms, frozen=True, kw_only=True, forbid_unknown_fields=
     namespace: str = ""
     collections: tuple[str, ...] = tuple(KINDS)
     host_labels: tuple[str, ...] = HOST_LABELS
+    taints: dict[str, str] = msgspec.field(default_factory=dict)
     fatal_conditions: tuple[str, ...] = ("Gpu*", "SysLogs*", "*Xid*", "*XID*", "AcceleratedHardwareReady")
 
 
@@ -126,7 +127,7 @@ class KubernetesSource(Source):
 
     def _resume(self, at: _Position) -> None:
         self._at = at
-        self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, at.places)
+        self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, self.options.taints, at.places)
         self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.gpus)
         self._jobs = WorkloadFold(at.jobs, self._nodes.lost())
 

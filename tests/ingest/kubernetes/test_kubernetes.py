@@ -454,13 +454,14 @@ def test_nodes_that_are_cordoned_lost_sick_and_well_again() -> None:
     assert {event.source for event in told} == {"kubernetes"}
 
 
-def test_a_new_node_that_is_not_ready_yet_is_not_lost() -> None:
+def test_a_new_node_that_is_not_ready_yet_is_withheld_and_not_lost() -> None:
     server = SmallKubernetes()
     joining = node("n1", condition("Ready", "KubeletNotReady", status="False"))
     joining["metadata"]["creationTimestamp"] = "2026-11-21T09:59:00Z"
     server.put("nodes", joining)
     with Followed(server) as followed:
-        assert followed.told() == []
+        (event,) = followed.told()
+    assert (event.type, event.check, event.message) == ("withhold", "not_responding", "KubeletNotReady")
 
 
 def test_a_jobset_is_one_job_ranked_by_its_jobs_and_their_indexes() -> None:

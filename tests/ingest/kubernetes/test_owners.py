@@ -41,6 +41,7 @@ class Fed:
         self.decode = {row.name: row.decode for row in self.source.collections()}
         self.table = JobTable()
         self.events: list[Any] = []
+        self.node_events: list[Any] = []
         self.bad: list[str] = []
 
     def put(self, name: str, *things: dict[str, Any], kind: str = "ADDED") -> list[Any]:
@@ -54,6 +55,7 @@ class Fed:
         for event in batch.events:
             self.table.apply(event)
         self.events += batch.events
+        self.node_events = [*self.node_events, *batch.node_events]
         return list(batch.events)
 
     def wait(self, seconds: float) -> None:

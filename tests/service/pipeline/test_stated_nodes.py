@@ -221,3 +221,18 @@ def test_a_slurm_node_in_a_pod_is_the_node_that_the_pod_is_on(tmp_path: Path) ->
     gpus = board.json("doc.fleet")["gpus"]
     assert (gpus["running"], gpus["total"]) == (2, 4)
     assert [row.hosts for row in world.pipeline.state.jobs.running()] == [("computeinstance-1",)]
+
+
+def test_nodes_that_kubernetes_withholds_are_rejected_for_their_reason(tmp_path: Path) -> None:
+    leaving, maintained, cordoned = node("a", 8), node("b", 8), node("c", 8)
+    leaving["spec"] = {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}
+    maintained["spec"] = {"taints": [{"key": "example.com/maintenance", "effect": "NoExecute"}]}
+    cordoned["spec"] = {"unschedulable": True}
+    world = KubernetesWorld(tmp_path, leaving, maintained, cordoned, node("d", 8))
+    decision = world.decide(world.tick(), gang=1, gpus_per_node=8)
+    assert decision.rejected == {"withheld": 1, "maintenance": 1, "drained": 1}
+    assert [rank.node for rank in decision.ranks] == ["d"]
+    assert "no telemetry confirmed" in decision.sentence
+    world.put(node("a", 8), node("b", 8), node("c", 8))
+    world.clock.advance(10)
+    assert world.decide(world.tick(), gang=4, gpus_per_node=8).outcome == "placed"
