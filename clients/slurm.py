@@ -41,7 +41,7 @@ _QUEUE_TEXTS = {
     **{"tres-per-node": "TRES_PER_NODE", "tres-per-job": "TRES_PER_JOB", "tres-per-task": "TRES_PER_TASK"},
     **{"Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME"},
 }
-_NODES = ("NodeList", "StateComplete", "Gres", "Timestamp")
+_NODES = ("NodeList", "StateComplete", "Gres", "Timestamp", "NodeHost", "NodeAddr", "CPUs", "Memory")
 _NODE_TEXTS = {"Reason": "REASON"}
 _ACCOUNTING = (
     "JobID,Submit,State,ExitCode,Start,End,NodeList,NNodes,ReqTRES,AllocTRES,User,Group,Partition,QOS,Cluster,"

@@ -127,5 +127,6 @@ def known_name(stated: str, nodes: EntityTable) -> str:
         return stated
     short, dot, _ = stated.partition(".")
     if dot:
+        short = nodes.machine(short)
         return short if short in nodes else stated
     return nodes.of_host(stated) or stated

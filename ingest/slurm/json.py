@@ -9,7 +9,8 @@ from `sinfo --json` (22.05; in 24.11 in groups), `scontrol show nodes --json` an
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,7 @@ from ingest.slurm.shapes import (
 
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
+MAX_CPUS = 1_000_000
 Told = TypeVar("Told")
 
 
@@ -233,8 +235,24 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
     told_ms = _ms(row.reason_changed_at)
     states = (*_upper(row.state), *_upper(row.state_flags))
     gres = read_gres(row.gres or "")
-    reserved = row.reservation or ""
-    return [SlurmNode(name, states, row.reason or "", told_ms, gres, reserved) for name in node_list(row.name)]
+    one = SlurmNode(
+        name="",
+        states=states,
+        reason=row.reason or "",
+        reason_ms=told_ms,
+        gres=gres,
+        reservation=row.reservation or "",
+        other_names=tuple(name for name in (row.hostname, row.address) if name),
+        cpus=number(row.cpus, MAX_CPUS) or 0,
+        memory_gib=round((number(row.real_memory) or 0) / 1024, 3),
+    )
+    names = node_list(row.name)
+    return [replace(one, name=name) for name in names] if len(names) == 1 else _namesakes(one, names)
+
+
+def _namesakes(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
+    """Return several nodes of one record, which has the names of none."""
+    return [replace(one, name=name, other_names=()) for name in names]
 
 
 def _of_group(group: NodeGroup) -> list[SlurmNode]:
@@ -242,5 +260,15 @@ def _of_group(group: NodeGroup) -> list[SlurmNode]:
     reason = told.description or "" if isinstance(told, SlurmReason) else told or ""
     told_ms = _ms(told.time) if isinstance(told, SlurmReason) else None
     states = _upper(group.node.state)
-    names: Any = (name for entry in group.nodes.nodes for name in node_list(entry))
-    return [SlurmNode(name, states, reason, told_ms, read_gres(group.gres.total or "")) for name in names]
+    names, hosts, addresses = (
+        [name for entry in entries for name in node_list(entry)]
+        for entries in (group.nodes.nodes, group.nodes.hostnames, group.nodes.addresses)
+    )
+    gres = read_gres(group.gres.total or "")
+    if not len(names) == len(hosts) == len(addresses):  # sorted each by itself, or not told
+        return [SlurmNode(name, states, reason, told_ms, gres) for name in names]
+    others = zip(hosts, addresses, strict=True)
+    return [
+        SlurmNode(name, states, reason, told_ms, gres, other_names=also)
+        for name, also in zip(names, others, strict=True)
+    ]

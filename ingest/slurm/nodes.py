@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleet.events import NodeEvent
+from fleet.node_names import is_node_name
 from fleet.requests import WHOLE_GPU
+from fleet.topology import Level, NodeSpec
 from ingest.inbox.job_events import FUTURE_LIMIT_MS
-from ingest.slurm.fields import label
-from ingest.slurm.gres import NO_GRES, Gres
+from ingest.slurm.fields import label, model_name
+from ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, without_profile
 
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
 
@@ -43,7 +45,7 @@ MESSAGE_LENGTH = 1000
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
     """states: the base state, then flags, in capitals. reason_ms: when the reason was set; None: unknown. gres: what it
-    has."""
+    has. other_names: its host name and address, as Slurm reaches it."""
 
     name: str
     states: tuple[str, ...]
@@ -51,6 +53,9 @@ class SlurmNode:
     reason_ms: int | None = None
     gres: Gres = NO_GRES
     reservation: str = ""
+    other_names: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_gib: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -62,6 +67,21 @@ class SlurmNode:
         """slurmctld has heard of it since it started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
+    def spec(self) -> NodeSpec:
+        """Return what the node is made of. NVLink joins its own GPUs, as far as Slurm knows."""
+        kind = without_profile(self.gres.kind)
+        others = (name for name in self.other_names if name != self.name and is_node_name(name))
+        return NodeSpec(
+            name=self.name,
+            gpus=min(self.gpus, MAX_GPUS),
+            gpu_model=model_name(kind) if kind else "",
+            cpus=self.cpus,
+            host_memory_gib=self.memory_gib,
+            domains={Level.NVLINK_DOMAIN: self.name},
+            counts_resources=self.gres.has_mig,
+            other_names=tuple(dict.fromkeys(others)),
+        )
+
     def conditions(self) -> list[str]:
         """
         >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
@@ -71,6 +91,11 @@ class SlurmNode:
         if "lost" in found:
             found.pop("not_responding", None)
         return sorted(found, key=_NUMBER.__getitem__)
+
+
+def node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
+    """Return the nodes with GPUs by name. A node of Slurm's future is none yet."""
+    return {node.name: node.spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
 
 
 def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:

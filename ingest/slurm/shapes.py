@@ -142,10 +142,16 @@ class NodeInfo(msgspec.Struct, kw_only=True):
     reason_changed_at: Number = None
     gres: str | None = None
     reservation: str | None = None
+    hostname: str | None = None
+    address: str | None = None
+    cpus: Number = None
+    real_memory: Number = None
 
 
 class NodeNames(msgspec.Struct, frozen=True):
     nodes: list[str] = []
+    hostnames: list[str] = []
+    addresses: list[str] = []
 
 
 class SlurmReason(msgspec.Struct, frozen=True):

@@ -22,11 +22,12 @@ from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobClass, JobEvent, NodeEvent
+from fleet.topology import NodeSpec
 from ingest.slurm import json as slurm_json
 from ingest.slurm import text as slurm_text
 from ingest.slurm.issued import IssuedJob
 from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
-from ingest.slurm.nodes import Conditions, SlurmNode, changes, numbered_gpus, shares_of_gpu
+from ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbered_gpus, shares_of_gpu
 from ingest.slurm.records import Read
 from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
 from ingest.source import Batch, Source, read_options
@@ -156,6 +157,7 @@ class SlurmSource(Source):
         self._without_accounts = False
         self._up: bool | None = None
         self._bad = 0
+        self._specs: Mapping[str, NodeSpec] = {}
         self._noted: Counter[str] = Counter()
         self._tally = RecordTally()  # of polls since the last batch
         self._took_ms = 0
@@ -182,6 +184,10 @@ class SlurmSource(Source):
             if len(batch) or batch.bad:
                 batch, self._tally = replace(batch, tally=self._tally), RecordTally()
                 return batch
+
+    def nodes(self) -> Mapping[str, NodeSpec]:
+        """Node → what Slurm says of it, of nodes with GPUs. The same object until one of them changes."""
+        return self._specs
 
     def position(self) -> dict[str, Any]:
         state = self._state
@@ -233,6 +239,8 @@ class SlurmSource(Source):
         _miss(state, scan)
         bad = [*queue.bad, *scan.bad]
         events = [*scan.fresh, *_named_by_now(state, scan)] + await self._accounts(state, scan, bad)
+        if nodes_body and (specs := node_specs(nodes.rows)) != self._specs:
+            self._specs = specs
         node_events = _follow(state, nodes.rows, self.name, now_ms)
         bad += nodes.bad
         state.queued, state.live = scan.issued, scan.live

@@ -200,4 +200,17 @@ def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
     reason = _first(row, "REASON")
     told_ms = time_ms(_first(row, "TIMESTAMP"), zone)
     gres = read_gres(_first(row, "GRES"))
-    return [SlurmNode(name, states, "" if reason == "none" else reason, told_ms, gres) for name in names]
+    others = [row[key] for key in ("HOSTNAMES", "NODE_ADDR") if row.get(key)] if len(names) == 1 else []
+    return [
+        SlurmNode(
+            name=name,
+            states=states,
+            reason="" if reason == "none" else reason,
+            reason_ms=told_ms,
+            gres=gres,
+            other_names=tuple(others),
+            cpus=_whole(_first(row, "CPUS")) or 0,
+            memory_gib=round((_whole(_first(row, "MEMORY")) or 0) / 1024, 3),
+        )
+        for name in names
+    ]
