@@ -132,13 +132,19 @@ def rollback(
 ) -> None:
     """Let the version serve again that served before the current one; a damaged one is passed over.
 
+    Before the first version what ships with the program serves again.
+
     Example:  fleetcast models rollback demand
     """
+    from models.versions.registry import SHIPPED
+
     registry = _registry(config, state, folder)
     before = registry.current_version(_known(kind))
     now = registry.rollback(kind)
     _report(
-        json_path, {"kind": kind, "version": now, "previous": before}, f"{kind} {now} serves again, {before} no longer"
+        json_path,
+        {"kind": kind, "version": now, "previous": before},
+        f"{kind} {'as shipped' if now == SHIPPED else now} serves again, {before} no longer",
     )
 
 

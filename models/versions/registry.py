@@ -34,12 +34,16 @@ KINDS = ("demand", "duration", "risk", "interference")
 SHADOWED = ("demand", "risk")  # whose challengers a pipeline scores
 CURRENT, LOG, LOCK, NEW = "current", "promotions.jsonl", "lock", ".new-"
 SHADOW, OFF, NEWEST = "shadow", "off", "newest"
+SHIPPED = "shipped"  # in place of a version: what comes with the program serves
 REMEMBERED = 50  # versions that `current` keeps for rollbacks
 KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 
 
 class Promotion(msgspec.Struct, frozen=True):
-    """A line of promotions.jsonl. action: promote or rollback; forced: in spite of the gate, whose sentence it is."""
+    """A line of promotions.jsonl.
+
+    action: promote or rollback; version: a name or SHIPPED; forced: in spite of the gate, whose sentence it is.
+    """
 
     time_ms: int
     action: str
@@ -234,16 +238,20 @@ class Registry:
             self._note(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
-        """Let the version serve that served before the current one, and is whole; returns it. ModelError for none."""
+        """Let the version serve that served before the current one and is whole. Returns it, or SHIPPED.
+
+        Before the first version what ships with the program served, and it serves again where no earlier version is
+        whole. Raises ModelError where no version serves.
+        """
         with self._locked_if_there(kind):
             served = self._served(kind)
-            for at in range(1, len(served)):
-                if served[at] != served[0] and self.damage(kind, served[at]) is None:
-                    self._serve(kind, served[at:])
-                    self._note(kind, "rollback", served, f"back from {served[0]}")
-                    return served[at]
-        now = f"{served[0]} is the only whole one that ever served" if served else "none serves"
-        raise ModelError(f"no version of {kind} to go back to: {now}")
+            if served:
+                whole = (at for at in range(1, len(served)) if served[at] != served[0])
+                back = next((at for at in whole if self.damage(kind, served[at]) is None), len(served))
+                self._serve(kind, served[back:])
+                self._note(kind, "rollback", served, f"back from {served[0]}")
+                return served[back] if back < len(served) else SHIPPED
+        raise ModelError(f"no version of {kind} to go back from: none serves, what ships does")
 
     def shadow(self, kind: str, version: str) -> None:
         """Choose what runs in the shadow: a version, `off` or `newest`. ModelError where it serves or is damaged."""
@@ -281,7 +289,7 @@ class Registry:
         files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
 
     def _note(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
-        version, previous = self._served(kind)[0], before[0] if before else None
+        version, previous = self.current_version(kind) or SHIPPED, before[0] if before else None
         line = Promotion(self._clock.now_ms(), action, version, previous, forced, sentence)
         with (self._folder(kind) / LOG).open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")

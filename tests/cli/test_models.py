@@ -115,6 +115,7 @@ def test_promotion_and_rollback_are_told(state: Path) -> None:
     assert [row["forced"] for row in told("show", "demand", "--state", state)["promotions"]] == [True]
     assert "demand 0002 serves again, 0003 no longer" in invoke("rollback", "demand", "--state", state)
     assert told("rollback", "demand", "--state", state)["version"] == "0001"
+    assert "demand as shipped serves again, 0001 no longer" in invoke("rollback", "demand", "--state", state)
 
 
 def test_a_version_is_chosen_for_the_shadow(state: Path) -> None:

@@ -22,7 +22,7 @@ from models.versions.card import (
     read_card,
     versions_of,
 )
-from models.versions.registry import Registry
+from models.versions.registry import SHIPPED, Registry
 from training.reports.results import ResultRow
 
 WON = GateVerdict(True, "0.0095 against 0.0110", "wql", "persistence", 0.0095, 0.011, 504)
@@ -82,7 +82,9 @@ def test_promotion_and_rollback_change_which_version_serves(tmp_path: Path) -> N
     assert registry.current_version("demand") == "0002"
     assert registry.current("demand") == tmp_path / "demand" / "0002"
     assert [registry.rollback("demand"), registry.rollback("demand")] == ["0003", "0001"]
-    with pytest.raises(ModelError, match="0001 is the only whole one that ever served"):
+    assert registry.rollback("demand") == SHIPPED
+    assert (registry.current_version("demand"), registry.current("demand")) == (None, None)
+    with pytest.raises(ModelError, match="none serves, what ships does"):
         registry.rollback("demand")
     actions = [(row.action, row.version, row.previous) for row in registry.promotions("demand")]
     assert actions == [
@@ -91,7 +93,20 @@ def test_promotion_and_rollback_change_which_version_serves(tmp_path: Path) -> N
         ("promote", "0002", "0003"),
         ("rollback", "0003", "0002"),
         ("rollback", "0001", "0003"),
+        ("rollback", SHIPPED, "0001"),
     ]
+
+
+def test_a_first_bad_version_gives_way_to_what_shipped(tmp_path: Path) -> None:
+    registry = filled(tmp_path, WON, WON)
+    registry.promote("demand", "0001")
+    hurt(registry, "0001")
+    assert registry.rollback("demand") == SHIPPED
+    assert registry.current("demand") is None
+    assert registry.challenger("demand") == "0002"
+    registry.promote("demand", "0002")
+    assert registry.rollback("demand") == SHIPPED, "what shipped served before it"
+    assert filled(tmp_path, WON).names("demand") == ["0001", "0002", "0003"]
 
 
 def test_a_promotion_twice_is_a_promotion_once(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def test_a_promoted_version_scores_and_a_rollback_brings_the_one_before_back(reg
     registry.rollback("risk")
     served.refresh()
     assert score(watch).model == "risk-0001"
+    registry.rollback("risk")
+    served.refresh()
+    assert score(watch).model.startswith("rules+logistic"), "what shipped serves again"
 
 
 def test_a_damaged_version_gives_way_to_the_one_before_it(registry, watch, caplog):
