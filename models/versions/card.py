@@ -47,9 +47,21 @@ class Coverage(msgspec.Struct, frozen=True):
     n: int
 
 
+class TargetVerdict(msgspec.Struct, frozen=True):
+    """The gate's answer for one target. ratio: ours over the best baselines', less is better. why: empty if it won."""
+
+    target: str
+    won: bool
+    ratio: float
+    why: str = ""
+
+
 class GateVerdict(msgspec.Struct, frozen=True):
     """The gate's answer. ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
-    e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins"."""
+    e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins".
+
+    targets: of a model of several targets, each with its own answer. It wins if it wins one, and serves those.
+    """
 
     won: bool
     sentence: str
@@ -58,6 +70,12 @@ class GateVerdict(msgspec.Struct, frozen=True):
     ours: float
     baseline_value: float
     origins: int
+    targets: tuple[TargetVerdict, ...] = ()
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """The targets that a promoted version does not serve. A version that was forced serves all."""
+        return frozenset(one.target for one in self.targets if not one.won) if self.won else frozenset()
 
 
 class FileSum(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ import numpy as np
 
 from fleet.errors import FleetcastError
 from models.forecast import Forecaster
-from models.versions.card import GateVerdict
+from models.versions.card import GateVerdict, TargetVerdict
 from training.fits.fan_out import map_jobs
-from training.reports.contests import MAIN, contests, words_of
+from training.reports.contests import MAIN, Comparison, contests, words_of
 from training.reports.results import ResultRow, Results
 from training.sets.demand_sets import DemandSet, capped
 from training.sets.job_sets import HistoryJobs, JobHistory
@@ -154,21 +154,51 @@ def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> fl
 
 
 def verdict(task: str, results: Results) -> GateVerdict | None:
-    """Do we beat each number's best baseline (chosen in hindsight), in geometric mean? None: nothing was judged."""
+    """Do we beat each number's best baseline (chosen in hindsight), in geometric mean? None: nothing was judged.
+
+    Forecasts of demand are judged target by target, and the numbers of the answer are those of the targets that won.
+    """
     metric = MAIN[task][0]
     found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]
     if not found:
         return None
-    ours, rival = (_geometric_mean(rows) for rows in ([one.ours for one in found], [one.rival for one in found]))
+    targets = _target_verdicts(found, metric) if task == "demand" else ()
+    won = {one.target for one in targets if one.won}
+    judged = [one for one in found if one.ours.target in won] if won else found
+    ours, rival = (_geometric_mean(rows) for rows in ([one.ours for one in judged], [one.rival for one in judged]))
     ratio = ours / rival
-    names = [one.rival.method for one in found]
+    names = [one.rival.method for one in judged]
     most = max(dict.fromkeys(names), key=names.count)
     word = "below" if ratio < 1 else "above"
     sentence = (
         f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), "
-        f"geometric mean over {len(found)} numbers out of sample; {1 - WIN:.0%} below is asked for"
+        f"geometric mean over {len(judged)} numbers out of sample; {1 - WIN:.0%} below is asked for"
     )
-    return GateVerdict(ratio <= WIN, sentence, metric, most, ours, rival, sum(one.ours.n for one in found))
+    if len(targets) > 1 or (targets and not won):
+        lost = [f"{one.target} ({one.why})" for one in targets if not one.won]
+        sentence += f"; serves {', '.join(sorted(won)) or 'nothing'}" + (f", not {', '.join(lost)}" if lost else "")
+    is_won = bool(won) if targets else ratio <= WIN
+    return GateVerdict(is_won, sentence, metric, most, ours, rival, sum(one.ours.n for one in judged), targets)
+
+
+def _target_verdicts(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
+    """Judge each target: it wins in geometric mean, and in none of its numbers is it worse beyond its interval."""
+    groups: dict[str, list[Comparison]] = {}
+    for one in found:
+        groups.setdefault(one.ours.target, []).append(one)
+    verdicts = []
+    for target, rows in groups.items():
+        ratio = _geometric_mean([one.ours for one in rows]) / _geometric_mean([one.rival for one in rows])
+        worse = [one for one in rows if one.ours.low is not None and one.ours.low > (one.rival.value or 0.0)]
+        why = ""
+        if worse:
+            worst = min(worse, key=lambda one: one.change)
+            at = f" at {worst.ours.horizon_s / 3600:g} h" if worst.ours.horizon_s else ""
+            why = f"{words_of(metric)}{at} {-worst.change:.1%} above {worst.rival.method.replace('_', ' ')}"
+        elif ratio > WIN:
+            why = f"{words_of(metric)} {abs(1 - ratio):.1%} {'below' if ratio < 1 else 'above'} the best baselines"
+        verdicts.append(TargetVerdict(target, not why, ratio, why))
+    return tuple(verdicts)
 
 
 def _geometric_mean(rows: Sequence[ResultRow]) -> float:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fleet.errors import ModelError
 from models.demand.largest import largest, panel_of
 from models.forecast import QUANTILES, Forecaster, Panel
+from models.versions.card import read_card
 from models.versions.registry import Registry
 from service.answers.fitted_models import ShadowModel
 
@@ -26,6 +27,7 @@ class ServedTrees:
     """The forecaster `trees` of a pipeline. One reader: `refresh` and forecasts may run in a thread, one at a time."""
 
     name = "trees"
+    withholds = True  # targets that the version lost in its back-test
 
     def __init__(self, registry: Registry) -> None:
         self.version = ""  # of the model that forecasts; empty when none does
@@ -35,6 +37,7 @@ class ServedTrees:
         self._spoke = ""  # the model that forecast last
         self._model: Forecaster | None = None
         self._fitted_until_ms = 0
+        self._withheld: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
         """Load the wanted version; True when other trees forecast than last time, or none do. Blocks."""
@@ -70,16 +73,20 @@ class ServedTrees:
             self._fail(f"version {version}: {error}")
 
     def _use(self, folder: Path) -> None:
+        gate = read_card(folder).gate if self.withholds else None
         self._model, self._fitted_until_ms = load_trees(folder)
+        self._withheld = gate.withheld if gate else frozenset()
         self.version, self.trouble = f"{KIND}-{folder.name}", ""
-        logger.info("demand: the trees of %s forecast", self.version)
+        but = f", but not {', '.join(sorted(self._withheld))}, which it lost" if self._withheld else ""
+        logger.info("demand: the trees of %s forecast%s", self.version, but)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """(quantile, step, origin, series); NaN for small series, where it learnt, and while there is no model."""
+        """(quantile, step, origin, series); NaN for small series, for a target that it lost, where it learnt, and while
+        there is no model."""
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
         later, rows = np.flatnonzero(ends >= self._fitted_until_ms), largest(panel, MOST_SERIES)
-        if self._model is None or not len(later):
+        if self._model is None or not len(later) or panel.target in self._withheld:
             return found
         try:
             answer = self._model.forecast(panel_of(panel, rows), origins[later], steps)
@@ -110,6 +117,7 @@ class ShadowTrees(ServedTrees):
     """As `ServedTrees`, of the registry's challenger."""
 
     name = "shadow"
+    withholds = False  # its record says how it would do in all of them
 
     def _wanted(self) -> str | None:
         return self._registry.challenger(KIND)

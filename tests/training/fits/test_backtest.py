@@ -121,6 +121,42 @@ def test_windows_are_put_together_by_outcomes() -> None:
     assert whole.skipped == ["a", "b"]
 
 
+def number(target: str, hours: int, ours: float, low: float | None = None) -> list[ResultRow]:
+    """Ours and persistence, which has 1, at one horizon of a target."""
+    rows = (("ours", ours, low), ("persistence", 1.0, None))
+    at = "d", target, "all", 3600 * hours
+    return [ResultRow(*at, method, "trees", "wql", value, bound, bound and 9.0, 50) for method, value, bound in rows]
+
+
+def test_one_target_that_is_far_worse_takes_no_other_along() -> None:
+    rows = [*number("running", 1, 0.8), *number("wanted", 1, 0.9), *number("queued", 1, 2.78, 2.5)]
+    gate = verdict("demand", Results("demand", rows))
+    assert gate is not None
+    assert gate.won
+    assert gate.withheld == {"queued"}
+    assert (round(gate.ours / gate.baseline_value, 3), gate.origins) == (0.849, 100), "of the targets that it serves"
+    assert gate.sentence.endswith("serves running, wanted, not queued (WQL at 1 h 178.0% above persistence)")
+
+
+def test_a_target_that_wins_in_the_mean_and_is_worse_beyond_its_interval_somewhere_is_lost() -> None:
+    rows = [*number("running", 1, 0.4), *number("running", 6, 1.3, 1.1), *number("wanted", 1, 0.9)]
+    gate = verdict("demand", Results("demand", rows))
+    assert gate is not None
+    assert gate.withheld == {"running"}
+    within = [*number("running", 1, 0.4), *number("running", 6, 1.3, 0.9), *number("wanted", 1, 0.9)]
+    again = verdict("demand", Results("demand", within))
+    assert again is not None
+    assert again.withheld == frozenset(), "an interval that reaches the baseline says nothing"
+
+
+def test_a_model_that_wins_no_target_does_not_serve_and_withholds_nothing_by_force() -> None:
+    gate = verdict("demand", Results("demand", [*number("running", 1, 1.0), *number("queued", 1, 1.2)]))
+    assert gate is not None
+    assert not gate.won
+    assert gate.withheld == frozenset()
+    assert "serves nothing, not running (WQL 0.0% above the best baselines)" in gate.sentence
+
+
 def test_the_verdict_is_against_the_best_baseline_of_each_number() -> None:
     wins = Results("demand", [row("ours", 0.9, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])
     loses = Results("demand", [row("ours", 1.0, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])

@@ -15,6 +15,7 @@ from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
 from models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, SeriesKey
 from models.forecast import QUANTILES
+from models.versions.card import Card
 from models.versions.registry import Registry
 from service.board.board import Board, Section, encode_board
 from service.config import Config
@@ -234,6 +235,8 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0007")
     monkeypatch.setattr(Registry, "current", lambda self, kind: tmp_path / "0007")
     monkeypatch.setattr("service.pipeline.demand.served_trees.load_trees", lambda folder: (model, NOW_MS - 10 * BIN_MS))
+    card = Card(kind="demand", created_ms=0, made_by="a test", seed=0, fitted_until_ms=0)
+    monkeypatch.setattr("service.pipeline.demand.served_trees.read_card", lambda folder: card)
     assert trees.refresh()
     assert not trees.refresh()
     assert trees.version == "demand-0007"

@@ -1,5 +1,6 @@
 """The newest version that does not serve, or a chosen one, is scored beside the one that does, and never served."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.forecast import QUANTILES, Panel
-from models.versions.card import Card
+from models.versions.card import Card, GateVerdict, TargetVerdict
 from models.versions.registry import Registry
 from service.answers.fitted_models import ShadowModel
 from service.config import Config
@@ -75,6 +76,27 @@ def test_the_newest_version_runs_in_the_shadow_until_it_serves(tmp_path: Path) -
     assert shadow.refresh()
     assert (said(serving), shadow.version) == (3.0, "")
     assert np.isnan(said(shadow))
+
+
+def test_a_version_does_not_serve_a_target_that_it_lost(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    targets = (TargetVerdict("running", True, 0.8), TargetVerdict("queued", False, 2.78, "worse"))
+    gate = GateVerdict(True, "won one", "wql", "persistence", 0.8, 1.0, 50, targets)
+    card = msgspec.structs.replace(CARD, gate=gate)
+    registry.add("demand", lambda folder: (folder / "n").write_text("1.0") and None, card)
+    shadow = ShadowTrees(registry)
+    assert shadow.refresh()
+    queued = dataclasses.replace(PANEL, target="queued")
+    assert shadow.forecast(queued, np.array([200]), [6])[0, 0, 0, 0] == 1.0, "its record shows how it would do"
+    registry.promote("demand", "1")
+    serving = ServedTrees(registry)
+    assert serving.refresh()
+    assert said(serving) == 1.0
+    assert np.isnan(serving.forecast(queued, np.array([200]), [6])).all()
+    add(registry, 2.0)
+    registry.promote("demand", "2", force=True)
+    assert serving.refresh()
+    assert serving.forecast(queued, np.array([200]), [6])[0, 0, 0, 0] == 2.0
 
 
 def test_a_damaged_challenger_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
