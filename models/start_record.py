@@ -1,18 +1,21 @@
-"""StartRecord: what became of start times that were told, and how the next ones are corrected by that.
+"""StartRecord: what became of the start times that users were shown, and how the next ones are corrected.
 
-A request's start is noted when it is first told, and again at the ages LOOKS_S. A note matures when the request starts,
-or when its p90 passes first, which is a miss at once: else requests that start early would count before all others. A
-request weighs one, however often it was noted; one that is cancelled counts only as far as it was late already.
+A request's start time is noted when it is first issued, and again at the ages LOOKS_S. A note matures when the request
+starts, or when its p90 passes first, which is a miss at once. Otherwise requests that start early would count before
+all others. A request that is cancelled counts only as far as it was late already.
 
-    told = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
+Later answers are easier, because they know more. So the record keeps each age apart: the first answer is what a user
+plans by. `shares` is the mean over all ages, in which a request weighs one.
+
+    issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
 The offsets follow coverage (conformal quantile tracking: Angelopoulos et al. 2023): once in PERIOD_S in which notes
 matured each moves by `step * mean(level - 1[started by then])`. The queue's jobs start in bursts, and a burst is one
-step. A request that was to start at once and did not is told as a Pareto tail tells: it may well wait as long again.
+step. A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,43 +30,57 @@ MOST_OPEN = 5000  # requests that wait and are followed
 STEP, PERIOD_S = 0.25, 600.0
 POWER, MOST = 0.5, 4.0  # a period of n notes counts n ** POWER, at most MOST
 FARTHEST = 3.0  # of a logarithm
-ALPHA = 2.0  # of the Pareto tail of who was to start at once
+ALPHA = 2.0  # of the Pareto tail of a request that was to start at once
 TAIL = np.array([(1 - level) ** (-1 / ALPHA) - 1 for level in LEVELS])
+OPEN, UNANSWERED = -1, -2  # of a note without an outcome: it may still have one, or no start time was issued
+VERSION = 2  # of a dump
 
 Array = NDArray[np.float64]
 Times = tuple[int, int, int]  # Unix ms at LEVELS
+Outcome = tuple[int, ...]  # by age: how many of LEVELS the start came by, OPEN or UNANSWERED
 
 
 class StartNote(NamedTuple):
-    """Of one request at one age: what was told."""
+    """The start time issued for one request at one age. issued_ms: None where none was issued."""
 
-    told_ms: Times
-    is_over: bool = False
+    issued_ms: Times | None
+    outcome: int
+
+
+class StartShares(NamedTuple):
+    """Requests with an outcome, the share of them that started by each level, and those that had no answer.
+
+    shares: (level,), NaN where `requests` is 0.
+    """
+
+    requests: int
+    shares: Array
+    unanswered: int
 
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """first_ms: when its start was first told; since_ms: since when it should start at once, None while it should not.
-
-    hits: by level, of its matured notes.
-    """
+    """A request that waits. first_ms: when its first answer was issued. since_ms: since when it should start at once,
+    None while it should not. notes: one an age, in the order of LOOKS_S."""
 
     first_ms: int
     notes: list[StartNote] = field(default_factory=list)
     since_ms: int | None = None
-    matured: int = 0
-    hits: Array = field(default_factory=lambda: np.zeros(len(LEVELS)))
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcomes of its notes so far."""
+        return tuple(note.outcome for note in self.notes)
 
 
 class StartRecord:
-    """One writer. `tell` corrects and notes; `started`, `left` and `look` mature."""
+    """One writer. `issue` corrects and notes; `started`, `withdrawn` and `advance` mature."""
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
         self.cursor = 0  # of the ledger's decisions: those up to it are known here
         self._open: dict[str, FollowedRequest] = {}
-        self._outcomes: deque[tuple[float, float, float]] = deque(maxlen=KEPT)  # hits by request, newest last
-        self._since_ms: deque[int] = deque(maxlen=KEPT)  # when each was first told
+        self._outcomes: deque[tuple[int, Outcome]] = deque(maxlen=KEPT)  # (when first issued, outcome), newest last
         self._push, self._notes = np.zeros(len(LEVELS)), 0
         self._moved_ms: int | None = None
 
@@ -72,26 +89,32 @@ class StartRecord:
         """The requests that are followed."""
         return self._open.keys()
 
-    def tell(self, starts_ms: Mapping[str, Times], now_ms: int) -> dict[str, Times]:
-        """Corrected start times of what waits, as of `now_ms`; they are noted where it is time for that."""
+    def issue(self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()) -> dict[str, Times]:
+        """Correct the start times of requests that wait, as of `now_ms`, and note them where an age is due.
+
+        unknown: requests that wait and whose start time is not known. Their answer is noted as missing.
+        """
+        for name in unknown:
+            self._note(name, None, now_ms)
         if not starts_ms:
             return {}
         ids = list(starts_ms)
         wait_s = np.maximum(0.0, (np.array([starts_ms[name] for name in ids], np.float64) - now_ms) / 1000)
-        told_s = np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0)
-        told_s = np.maximum(told_s, self._overdue(ids, wait_s, now_ms)[:, None] * TAIL)
-        rows = now_ms + np.round(1000 * np.sort(told_s, axis=1)).astype(np.int64)
+        issued_s = np.maximum(self._corrected_s(wait_s), self._overdue(ids, wait_s, now_ms)[:, None] * TAIL)
+        rows = now_ms + np.round(1000 * np.sort(issued_s, axis=1)).astype(np.int64)
         found = {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows.tolist(), strict=True)}
-        for name, told_ms in found.items():
-            self._note(name, told_ms, now_ms)
+        for name, issued_ms in found.items():
+            self._note(name, issued_ms, now_ms)
         return found
 
     def corrected(self, start_ms: Times, now_ms: int) -> Times:
-        """Start times of one that does not wait yet."""
+        """Correct the start times of a request that does not wait yet."""
         wait_s = np.maximum(0.0, (np.array(start_ms, np.float64) - now_ms) / 1000)
-        told_s = np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0)
-        low, middle, high = (now_ms + np.round(1000 * np.sort(told_s)).astype(np.int64)).tolist()
+        low, middle, high = (now_ms + np.round(1000 * np.sort(self._corrected_s(wait_s))).astype(np.int64)).tolist()
         return low, middle, high
+
+    def _corrected_s(self, wait_s: Array) -> Array:
+        return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _overdue(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
         """(request,) seconds for which each has been about to start."""
@@ -108,37 +131,36 @@ class StartRecord:
                 found[at] = max(0, now_ms - one.since_ms) / 1000
         return found
 
-    def _note(self, name: str, told_ms: Times, now_ms: int) -> None:
+    def _note(self, name: str, issued_ms: Times | None, now_ms: int) -> None:
         one = self._open.get(name)
         if one is None:
             if len(self._open) >= MOST_OPEN:
                 return
             one = self._open[name] = FollowedRequest(now_ms)
         if len(one.notes) < len(LOOKS_S) and now_ms - one.first_ms >= 1000 * LOOKS_S[len(one.notes)]:
-            one.notes.append(StartNote(told_ms))
+            one.notes.append(StartNote(issued_ms, UNANSWERED if issued_ms is None else OPEN))
 
     def started(self, name: str, time_ms: int) -> None:
-        """A request has started; all its notes mature."""
+        """Mature all notes of a request that has started."""
         one = self._open.pop(name, None)
         if one is not None:
-            for note in one.notes:
-                if not note.is_over:
-                    self._mature(one, [time_ms <= told_ms for told_ms in note.told_ms])
-            self._close(one)
+            for at, note in enumerate(one.notes):
+                if note.outcome == OPEN and note.issued_ms is not None:
+                    self._mature(one, at, sum(time_ms <= issued_ms for issued_ms in note.issued_ms))
+            self._close(one, has_started=True)
 
-    def left(self, name: str) -> None:
-        """A request has gone without a start."""
+    def withdrawn(self, name: str) -> None:
+        """Close a request that has gone without a start."""
         one = self._open.pop(name, None)
         if one is not None:
-            self._close(one)
+            self._close(one, has_started=False)
 
-    def look(self, now_ms: int) -> None:
-        """Let what is late mature, and the offsets move."""
+    def advance(self, now_ms: int) -> None:
+        """Mature the notes that are late, and move the offsets."""
         for one in self._open.values():
             for at, note in enumerate(one.notes):
-                if not note.is_over and now_ms > note.told_ms[-1]:
-                    one.notes[at] = note._replace(is_over=True)
-                    self._mature(one, [False] * len(LEVELS))
+                if note.outcome == OPEN and note.issued_ms is not None and now_ms > note.issued_ms[-1]:
+                    self._mature(one, at, 0)
         if self._moved_ms is None or now_ms < self._moved_ms:
             self._moved_ms = now_ms
         if self._notes and now_ms - self._moved_ms >= 1000 * PERIOD_S:
@@ -146,50 +168,94 @@ class StartRecord:
             self.offset = (self.offset + STEP * busy * self._push / self._notes).clip(-FARTHEST, FARTHEST)
             self._push, self._notes, self._moved_ms = np.zeros(len(LEVELS)), 0, now_ms
 
-    def _mature(self, one: FollowedRequest, hits: list[bool]) -> None:
-        one.matured += 1
-        one.hits += hits
-        self._push += np.array(LEVELS) - hits
+    def _mature(self, one: FollowedRequest, at: int, outcome: int) -> None:
+        one.notes[at] = one.notes[at]._replace(outcome=outcome)
+        self._push += np.array(LEVELS) - _hits(np.array(outcome))
         self._notes += 1
 
-    def _close(self, one: FollowedRequest) -> None:
-        if one.matured:
-            low, middle, high = (one.hits / one.matured).tolist()
-            self._outcomes.append((low, middle, high))
-            self._since_ms.append(one.first_ms)
+    def _close(self, one: FollowedRequest, has_started: bool) -> None:
+        if has_started or max(one.outcome, default=OPEN) >= 0:
+            self._outcomes.append((one.first_ms, one.outcome))
 
-    def shares(self) -> tuple[int, Array, int | None]:
-        """(requests with an outcome, share of them that had started by each level, when the first of them was told)."""
-        late = [one for one in self._open.values() if one.matured]
-        rows = [*map(np.array, self._outcomes), *(one.hits / one.matured for one in late)]
-        since_ms = [*self._since_ms, *(one.first_ms for one in late)]
-        if not rows:
-            return 0, np.full(len(LEVELS), np.nan), None
-        return len(rows), np.mean(rows, axis=0), min(since_ms)
+    def shares(self) -> StartShares:
+        """The mean over the answers at all ages. Each request weighs one."""
+        matured, hits = self._matured()
+        rows = matured.any(axis=1)
+        each = hits[rows].sum(axis=1) / matured[rows].sum(axis=1)[:, None]
+        return StartShares(int(rows.sum()), _mean(each), 0)
+
+    def shares_at(self, age: int) -> StartShares:
+        """The answers at one age, an index into LOOKS_S. Age 0 is the first answer."""
+        matured, hits = self._matured()
+        return StartShares(int(matured[:, age].sum()), _mean(hits[matured[:, age], age]), self._unanswered(age))
+
+    def since_ms(self) -> int | None:
+        """When the first answer with an outcome was issued. Returns None while there is none."""
+        found = [first_ms for first_ms, outcome in self._closed_and_late() if max(outcome, default=OPEN) >= 0]
+        return min(found, default=None)
+
+    def _unanswered(self, age: int) -> int:
+        """Requests that started and had no start time at this age."""
+        return sum(len(outcome) > age and outcome[age] == UNANSWERED for _, outcome in self._outcomes)
+
+    def _closed_and_late(self) -> list[tuple[int, Outcome]]:
+        """(when first issued, outcome) of requests that are over, and of those that wait and are late."""
+        late = [(one.first_ms, one.outcome) for one in self._open.values() if max(one.outcome, default=OPEN) >= 0]
+        return [*self._outcomes, *late]
+
+    def _matured(self) -> tuple[NDArray[np.bool_], Array]:
+        """(request, age) whether that answer has an outcome; (request, age, level) 1 where it started by then."""
+        found = self._closed_and_late()
+        outcomes = np.full((len(found), len(LOOKS_S)), OPEN)
+        for at, (_, outcome) in enumerate(found):
+            outcomes[at, : len(outcome)] = outcome
+        return outcomes >= 0, _hits(outcomes)
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able and copied."""
+        """Return a JSON-able copy."""
         return {
+            "version": VERSION,
             "offset": self.offset.tolist(),
             "cursor": self.cursor,
             "open": [
-                [name, one.first_ms, [[*note] for note in one.notes], one.since_ms, one.matured, one.hits.tolist()]
-                for name, one in self._open.items()
+                [name, one.first_ms, [[*note] for note in one.notes], one.since_ms] for name, one in self._open.items()
             ],
-            "outcomes": [[*row] for row in self._outcomes],
-            "since_ms": [*self._since_ms],
+            "outcomes": [[first_ms, [*outcome]] for first_ms, outcome in self._outcomes],
             "pushed": [self._push.tolist(), self._notes, self._moved_ms],
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """The inverse of `dump`, into a new one. Raises ValueError, KeyError or TypeError for anything else."""
-        for name, first_ms, notes, since_ms, matured, hits in kept["open"]:
-            told = [StartNote((low, middle, high), bool(is_over)) for (low, middle, high), is_over in notes]
-            self._open[name] = FollowedRequest(first_ms, told, since_ms, matured, _levels(hits))
-        self._outcomes.extend((low, middle, high) for low, middle, high in kept["outcomes"])
-        self._since_ms.extend(kept["since_ms"])
+        """Load a dump into a new record. Raises ValueError, KeyError or TypeError for anything else.
+
+        A dump of an earlier version mixes the ages: its offsets go on, its outcomes do not.
+        """
+        self.offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
+        if kept.get("version") != VERSION:
+            return
+        for name, first_ms, notes, since_ms in kept["open"]:
+            rows = [StartNote(_times(issued_ms), int(outcome)) for issued_ms, outcome in notes]
+            self._open[name] = FollowedRequest(first_ms, rows, since_ms)
+        for first_ms, outcome in kept["outcomes"]:
+            self._outcomes.append((int(first_ms), tuple(map(int, outcome))))
         push, self._notes, self._moved_ms = kept["pushed"]
-        self._push, self.offset, self.cursor = _levels(push), _levels(kept["offset"]), int(kept["cursor"])
+        self._push = _levels(push)
+
+
+def _hits(outcomes: NDArray[np.int64]) -> Array:
+    """(..., level) 1 where the start came by that level. A start by one level came by all later ones."""
+    return np.asarray(outcomes[..., None] >= np.arange(len(LEVELS), 0, -1), np.float64)
+
+
+def _mean(rows: Array) -> Array:
+    """(level,) mean of (row, level); NaN of no rows."""
+    return rows.mean(axis=0) if len(rows) else np.full(len(LEVELS), np.nan)
+
+
+def _times(issued_ms: Any) -> Times | None:
+    if issued_ms is None:
+        return None
+    low, middle, high = issued_ms
+    return low, middle, high
 
 
 def _levels(values: Any) -> Array:

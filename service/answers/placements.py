@@ -30,15 +30,43 @@ class QueueRow(msgspec.Struct, kw_only=True):
     ignored: Sequence[str] = ()
 
 
+class FirstAnswers(msgspec.Struct):
+    """The first start times that users were shown: of n requests the shares that started by them.
+
+    unanswered: requests that started and had no start time in their first answer.
+    """
+
+    n: int
+    by_p10: float | None = None
+    by_p50: float | None = None
+    by_p90: float | None = None
+    unanswered: int = 0
+
+
+class AnswersAtAge(msgspec.Struct):
+    """The start times shown when a request had waited for `age_s` since its first answer."""
+
+    age_s: float
+    n: int
+    by_p10: float | None = None
+    by_p50: float | None = None
+    by_p90: float | None = None
+
+
 class StartTimesRecord(msgspec.Struct):
-    """What became of start times: of n requests the shares that had started by the quantiles that they were told.
-    since_ms: when the first of them was told."""
+    """What became of start times: of n requests the shares that started by the quantiles shown to users.
+
+    The mean over the answers at all ages, in which a request weighs one. Later answers are easier: `first` is what a
+    user plans by, `by_age` has each age. since_ms: when the first of them was shown.
+    """
 
     n: int
     by_p10: float | None = None
     by_p50: float | None = None
     by_p90: float | None = None
     since_ms: int | None = None
+    first: FirstAnswers = msgspec.field(default_factory=lambda: FirstAnswers(0))
+    by_age: Sequence[AnswersAtAge] = ()
 
 
 class Queue(msgspec.Struct):

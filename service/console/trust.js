@@ -32,9 +32,9 @@ export function bands(record) {
   return { known: origins === null || origins >= FEWEST_FORECASTS, holds: held >= BAND[0] && held <= BAND[1], sentence: said, figures: said };
 }
 
-/** The same of start times. */
+/** The same of start times: of the first answers, by which users plan. Later answers know more and would hide them. */
 export function starts(record) {
-  const { n, by_p50: p50, by_p90: p90 } = object(record);
+  const { n, by_p50: p50, by_p90: p90 } = object(object(record).first ?? record);
   if (!(num(n) > 0) || num(p90) === null) return null;
   const early = p90 < BY_P90 || (num(p50) !== null && p50 < BY_P50[0]);
   const late = num(p50) !== null && p50 > BY_P50[1];
@@ -42,7 +42,7 @@ export function starts(record) {
     known: n >= FEWEST_FORECASTS,
     holds: !early && !late,
     sentence: early ? "jobs start later than predicted" : "jobs start earlier than predicted",
-    figures: `${percent(p90)} of ${count(n, "job")} started by their p90${num(p50) === null ? "" : `, ${percent(p50)} by their p50`}`,
+    figures: `${percent(p90)} of ${count(n, "job")} started by the p90 of their first answer${num(p50) === null ? "" : `, ${percent(p50)} by their p50`}`,
   };
 }
 

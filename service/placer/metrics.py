@@ -68,6 +68,18 @@ class PlacerMetrics:
         self.start_scored = Gauge(
             "fleetcast_start_scored_requests", "Requests that this coverage is of.", registry=self.registry
         )
+        self.start_age_coverage = Gauge(
+            "fleetcast_start_age_coverage_ratio",
+            "Share of requests that started by the quantile shown when they had waited so long since the first answer.",
+            ["age_s", "quantile"],
+            registry=self.registry,
+        )
+        self.start_age_scored = Gauge(
+            "fleetcast_start_age_scored_requests",
+            "Requests with an outcome of the start time shown at that age.",
+            ["age_s"],
+            registry=self.registry,
+        )
         self.fragments = Gauge(
             "fleetcast_fragmentation_gpus",
             "GPUs that are free, that the present demand cannot use (lost), and that lack CPUs (stranded).",

@@ -20,7 +20,7 @@ import numpy as np
 
 from fleet.errors import StaleError
 from fleet.requests import PlacementRequest
-from models.start_record import StartRecord
+from models.start_record import LOOKS_S, StartRecord, StartShares
 from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
 from placement.queue import Waiting
@@ -37,7 +37,7 @@ from placement.start_time import (
     room,
     start_times,
 )
-from service.answers.placements import Queue, QueueRow, StartTimesRecord
+from service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
 from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
@@ -126,10 +126,12 @@ class StartTimeSampler:
         self.paths = paths
         self._doubt(paths)
         self._forget_gone(paths)
-        starts = self.service.starts = self.record.tell(start_times(paths), options.now_ms)
+        known = start_times(paths)
+        unknown = paths.starts_s.keys() - known.keys()
+        starts = self.service.starts = self.record.issue(known, options.now_ms, unknown)
         self._room = room(paths, starts, newcomer)
         ledger.remember(start_times=self.record.dump())
-        self._tell_metrics()
+        self._publish_metrics()
         self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
         return paths
@@ -178,9 +180,9 @@ class StartTimeSampler:
                 if row.outcome == "placed":
                     record.started(row.request_id, row.time_ms)
                 else:
-                    record.left(row.request_id)
+                    record.withdrawn(row.request_id)
             record.cursor = rows[-1].cursor if rows else ledger.cursor
-        record.look(self.service.clock.now_ms())
+        record.advance(self.service.clock.now_ms())
 
     def _forget_gone(self, paths: Timelines) -> None:
         """Jobs of other queues that wait no more: started if they run, else nobody knows."""
@@ -190,20 +192,18 @@ class StartTimeSampler:
             if name.startswith("\n") and row is not None:
                 self.record.started(name, row.started_ms)
             elif not self.service.ledger.is_queued(name):
-                self.record.left(name)
+                self.record.withdrawn(name)
 
-    def _tell_metrics(self) -> None:
-        requests, shares, _ = self.record.shares()
-        self.service.metrics.start_scored.set(requests)
-        for level, share in zip(LEVELS.values(), shares.tolist(), strict=True):
-            self.service.metrics.start_coverage.labels(f"{level:g}").set(share)
-
-    def _record(self) -> StartTimesRecord:
-        requests, shares, since_ms = self.record.shares()
-        if not requests:
-            return StartTimesRecord(0)
-        low, middle, high = (round(share, 4) for share in shares.tolist())
-        return StartTimesRecord(requests, low, middle, high, since_ms)
+    def _publish_metrics(self) -> None:
+        metrics, mean = self.service.metrics, self.record.shares()
+        metrics.start_scored.set(mean.requests)
+        for level, share in zip(LEVELS.values(), mean.shares.tolist(), strict=True):
+            metrics.start_coverage.labels(f"{level:g}").set(share)
+        for age, age_s in enumerate(LOOKS_S):
+            at = self.record.shares_at(age)
+            metrics.start_age_scored.labels(f"{age_s:g}").set(at.requests)
+            for level, share in zip(LEVELS.values(), at.shares.tolist(), strict=True):
+                metrics.start_age_coverage.labels(f"{age_s:g}", f"{level:g}").set(share)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
         """The answer to `GET /queue`: its rows, the head's reservation, room for others, what comes free."""
@@ -217,7 +217,7 @@ class StartTimeSampler:
             backfill=windows(view, claim) if view else (),
             releases=[replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
             room=self._room,
-            record=self._record(),
+            record=record_of(self.record),
         )
 
     def _is_due(self) -> bool:
@@ -234,6 +234,26 @@ class StartTimeSampler:
         board = self.service.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
         return self.service.ledger.version, self.service.runs(), waits
+
+
+def record_of(record: StartRecord) -> StartTimesRecord:
+    """The record as the API shows it: the mean over all ages, the first answers, and the answers at each age."""
+    mean, first = record.shares(), record.shares_at(0)
+    ages = [(age_s, record.shares_at(age)) for age, age_s in enumerate(LOOKS_S)]
+    return StartTimesRecord(
+        mean.requests,
+        *_rounded(mean),
+        record.since_ms(),
+        FirstAnswers(first.requests, *_rounded(first), first.unanswered),
+        [AnswersAtAge(age_s, one.requests, *_rounded(one)) for age_s, one in ages if one.requests],
+    )
+
+
+def _rounded(found: StartShares) -> tuple[float | None, float | None, float | None]:
+    if not found.requests:
+        return None, None, None
+    low, middle, high = (round(share, 4) for share in found.shares.tolist())
+    return low, middle, high
 
 
 def kept_record(ledger: Ledger) -> StartRecord:

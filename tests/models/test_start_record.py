@@ -12,24 +12,24 @@ TOLD = {"x": (NOW_MS + 10 * MINUTE_MS, NOW_MS + 20 * MINUTE_MS, NOW_MS + 60 * MI
 
 
 def shares(record: StartRecord) -> tuple[int, list[float]]:
-    requests, found, _ = record.shares()
-    return requests, found.round(3).tolist()
+    found = record.shares()
+    return found.requests, found.shares.round(3).tolist()
 
 
 def test_a_start_matures_what_was_told_of_it() -> None:
     record = StartRecord()
-    assert record.tell(TOLD, NOW_MS) == TOLD
+    assert record.issue(TOLD, NOW_MS) == TOLD
     record.started("x", NOW_MS + 30 * MINUTE_MS)
     assert shares(record) == (1, [0.0, 0.0, 1.0])
-    assert record.shares()[2] == NOW_MS
+    assert record.since_ms() == NOW_MS
 
 
 def test_what_has_not_started_by_its_p90_is_a_miss_at_once_and_once() -> None:
     record = StartRecord()
-    record.tell(TOLD, NOW_MS)
-    record.look(NOW_MS + 60 * MINUTE_MS)
+    record.issue(TOLD, NOW_MS)
+    record.advance(NOW_MS + 60 * MINUTE_MS)
     assert shares(record)[0] == 0
-    record.look(NOW_MS + 61 * MINUTE_MS)
+    record.advance(NOW_MS + 61 * MINUTE_MS)
     assert shares(record) == (1, [0.0, 0.0, 0.0])
     record.started("x", NOW_MS + 90 * MINUTE_MS)
     assert shares(record) == (1, [0.0, 0.0, 0.0])
@@ -39,20 +39,73 @@ def test_a_request_weighs_one_however_often_it_was_told() -> None:
     record = StartRecord()
     for minute in range(200):
         now_ms = NOW_MS + minute * MINUTE_MS
-        record.tell({"long": (now_ms, now_ms, now_ms + 500 * MINUTE_MS)}, now_ms)
+        record.issue({"long": (now_ms, now_ms, now_ms + 500 * MINUTE_MS)}, now_ms)
     assert len(record._open["long"].notes) < len(LOOKS_S)
     record.started("long", NOW_MS + 200 * MINUTE_MS)
-    record.tell(TOLD, NOW_MS)
+    record.issue(TOLD, NOW_MS)
     record.started("x", NOW_MS + 5 * MINUTE_MS)
     assert shares(record) == (2, [0.5, 0.5, 1.0])
 
 
+def test_the_first_answer_is_judged_apart_from_later_ones() -> None:
+    """An hour was first issued, and the request started within 20 minutes: later answers do not repair the first."""
+    record = StartRecord()
+    hour = (NOW_MS + 40 * MINUTE_MS, NOW_MS + 60 * MINUTE_MS, NOW_MS + 90 * MINUTE_MS)
+    record.issue({"x": hour}, NOW_MS)
+    for minute in (1, 5, 15):
+        now_ms = NOW_MS + minute * MINUTE_MS
+        record.issue({"x": (now_ms, now_ms + MINUTE_MS, NOW_MS + 20 * MINUTE_MS)}, now_ms)
+    record.started("x", NOW_MS + 19 * MINUTE_MS)
+    first = record.shares_at(0)
+    assert (first.requests, first.shares.tolist()) == (1, [1.0, 1.0, 1.0])
+    assert record.shares_at(3).shares.tolist() == [0.0, 0.0, 1.0]
+    assert record.shares_at(4).requests == 0
+    assert shares(record) == (1, [0.25, 0.25, 1.0])
+
+
+def test_a_request_without_a_first_answer_counts_as_unanswered_once_it_starts() -> None:
+    record = StartRecord()
+    record.issue({}, NOW_MS, ["x", "gone"])
+    record.issue({"x": (NOW_MS, NOW_MS, NOW_MS + 5 * MINUTE_MS)}, NOW_MS + MINUTE_MS)
+    assert record.shares_at(0).unanswered == 0
+    record.started("x", NOW_MS + 2 * MINUTE_MS)
+    record.withdrawn("gone")
+    first, second = record.shares_at(0), record.shares_at(1)
+    assert (first.requests, first.unanswered, second.requests, second.unanswered) == (0, 1, 1, 0)
+    assert shares(record) == (1, [0.0, 0.0, 1.0])
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 90), min_size=3, max_size=3).map(sorted), st.integers(0, 120)), max_size=20
+    )
+)
+def test_shares_rise_with_the_level_at_each_age(rows: list[tuple[list[int], int]]) -> None:
+    record = StartRecord()
+    for number, (minutes, start) in enumerate(rows):
+        low, middle, high = (NOW_MS + one * MINUTE_MS for one in minutes)
+        record.issue({str(number): (low, middle, high)}, NOW_MS)
+        record.started(str(number), NOW_MS + start * MINUTE_MS)
+    first = record.shares_at(0)
+    assert first.requests == len(rows)
+    if rows:
+        assert (np.diff(first.shares) >= 0).all()
+        np.testing.assert_allclose(first.shares, record.shares().shares)
+
+
+def test_a_dump_of_mixed_ages_leaves_its_offsets() -> None:
+    old = {"offset": [0.1, 0.2, 0.3], "cursor": 7, "outcomes": [[0.5, 0.5, 1.0]], "since_ms": [NOW_MS]}
+    record = StartRecord()
+    record.load(old | {"open": [["x", NOW_MS, [[[1, 2, 3], False]], None, 0, [0, 0, 0]]], "pushed": [[0] * 3, 0, None]})
+    assert (record.offset.tolist(), record.cursor, record.shares().requests) == ([0.1, 0.2, 0.3], 7, 0)
+
+
 def test_a_cancelled_request_is_left_out_unless_it_was_late() -> None:
     record = StartRecord()
-    record.tell(TOLD | {"late": (NOW_MS, NOW_MS, NOW_MS)}, NOW_MS)
-    record.look(NOW_MS + MINUTE_MS)
-    record.left("x")
-    record.left("late")
+    record.issue(TOLD | {"late": (NOW_MS, NOW_MS, NOW_MS)}, NOW_MS)
+    record.advance(NOW_MS + MINUTE_MS)
+    record.withdrawn("x")
+    record.withdrawn("late")
     assert shares(record) == (1, [0.0, 0.0, 0.0])
 
 
@@ -61,7 +114,7 @@ def test_a_request_that_was_to_start_at_once_and_does_not_is_told_later_and_late
     told = []
     for minute in range(16):
         now_ms = NOW_MS + minute * MINUTE_MS
-        (row,) = record.tell({"x": (now_ms, now_ms, now_ms)}, now_ms).values()
+        (row,) = record.issue({"x": (now_ms, now_ms, now_ms)}, now_ms).values()
         told.append([(ms - now_ms) / MINUTE_MS for ms in row])
     assert told[0] == [0, 0, 0]
     assert told[15][1] > 4
@@ -75,11 +128,11 @@ def test_coverage_converges_where_futures_are_far_too_early() -> None:
     for number in range(300):
         now_ms = NOW_MS + number * round(PERIOD_S * 1000)
         raw = {"x": tuple(now_ms + minutes * MINUTE_MS for minutes in (2, 5, 12))}
-        told = record.tell(raw, now_ms)["x"]  # type: ignore[arg-type]
+        told = record.issue(raw, now_ms)["x"]  # type: ignore[arg-type]
         start_ms = now_ms + round(30 * MINUTE_MS * float(np.exp(rng.normal())))
         hits.append([start_ms <= ms for ms in told])
         record.started("x", start_ms)
-        record.look(now_ms + round(PERIOD_S * 1000))
+        record.advance(now_ms + round(PERIOD_S * 1000))
     late = np.mean(hits[100:], axis=0)
     np.testing.assert_allclose(late, [0.1, 0.5, 0.9], atol=0.08)
 
@@ -93,19 +146,19 @@ def test_what_is_told_is_in_order_and_never_past(starts: list[list[int]], passes
     for pass_ms in (0, *passes_ms):
         now_ms += pass_ms
         raw = {str(at): (NOW_MS + row[0], NOW_MS + row[1], NOW_MS + row[2]) for at, row in enumerate(starts)}
-        for low, middle, high in record.tell(raw, now_ms).values():
+        for low, middle, high in record.issue(raw, now_ms).values():
             assert now_ms <= low <= middle <= high
-        record.look(now_ms)
+        record.advance(now_ms)
     record.started("0", now_ms)
 
 
 def test_a_dump_goes_on_where_it_stopped() -> None:
     record = StartRecord()
-    record.tell(TOLD, NOW_MS)
+    record.issue(TOLD, NOW_MS)
     record.started("x", NOW_MS)
-    record.look(NOW_MS)
-    record.tell({"y": TOLD["x"]}, NOW_MS)
-    record.look(NOW_MS + 2 * round(PERIOD_S * 1000))
+    record.advance(NOW_MS)
+    record.issue({"y": TOLD["x"]}, NOW_MS)
+    record.advance(NOW_MS + 2 * round(PERIOD_S * 1000))
     other = StartRecord()
     other.load(record.dump())
     assert other.dump() == record.dump()

@@ -105,7 +105,11 @@ OUTLOOK |= {
         "opens_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
         "sentence": "room in 70 min (p90 3 h), once the request that waits has started",
     },
-    "record": {"n": 212, "by_p10": 0.12, "by_p50": 0.51, "by_p90": 0.9, "since_ms": 1759900000000},
+    "record": {
+        **{"n": 212, "by_p10": 0.12, "by_p50": 0.51, "by_p90": 0.9, "since_ms": 1759900000000},
+        "first": {"n": 212, "by_p10": 0.1, "by_p50": 0.48, "by_p90": 0.88, "unanswered": 3},
+        "by_age": [{"age_s": 0, "n": 212, "by_p10": 0.1, "by_p50": 0.48, "by_p90": 0.88}],
+    },
 }
 QUEUED = {
     "request_id": "train-43-1",
