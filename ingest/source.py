@@ -77,6 +77,7 @@ class Source(ABC):
     name: str = ""
     misses = False  # True: what nobody reads in time is gone, as from an exporter that is scraped
     reports_jobs = False  # True: starts of jobs may come by it; the placer waits for it before a promise expires
+    pending = RecordTally()  # of records that were read since the last batch, and gave none
     divides = False  # True: every pipeline runs it on a share, by the options `instance` and `instances`
 
     @abstractmethod
@@ -120,7 +121,18 @@ class Source(ABC):
         return None
 
 
-OPTIONAL = ("misses", "divides", "reports_jobs", "health", "models", "nodes", "backlog_bytes", "begins", "prune")
+OPTIONAL = (
+    "misses",
+    "pending",
+    "divides",
+    "reports_jobs",
+    "health",
+    "models",
+    "nodes",
+    "backlog_bytes",
+    "begins",
+    "prune",
+)
 ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 

@@ -75,9 +75,9 @@ class RunningTally:
             self._read, self._refused, dict(self._ignored), self._unread, tuple(self._names), self._unknown_fields
         )
 
-    def document(self) -> dict[str, Any]:
-        """The sum as `/v1/ingestion` shows it; `all` is the sum of the other counts."""
-        tally = self.tally()
+    def document(self, pending: RecordTally | None = None) -> dict[str, Any]:
+        """The sum, with what is pending, as `/v1/ingestion` shows it; `all` is the sum of the other counts."""
+        tally = self.tally() if pending is None else RecordTally.sum((self.tally(), pending))
         return {
             "all": tally.all,
             "read": tally.read,

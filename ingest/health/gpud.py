@@ -124,6 +124,10 @@ class GpudSource(Source):
         asks = dict.fromkeys(self._urls, self._ask)
         self._poller = Poller(self.name, asks, chosen, check_polling("gpud", chosen), headers)
 
+    @property
+    def pending(self) -> RecordTally:  # type: ignore[override]
+        return self._poller.pending
+
     async def next(self) -> Batch:
         batch = await self._poller.next()
         for event in batch.node_events:

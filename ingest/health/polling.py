@@ -18,7 +18,7 @@ import msgspec
 from fleet.errors import ConfigError, RecordError, SourceError
 from ingest.pages.fetch import FetchError, fetch
 from ingest.source import Batch
-from ingest.tally import RunningTally
+from ingest.tally import RecordTally
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Poller:
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pending: list[Batch] = []
-        self._tally = RunningTally()  # of answers since the last batch
+        self.pending = RecordTally()  # of answers since the last batch
         self._wake = asyncio.Event()
         self._rates: deque[tuple[float, int]] = deque(maxlen=256)
         self._closed = False
@@ -110,9 +110,9 @@ class Poller:
                     raise task.exception() or AssertionError
             pending, self._pending = self._pending, []
             batch = Batch.merge(pending)
-            self._tally.add(batch.counted())
-            if len(batch) or batch.bad or batch.counted().unread:
-                batch, self._tally = replace(batch, tally=self._tally.tally()), RunningTally()
+            self.pending = RecordTally.sum((self.pending, batch.counted()))
+            if len(batch) or batch.bad:
+                batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 self.bad += len(batch.bad)
                 self._rates.append((time.monotonic(), len(batch)))
                 return batch

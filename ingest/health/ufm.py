@@ -98,6 +98,10 @@ class UfmSource(Source):
             self.name, {self._url: self._ask}, chosen, check_polling("ufm", chosen), _login(chosen.user)
         )
 
+    @property
+    def pending(self) -> RecordTally:  # type: ignore[override]
+        return self._poller.pending
+
     async def next(self) -> Batch:
         batch = await self._poller.next()
         for event in batch.node_events:

@@ -13,7 +13,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ from ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClas
 from ingest.kubernetes.owners import owner_of
 from ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
 from ingest.source import Batch, Source, read_options
+from ingest.tally import RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class KubernetesSource(Source):
         self._states: dict[str, str] = {}  # collection → "" where it is followed, else what is wrong
         self._early: list[Message] | None = []  # what came before every collection had answered
         self._bad = 0
+        self._left_out = 0  # objects of the messages under way that ask for no GPU
         self._delivered: deque[tuple[float, int]] = deque()
         self._at = _Position()
         self._resume(self._at)
@@ -138,7 +140,9 @@ class KubernetesSource(Source):
             messages = await self._follower.next(SETTLE_POLL_S if self._jobs.is_waiting else None)
             trouble = self._note(messages)
             batch = self.take(messages)
+            self.pending = RecordTally.sum((self.pending, batch.counted()))
             if len(batch) or batch.bad:
+                batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 self._delivered.append((time.monotonic(), len(batch)))
                 return batch
             if trouble is not None:
@@ -221,23 +225,27 @@ class KubernetesSource(Source):
             self._early += messages
             answered = {row.name for row in self._early if not isinstance(row, Away)} | self._at.versions.keys()
             if not answered.issuperset(self.options.collections):
-                return Batch()
+                return Batch(tally=RecordTally())
             order = list(KINDS)
             messages, self._early = sorted(self._early, key=lambda row: order.index(row.name)), None
         now_ms = self._clock.now_ms()
         bad: list[RecordError] = []
         node_events: list[NodeEvent] = []
+        objects = self._left_out = 0
         for message in messages:
             if isinstance(message, Listing | Changes):
+                objects += len(message.objects if isinstance(message, Listing) else message.changes)
                 node_events += self._fold(message, bad, now_ms)
                 self._at.versions[message.name] = message.version
+        ignored = {SkipRule.NOT_USED: self._left_out} if self._left_out else {}
+        tally = RecordTally(objects - len(bad) - self._left_out, len(bad), ignored)
         bad += self._nodes.faults
         self._nodes.faults.clear()
         self._jobs.lost_nodes = self._nodes.lost()
         events = self._jobs.events(now_ms)
         good = Batch(events=tuple(_good(events, bad, now_ms)), node_events=tuple(_good(node_events, bad, now_ms)))
         self._bad += len(bad)
-        return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad))
+        return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad), tally=tally)
 
     def _fold(self, message: Listing | Changes, bad: list[RecordError], now_ms: int) -> list[NodeEvent]:
         """Update the tables and deliver node events. A list deletes what it does not name."""
@@ -296,11 +304,13 @@ class KubernetesSource(Source):
             self._nodes.place(row.metadata.uid, None if deleted else row.place)
             if row.place is not None and row.place.is_host:
                 self._jobs.drop_member(row.metadata.uid)
+            self._left_out += row.member is None
             self._pod(row.pod, row.member)
             if deleted:
                 self._jobs.drop_member(row.metadata.uid)
         else:
             workload = getattr(self._reader, WORKLOADS[name].lower())(row, now_ms)
+            self._left_out += workload is None
             if workload is not None:
                 self._jobs.put_workload(workload)
                 if deleted:

@@ -28,6 +28,7 @@ from fleet.errors import ConfigError, RecordError, SourceError
 from ingest.node_names import check_name, check_part
 from ingest.ports.rows import PortSource
 from ingest.source import Batch, read_options
+from ingest.tally import SkipRule
 from ingest.topology.ibnetdiscover import Fabric, adapter_of, parse_ibnetdiscover
 
 logger = logging.getLogger(__name__)
@@ -202,6 +203,7 @@ class PerfquerySource(PortSource):
                 self._rows.add(owner or node, name or device, port.port, port.readings, time_ms)
             else:
                 self.noted["not_of_a_node"] += 1
+                self._rows.skip(SkipRule.OTHER_PART, len(port.readings))
         for error in bad:
             self._rows.bad(error)
 

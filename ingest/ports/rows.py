@@ -1,5 +1,6 @@
 """Port counters that were read one by one (sysfs files, perfquery text): columns of a batch, and their base source."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,16 @@ from ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
 from ingest.pages.text import Target
 from ingest.series import Series
 from ingest.source import Batch, Source
+from ingest.tally import RecordTally, RunningTally, SkipRule
 
+_READ = RecordTally(read=1)
+# Counters and settings of adapters, in sysfs and in perfquery, that no forecast needs.
+_KNOWN = re.compile(
+    r"VL15_?dropped|(?:unicast|multicast)_(?:rcv|xmit)_packets|lifespan|(?:req|resp|rx|roce|np|rp|duplicate|implied)_\w+"
+    r"|(?:Port|Counter)Select\w*|CapMask|VL15Dropped|QP1Dropped|Port(?:Xmit|Rcv)(?:Constraint|Switch)\w+"
+    r"|Port(?:Uni|Multi)cast(?:Xmit|Rcv)Pkts",
+    re.IGNORECASE,
+)
 _PORTS = metric_row(EntityKind.NODE, "ports_reported")
 
 
@@ -30,15 +40,30 @@ class PortRows:
         self._taken: set[tuple[int, int]] = set()
         self._ports: dict[int, tuple[int, set[int]]] = {}  # node -> newest time, its ports
         self._bad: list[RecordError] = []
+        self._tally = RunningTally()
 
     def add(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
         """One port's numbers by their sysfs or perfquery names; of two that mean the same the first counts."""
+        known = {name: raw for name, raw in readings.items() if name in PORT_READINGS}
+        self.leave_out(*(name for name in readings if name not in known))
+        left = len(known)
         try:
-            for name, raw in readings.items():
-                if name in PORT_READINGS:
-                    self._add(self._find(node, device, port, name), raw, time_ms)
+            for name, raw in known.items():
+                rule = self._add(self._find(node, device, port, name), raw, time_ms)
+                self._tally.add(_READ if rule is None else RecordTally(ignored={rule: 1}))
+                left -= 1
         except RecordError as error:
-            self.bad(error)
+            self.bad(error, left)
+
+    def leave_out(self, *names: str) -> None:
+        """Count numbers that nothing here reads: known ones are left out by a rule, others are unread."""
+        others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
+        ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}
+        self._tally.add(RecordTally(ignored=ignored, unread=len(others), names=others))
+
+    def skip(self, rule: SkipRule, count: int = 1) -> None:
+        """Count numbers that a rule leaves out."""
+        self._tally.add(RecordTally(ignored={rule: count}))
 
     def learn_layer(self, node: str, device: str, port: int, layer: str) -> None:
         """Record the link layer of a port that has samples."""
@@ -46,18 +71,21 @@ class PortRows:
         if name in self._entities[EntityKind.PORT]:
             self._entities.learn_trait(name, layer)
 
-    def bad(self, error: RecordError) -> None:
+    def bad(self, error: RecordError, numbers: int = 1) -> None:
+        """Count an error that costs so many numbers."""
         self._bad.append(error.with_traceback(None))
+        self._tally.add(RecordTally(refused=numbers))
 
     def batch(self) -> Batch:
         """Everything since the last call."""
         rows, ports, bad = self._rows, self._ports, self._bad
         self._rows, self._taken, self._ports, self._bad = [], set(), {}, []
+        tally, self._tally = self._tally.tally(), RunningTally()
         samples = [SampleBatch.of(EntityKind.PORT, rows)] if rows else []
         if ports:
             nodes = [(_PORTS, node, time_ms, float(len(seen))) for node, (time_ms, seen) in ports.items()]
             samples.append(SampleBatch.of(EntityKind.NODE, nodes))
-        return Batch(samples=tuple(samples), bad=tuple(bad))
+        return Batch(samples=tuple(samples), bad=tuple(bad), tally=tally)
 
     def _find(self, node: str, device: str, port: int, name: str) -> Series:
         key = (node, device, port, name)
@@ -69,17 +97,19 @@ class PortRows:
             series = self._series[key] = found
         return series
 
-    def _add(self, series: Series, raw: float, time_ms: int) -> None:
+    def _add(self, series: Series, raw: float, time_ms: int) -> SkipRule | None:
+        """Add a number, or return the rule that leaves it out."""
         if (series.metric, series.entity) in self._taken:
-            return
+            return SkipRule.REPEATED
         self._taken.add((series.metric, series.entity))
         newest, ports = self._ports.setdefault(series.node, (time_ms, set()))
         ports.add(series.entity)
         self._ports[series.node] = (max(newest, time_ms), ports)
         if raw == series.ceiling:
             self.saturated += 1
-        else:
-            self._rows.append((series.metric, series.entity, time_ms, raw * series.scale))
+            return SkipRule.NO_DATA
+        self._rows.append((series.metric, series.entity, time_ms, raw * series.scale))
+        return None
 
 
 class PortSource(Source):

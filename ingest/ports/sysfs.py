@@ -25,6 +25,7 @@ from ingest.node_names import check_name
 from ingest.pages.infiniband import PORT_READINGS
 from ingest.ports.rows import PortRows, PortSource
 from ingest.source import Batch, read_options
+from ingest.tally import SkipRule
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +133,12 @@ def _read_port(port: Path, rows: PortRows) -> dict[str, float]:
         paths += [(name.removesuffix("_64"), port / folder / name) for name in names]
     for name, path in paths:
         metric = f"infiniband_{name}" if name in _GAUGES else name
-        if metric in PORT_READINGS and metric not in readings:
-            value = _read_number(path, rows)
-            if value is not None:
-                readings[metric] = value
+        if metric not in PORT_READINGS:
+            rows.leave_out(name)
+        elif metric in readings:
+            rows.skip(SkipRule.REPEATED)
+        elif (value := _read_number(path, rows)) is not None:
+            readings[metric] = value
     return readings
 
 
@@ -145,9 +148,13 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES)
     except OSError:
-        return None  # the device went away, or its driver refuses: EINVAL
+        rows.skip(SkipRule.NO_DATA)  # the device went away, or its driver refuses: EINVAL
+        return None
     try:
-        return parse_number(text)
+        number = parse_number(text)
+        if number is None:
+            rows.skip(SkipRule.NO_DATA)
+        return number
     except RecordError as error:
         rows.bad(RecordError(error.reason, f"{path.name}: {error.detail}"))
         return None

@@ -159,7 +159,7 @@ class SlurmSource(Source):
         self._bad = 0
         self._specs: Mapping[str, NodeSpec] = {}
         self._noted: Counter[str] = Counter()
-        self._tally = RecordTally()  # of polls since the last batch
+        self.pending = RecordTally()  # of polls since the last batch
         self._took_ms = 0
         self._polled_ms: int | None = None
         self._rates: deque[tuple[int, int]] = deque(maxlen=1000)
@@ -180,9 +180,9 @@ class SlurmSource(Source):
             self._bad += len(batch.bad)
             self._rates.append((self._clock.now_ms(), len(batch)))
             self._state = state  # no await until the batch is taken: a snapshot holds both or neither
-            self._tally = RecordTally.sum((self._tally, batch.counted()))
+            self.pending = RecordTally.sum((self.pending, batch.counted()))
             if len(batch) or batch.bad:
-                batch, self._tally = replace(batch, tally=self._tally), RecordTally()
+                batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 return batch
 
     def nodes(self) -> Mapping[str, NodeSpec]:

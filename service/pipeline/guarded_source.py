@@ -20,7 +20,7 @@ from fleet.redaction import redacted
 from fleet.topology import NodeSpec
 from ingest.inbox.inbox import InboxSource
 from ingest.source import Batch, Source
-from ingest.tally import RunningTally
+from ingest.tally import RecordTally, RunningTally
 from ingest.topology.load import merged
 from service.answers.fleet import SourceHealth
 
@@ -184,7 +184,7 @@ class GuardedSource:
         if failing:
             rows = [{**row, "up": False} for row in rows]
         told = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
-        told["records"] = self._tally.document()
+        told["records"] = self._tally.document(self._ask("pending", lambda: _tally_of(self._source.pending)))
         return [{**rows[0], **told}, *rows[1:]]
 
     def models(self) -> dict[str, str]:
@@ -256,6 +256,12 @@ def _is_wanted() -> bool:
     """Whether it is this task that somebody cancels, rather than one that the source waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
+
+
+def _tally_of(pending: Any) -> RecordTally:
+    if not isinstance(pending, RecordTally):
+        raise TypeError(f"pending is {type(pending).__name__}, expected a RecordTally")
+    return pending
 
 
 def _encoded(position: Any) -> bytes:
