@@ -33,7 +33,9 @@ class EntityTable:
         self._node = np.full(64, -1, np.int32)
         self.moves = 0  # grows where a row loses its owner, or has one again
         self._aliases: dict[str, str] = {}
+        self._pods: dict[str, tuple[str, str]] = {}  # pod of another scheduler's node → its namespace and node
         self.renames = 0  # grows where a known name becomes another name of a node, or stops being one
+        self.alias_changes = 0  # grows with every change of another name, known or not
 
     def __len__(self) -> int:
         return len(self.names)
@@ -63,15 +65,28 @@ class EntityTable:
 
     def alias(self, aliases: Mapping[str, str]) -> None:
         """Replace the other names of nodes: other name → the fleet's name, as schedulers report."""
-        changed = {
-            name for name in aliases.keys() | self._aliases.keys() if aliases.get(name) != self._aliases.get(name)
-        }
+        before, self._aliases = self._aliases, dict(aliases)
+        changed = [name for name in aliases.keys() | before.keys() if aliases.get(name) != before.get(name)]
         self.renames += any(name in self._rows for name in changed)
-        self._aliases = dict(aliases)
+        self.alias_changes += bool(changed)
+
+    def alias_pod(self, pod: str, namespace: str, node: str) -> None:
+        """Record that labels name a pod, which is a node of another scheduler, on this node.
+
+        A pod of the same name in another namespace makes the name useless: it then stands for no node.
+        """
+        known = self._pods.get(pod)
+        place = (namespace, node) if known is None or known[0] == namespace else ("", pod)
+        if pod != node and known != place and (known is None or known[1] != pod):
+            self._pods[pod] = place
+            self.renames += pod in self._rows
+            self.alias_changes += 1
 
     def machine(self, name: str) -> str:
         """Return the name by which the fleet knows a machine: `name`, unless a scheduler has another name for it."""
-        return self._aliases.get(name, name)
+        if name in self._aliases:
+            return self._aliases[name]
+        return self._pods[name][1] if name in self._pods else name
 
     def of_host(self, short: str) -> str | None:
         """Find the one full name that begins with `short` and a dot.

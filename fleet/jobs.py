@@ -7,7 +7,7 @@ an event wakes them, which saves memory and lets snapshots skip them.
 import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from operator import itemgetter
@@ -441,6 +441,17 @@ class JobTable:
     def queued(self) -> list[JobAttempt]:
         """Attempts that wait for resources, in order of arrival of their first event."""
         return self._waiting("queued")
+
+    def rename_nodes(self, name_of: Callable[[str], str]) -> list[JobAttempt]:
+        """Give the nodes of live attempts the names that machines have now. Returns the attempts that changed."""
+        changed = []
+        for attempt in self._live.values():
+            nodes = tuple(map(name_of, attempt.nodes))
+            ranks = tuple(msgspec.structs.replace(rank, node=name_of(rank.node)) for rank in attempt.ranks)
+            if (nodes, ranks) != (attempt.nodes, attempt.ranks):
+                attempt.nodes, attempt.ranks = nodes, ranks
+                changed.append(attempt)
+        return changed
 
     def blocked(self) -> list[JobAttempt]:
         """Attempts that may not start yet, whatever is free, in order of arrival of their first event."""

@@ -4,6 +4,8 @@
     hpc_job                        HPC mapping: the id of a Slurm job
     job_id, job_user, job_partition   the same of AMD's exporter
 
+Pods of slurmd, Ray nodes and other schedulers' workers are no jobs but nodes of these schedulers (`host_pod`).
+
 A pod's job is NAMESPACE/OWNER, as the Kubernetes source calls it. The owner is the pod's name without what controllers
 append: a Deployment's two random parts, a Job's one, and a role with its numbers (`train-42-worker-0` → `train-42`).
 Numbers alone stay: `train-42` may be a name, and jobs that are taken for one would never end.
@@ -25,6 +27,7 @@ _JOB = re.compile(rf"(.+)-{_RANDOM}{{5}}")
 _ROLE = re.compile(r"(.+?)-(?:worker|master|launcher|chief|ps|leader|head|evaluator)s?(?:-\d+)+")
 _PODS = (("exported_pod", "exported_namespace"), ("pod", "namespace"))
 _JOBS = ("hpc_job", "job_id")
+_WORKER = re.compile(r"slurmd([-_].*)?|ray-(head|worker|node)|pbs[-_]mom|condor[-_](startd|execute)|sge[-_]execd")
 _NONE = frozenset({"", "0", "none", "None", "N/A"})
 
 
@@ -60,10 +63,25 @@ def job_label(labels: Mapping[str, str]) -> JobLabel | None:
         job = labels.get(key, "")
         if job not in _NONE and (key == "hpc_job" or "job_user" in labels):
             return _slurm_job(job, labels.get("job_partition", ""), labels.get("job_user", ""))
+    if host_pod(labels):
+        return None
     for pod_key, namespace_key in _PODS:
         pod = labels.get(pod_key, "")
         if pod and not (pod_key == "pod" and _is_exporter(pod, labels.get("container", ""))):
             return _pod(pod, labels.get(namespace_key, ""))
+    return None
+
+
+def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the pod and namespace of a node of another scheduler that holds the GPU; None where there is none.
+
+    >>> host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
+    ('worker-0', 'soperator')
+    """
+    for pod_key, namespace_key in _PODS:
+        container = labels.get(pod_key.replace("pod", "container"), "")
+        if labels.get(pod_key) and _WORKER.fullmatch(container):
+            return labels[pod_key], labels.get(namespace_key, "")
     return None
 
 

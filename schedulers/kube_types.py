@@ -4,9 +4,9 @@ from math import ceil
 
 import msgspec
 
+from fleet.gpu_resources import is_gpu_resource
 from fleet.mig import SLICES, read_profile
 
-GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu")
 MIG_RESOURCE = "nvidia.com/mig-"  # and a profile
 LIMIT = "fleetcast/limit-s"  # annotation: how long the pod will run, in whole seconds
 
@@ -143,7 +143,7 @@ def _size(resource: str) -> int:
     if resource.startswith(MIG_RESOURCE):
         profile = read_profile(resource.removeprefix(MIG_RESOURCE))
         return profile.slices if profile else SLICES
-    return SLICES if resource in GPU_RESOURCES else 0
+    return SLICES if is_gpu_resource(resource) else 0
 
 
 def _count(quantity: str | int | float) -> int:

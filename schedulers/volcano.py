@@ -14,8 +14,9 @@ import msgspec
 
 from fleet.decode_faults import explain_bytes
 from fleet.errors import RequestError
+from fleet.gpu_resources import is_gpu_resource
 from schedulers.adapter import NotKnown, Seen, Verb, Write
-from schedulers.kube_types import GPU_RESOURCES, KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
+from schedulers.kube_types import KubeContainer, KubePod, KubePodSpec, KubeResources, Quantities
 from schedulers.ratings import NEUTRAL, Ratings
 from schedulers.weather import Weather
 
@@ -63,7 +64,7 @@ class VolcanoJob(msgspec.Struct, rename="pascal"):
     @property
     def gpus(self) -> int:
         asked = self.pod_group and self.pod_group.spec and self.pod_group.spec.min_resources
-        together = {name: amount for name, amount in (asked or {}).items() if name in GPU_RESOURCES}
+        together = {name: amount for name, amount in (asked or {}).items() if is_gpu_resource(name)}
         return KubePod(spec=KubePodSpec([KubeContainer(KubeResources(together))])).gpus
 
 

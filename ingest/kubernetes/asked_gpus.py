@@ -10,10 +10,9 @@ nvidia.com/gpucores, gpumem-percentage (HAMi)                    the part of eac
 import math
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import NamedTuple
 
+from fleet.gpu_resources import GPU_RESOURCES, MIG_RESOURCES, is_gpu_resource
 from fleet.mig import SLICES, read_profile
 from fleet.requests import WHOLE_GPU
 from ingest.kubernetes.claims import ClaimedGpus
@@ -21,11 +20,7 @@ from ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
 
 FRACTION, FRACTION_DEVICES, GPU_MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"
 HAMI_PERCENT = ("nvidia.com/gpucores", "nvidia.com/gpumem-percentage", "volcano.sh/vgpu-cores")
-GPU_RESOURCES = (
-    *("nvidia.com/gpu", "nvidia.com/mig-*", "nvidia.com/gpu.shared", "nvidia.com/pgpu", "volcano.sh/vgpu-number"),
-    *("amd.com/gpu", "amd.com/?px_nps?", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
-    "deviceclass.resource.kubernetes.io/*gpu*",
-)
+ASKED_RESOURCES = (*GPU_RESOURCES, MIG_RESOURCES)
 _MIG = re.compile(r"mig-(.+?)(\.shared)?$")
 
 
@@ -79,7 +74,7 @@ def _from_resources(spec: PodSpec, resources: tuple[str, ...], shares: int) -> A
     for container in running_containers(spec):
         percent = _percent(container.resources)
         for name in sorted(container.resources.names):
-            if not _is_gpu(name, resources):
+            if not is_gpu_resource(name, resources):
                 continue
             amount, found = container.resources.amount(name), _MIG.search(name)
             if found:
@@ -116,11 +111,6 @@ def _share(milli: float, gpus: int) -> int | None:
     """Return the thousandths of each of `gpus`, or None for whole ones."""
     share = max(1, round(milli / gpus)) if gpus >= 1 else WHOLE_GPU
     return share if share < WHOLE_GPU else None
-
-
-@lru_cache(4096)
-def _is_gpu(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def running_containers(spec: PodSpec) -> list[Container]:

@@ -16,7 +16,7 @@ import msgspec
 from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Resized, Started
 from fleet.requests import RankPlacement
 from ingest.kubernetes.failures import FINISHED, Ending
-from ingest.kubernetes.waits import ADMISSION, Wait
+from ingest.kubernetes.waits import ADMISSION, PodWait
 from ingest.kubernetes.workloads import Member, Workload
 from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
 
@@ -285,14 +285,14 @@ class Judgement:
         """The restart, counted from 1, that pods are of which are not about to be replaced."""
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
-    def _waiting(self) -> Wait:
+    def _waiting(self) -> PodWait:
         """Return why the job waits. A gang is blocked while one of its members is."""
         if self.workload.suspended:
             if self.workload.awaits_admission:
-                return Wait(f"suspended: {ADMISSION}")
-            return Wait("suspended", is_blocked=True)
-        rows = [Wait(row.waiting, row.is_blocked) for row in self.members.values() if row.stage == "pending"]
-        return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=Wait())
+                return PodWait(f"suspended: {ADMISSION}")
+            return PodWait("suspended", is_blocked=True)
+        rows = [PodWait(row.waiting, row.is_blocked) for row in self.members.values() if row.stage == "pending"]
+        return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=PodWait())
 
     def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
         """Remember who runs, and give them ranks in the order of their slots."""

@@ -33,28 +33,28 @@ _FAULTS = frozenset(
 )
 
 
-class Wait(NamedTuple):
+class PodWait(NamedTuple):
     """Why a pod does not run yet; empty where nothing is known. is_blocked: it may not start, whatever is free."""
 
     reason: str = ""
     is_blocked: bool = False
 
 
-def wait_of(pod: Pod, *, admission_blocks: bool = False) -> Wait:
+def wait_of(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
     """Return why a pending pod does not run yet. admission_blocks: a pod that waits for Kueue is blocked."""
     gates = [gate.name for gate in pod.spec.scheduling_gates or ()]
     if others := [name for name in gates if name not in KUEUE_GATES]:
-        return Wait(f"{GATED}: {', '.join(others)}", is_blocked=True)
+        return PodWait(f"{GATED}: {', '.join(others)}", is_blocked=True)
     if gates:
-        return Wait(ADMISSION, admission_blocks)
+        return PodWait(ADMISSION, admission_blocks)
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and not scheduled.is_true:
-        return Wait(scheduled.text or "not scheduled yet", _never_fits(scheduled.message or ""))
+        return PodWait(scheduled.text or "not scheduled yet", _never_fits(scheduled.message or ""))
     states = [status.state.waiting for status in pod.status.container_statuses or ()]
     for row in states:
         if row and row.reason in _FAULTS:
-            return Wait(": ".join(filter(None, (row.reason, row.message))), is_blocked=True)
-    return Wait(next((": ".join(filter(None, (row.reason, row.message))) for row in states if row), ""))
+            return PodWait(": ".join(filter(None, (row.reason, row.message))), is_blocked=True)
+    return PodWait(next((": ".join(filter(None, (row.reason, row.message))) for row in states if row), ""))
 
 
 def _never_fits(message: str) -> bool:

@@ -19,7 +19,14 @@ import msgspec
 from fleet.events import JobClass, Submitted
 from fleet.requests import Gang
 from ingest.gpus import short_model
-from ingest.kubernetes.asked_gpus import GPU_RESOURCES, AskedGpus, NodeGpus, gpus_of, may_hold_gpus, running_containers
+from ingest.kubernetes.asked_gpus import (
+    ASKED_RESOURCES,
+    AskedGpus,
+    NodeGpus,
+    gpus_of,
+    may_hold_gpus,
+    running_containers,
+)
 from ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
 from ingest.kubernetes.failures import Ending, category_of_condition, disrupted, ending_of
 from ingest.kubernetes.objects import (
@@ -38,7 +45,7 @@ from ingest.kubernetes.objects import (
     time_ms,
 )
 from ingest.kubernetes.owners import JOBSET_NAME, NO_JOBS, USUAL_CLASSES, is_stand_in, owner_of, stated_queue
-from ingest.kubernetes.waits import KUEUE_QUEUE, Wait, wait_of
+from ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, wait_of
 from ingest.lifecycle import SUBMITTED
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
@@ -70,7 +77,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     class_label: str = "fleetcast/class"
     preemptible_label: str = "fleetcast/preemptible"
     keep_labels: tuple[str, ...] = ()
-    gpu_resources: tuple[str, ...] = GPU_RESOURCES
+    gpu_resources: tuple[str, ...] = ASKED_RESOURCES
     gpu_classes: tuple[str, ...] = GPU_CLASSES
     admission: Literal["waits", "blocked"] = "waits"
 
@@ -213,7 +220,7 @@ class WorkloadReader:
         began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
         running_ms = max((moment for moment in began if moment), default=time_ms(pod.status.start_time))
         label = meta.label(JOBSET_RESTART)
-        wait = wait_of(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else Wait()
+        wait = wait_of(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else PodWait()
         return Member(
             job=self.name(meta, name),
             kind=kind,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fleet.entities import Entities
 from fleet.samples import EntityKind
-from ingest.gpu_labels import job_label
+from ingest.gpu_labels import host_pod, job_label
 from ingest.gpus import GpuInventory
 from ingest.pages.amd import AmdResolver
 from ingest.pages.dcgm import DcgmResolver
@@ -29,6 +29,7 @@ class ExporterResolver:
     """One for all targets of a process: the first row of RESOLVERS that claims a name says what it stands for."""
 
     def __init__(self, entities: Entities) -> None:
+        self._nodes = entities[EntityKind.NODE]
         self.inventory = GpuInventory(entities)
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
 
@@ -37,14 +38,15 @@ class ExporterResolver:
         for resolver in self._resolvers:
             if resolver.claims(name):
                 found = resolver(name, labels, target)
-                return _labelled(found, labels) if isinstance(found, Series) and found.kind in GPUS else found
+                return self._labelled(found, labels) if isinstance(found, Series) and found.kind in GPUS else found
         return next((rule for pattern, rule in _RULES if pattern.match(name)), None)
 
-
-def _labelled(series: Series, labels: Mapping[str, str]) -> Series:
-    """The series of a GPU with the job that its labels name, if they do."""
-    label = job_label(labels)
-    return series if label is None else replace(series, label=label, divided=bool(labels.get("GPU_I_ID")))
+    def _labelled(self, series: Series, labels: Mapping[str, str]) -> Series:
+        """The series of a GPU with the job that its labels name, if they do. Learns a pod that is a node itself."""
+        if host := host_pod(labels):
+            self._nodes.alias_pod(*host, self._nodes.names[series.node])
+        label = job_label(labels)
+        return series if label is None else replace(series, label=label, divided=bool(labels.get("GPU_I_ID")))
 
 
 def known_name(name: str) -> str:

@@ -14,6 +14,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from fleet.gpu_resources import is_gpu_resource
 from schedulers.imports.draft import (
     ANY,
     LONGEST_H,
@@ -182,10 +183,10 @@ def _flavor(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> 
 
 def is_gpu(resource: str) -> bool:
     """
-    >>> is_gpu("nvidia.com/gpu"), is_gpu("amd.com/gpu"), is_gpu("nvidia.com/mig-1g.10gb")
+    >>> is_gpu("nvidia.com/gpu"), is_gpu("habana.ai/gaudi"), is_gpu("nvidia.com/mig-1g.10gb")
     (True, True, False)
     """
-    return resource.endswith("/gpu")
+    return resource.endswith("/gpu") or is_gpu_resource(resource)
 
 
 def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:

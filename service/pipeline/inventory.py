@@ -40,7 +40,7 @@ class FleetInventory:
             self._learn_names()
             self._register()
         nodes, boards = self._entities[EntityKind.NODE], self._entities[EntityKind.GPU]
-        news = len(nodes), len(boards), boards.moves, models, gpus, stated
+        news = len(nodes), nodes.alias_changes, len(boards), boards.moves, models, gpus, stated
         if news == self._news:
             return before
         self._news = news

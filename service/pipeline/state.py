@@ -99,6 +99,7 @@ class FleetState:
         self._node_copies: dict[str, NodeRecord] = {}
         self._devices_learnt = 0
         self._inventory = FleetInventory(entities, topology)
+        self._alias_changes = 0
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
@@ -328,6 +329,11 @@ class FleetState:
         for error in self._inventory.faults:
             self._note_bad(error)
         self._inventory.faults.clear()
+        nodes = self.entities[EntityKind.NODE]
+        if nodes.alias_changes != self._alias_changes:
+            self._alias_changes = nodes.alias_changes
+            for attempt in self.jobs.rename_nodes(nodes.machine):
+                self._copies.pop((attempt.job, attempt.attempt), None)
 
     def gpu_rows(self) -> NDArray[np.int32]:
         """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""

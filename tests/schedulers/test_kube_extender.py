@@ -210,6 +210,8 @@ def test_a_pod_of_mig_instances_is_ranked_as_one_with_gpus() -> None:
         ({"containers": [container("3", name="nvidia.com/mig-half")]}, 3),  # unknown: as whole ones, never as none
         ({"containers": [container("2", name="nvidia.com/gpu.shared")]}, 2),
         ({"containers": [container("9", name="nvidia.com/gpufs")]}, 0),
+        ({"containers": [container("8", name="habana.ai/gaudi"), container("1", name="gpu.intel.com/xe")]}, 9),
+        ({"containers": [container("1", name="gpu.intel.com/xe_monitoring")]}, 0),
     ],
 )
 def test_gpus_of_a_pod(spec: dict[str, Any], gpus: int) -> None:

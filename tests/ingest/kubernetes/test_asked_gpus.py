@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.kubernetes.asked_gpus import GPU_RESOURCES, NodeGpus, gpus_of
+from ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, gpus_of
 from ingest.kubernetes.objects import Container, PodSpec, Resources
 from tests.fuzz.bounds import examples
 from tests.ingest.kubernetes.test_owners import Fed
@@ -158,7 +158,7 @@ def test_a_share_of_a_time_sliced_board_is_a_part_of_it() -> None:
 
 def test_cores_of_hami_are_the_part_of_each_board() -> None:
     spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
-    assert gpus_of(spec, GPU_RESOURCES)[:3] == (2, "", 300)
+    assert gpus_of(spec, ASKED_RESOURCES)[:3] == (2, "", 300)
 
 
 def asked_of(pod: dict[str, Any], *nodes: dict[str, Any]) -> Any:
@@ -181,6 +181,6 @@ def test_pods_that_fill_a_node_of_shares_hold_no_more_than_its_boards(
         amount = data.draw(st.integers(1, left))
         left -= amount
         spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": amount})),))
-        asked = gpus_of(spec, GPU_RESOURCES, node=NodeGpus(shares))
+        asked = gpus_of(spec, ASKED_RESOURCES, node=NodeGpus(shares))
         milli += asked.gpus * (asked.share or 1000)
     assert milli <= 1000 * boards + shares * boards, "each part is rounded to a thousandth"

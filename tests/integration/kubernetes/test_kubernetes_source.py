@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from ingest.kubernetes.source import KINDS
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, PODS, ControlPlane, pod
@@ -147,7 +148,7 @@ def told(service: Service, name: str, state: str, attempt: int = 1) -> dict[str,
 
 
 def test_the_example_allows_all_that_is_followed(fleetcast: Service) -> None:
-    followed = {"priorityclasses", "nodes", "jobs", "jobsets", "pytorchjobs", "pods"}
+    followed = set(KINDS)
     fleetcast.until("them", lambda: source(fleetcast)["collections"] == dict.fromkeys(followed, "followed"))
 
 
