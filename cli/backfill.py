@@ -130,6 +130,7 @@ class SlowClient:
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
     from clients.prometheus import PrometheusClient
+    from fleet.decode_faults import explain_json
     from fleet.entities import Entities
     from fleet.topology import Topology
     from ingest.archive.archive import Archive, ArchiveLimits
@@ -146,7 +147,9 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
     try:
         progress = Progress(config.folder / DONE, wish.key)
     except ValueError as error:
-        raise ConfigError(f"{config.folder / DONE} is not ours: {error}; delete it to begin anew") from None
+        raise ConfigError(
+            f"{config.folder / DONE} is not ours: {explain_json(error)}; delete it to begin anew"
+        ) from None
     work = PrometheusBackfill(SlowClient(client, wish.url, timeout_s), archive, entities, align(named, entities))
     windows = wish.windows()
     label = f"backfill (an answer may take {timeout_s:g} s)"

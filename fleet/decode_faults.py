@@ -113,7 +113,7 @@ def explain_json(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"byte 0x{error.object[error.start]:02x} at {error.start} is not UTF-8"
     if isinstance(error, msgspec.ValidationError):
-        return _own_check(error, None).why
+        return _own_check(error, None).sentence
     text = str(error).removeprefix("JSON is malformed: ").removeprefix("MessagePack data is malformed: ")
     return "it ends too early" if "truncated" in text else text
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fleet.decode_faults import explain_json
 from fleet.errors import RecordError
 from fleet.events import JobEvent, NodeEvent
 from fleet.samples import SampleBatch
@@ -82,7 +83,7 @@ def _refusals(payload: bytes) -> list[RecordError]:
     try:
         told = _decode_refusals(payload)
     except (ValueError, RecursionError) as error:
-        raise RecordError("not_json", f"refusals: {error}") from None
+        raise RecordError("not_json", f"refusals: {explain_json(error)}") from None
     errors: list[RecordError] = []
     for reason, count in told.reasons.items():
         room = MAX_REJECTS_A_RECORD - len(errors)

@@ -11,6 +11,7 @@ import numpy as np
 
 from features.co_runs import CoRun, Keys
 from features.sharing import Share
+from fleet.decode_faults import explain_json
 from fleet.errors import ModelError
 
 CO_RUN_FILE = "co_runs.json"
@@ -52,4 +53,4 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls, strict=False)
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is no fit of co-runs: {error}") from None
+            raise ModelError(f"{path} is no fit of co-runs: {explain_json(error)}") from None

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.decode_faults import explain_json
 from fleet.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -141,7 +142,7 @@ def load_history(folder: Path) -> HistoryFit:
     try:
         fit = msgspec.json.decode(path.read_bytes(), type=HistoryFit)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no fitted history: {error}") from None
+        raise ConfigError(f"{path} is no fitted history: {explain_json(error)}") from None
     if set(HORIZONS_DAYS) - set(fit.horizons):
         raise ConfigError(f"{path}: horizons of {sorted(fit.horizons)} days, need {list(HORIZONS_DAYS)}")
     return fit

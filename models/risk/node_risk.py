@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from features.sums import divide
+from fleet.decode_faults import explain_json
 from fleet.errors import ConfigError
 from fleet.printable import printable
 from fleet.samples import EntityKind
@@ -79,7 +80,7 @@ def load_fit(folder: Path) -> RiskFit:
     except OSError as error:
         raise ConfigError(f"cannot read the fitted model {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is no fitted model: {error}") from None
+        raise ConfigError(f"{path} is no fitted model: {explain_json(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)

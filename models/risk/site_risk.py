@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.sums import divide
+from fleet.decode_faults import explain_json
 from fleet.errors import ModelError
 from fleet.nodes import NodeRecord
 from fleet.xids import gravity
@@ -65,7 +66,7 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             fit = msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is no fitted site risk: {error}") from None
+            raise ModelError(f"{path} is no fitted site risk: {explain_json(error)}") from None
         for kind, fits in fit.kinds.items():
             if kind not in RISK_KINDS or set(fits) != set(HORIZONS_DAYS):
                 raise ModelError(f"{path}: {kind} of {sorted(fits)} days: expected {RISK_KINDS} of {HORIZONS_DAYS}")

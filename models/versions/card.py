@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.decode_faults import explain_json
 from fleet.errors import ModelError
 
 CARD_FILE, PAGE_FILE = "card.json", "card.html"
@@ -160,4 +161,4 @@ def read_card(folder: Path) -> Card:
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no model card: {error}") from None
+        raise ModelError(f"{path} is no model card: {explain_json(error)}") from None

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet import files
+from fleet.decode_faults import explain_json
 from service.state_identity import Doubt, PartView
 
 MAGIC = b"FLEETBRD"
@@ -89,7 +90,7 @@ def _header_of(view: memoryview) -> _Header:
     try:
         header: _Header = _decode_header(view[12 : 12 + length])
     except (ValueError, RecursionError) as error:
-        raise BoardError(f"torn board header: {error}") from None
+        raise BoardError(f"torn board header: {explain_json(error)}") from None
     for row in header["sections"]:
         if row["offset"] < 0 or not 0 <= row["nbytes"] <= len(view) - row["offset"]:
             raise BoardError(f"torn board: {len(view)} bytes, {row['name']} ends at {row['offset'] + row['nbytes']}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from fleet import files
+from fleet.decode_faults import explain_json
 from fleet.errors import SourceError
 from service.board.board import Board, BoardError
 
@@ -98,4 +99,4 @@ class BoardMirror:
         try:
             Board(files.mapped(path))
         except (ValueError, BoardError) as error:
-            raise SourceError(f"{self.url} sends what is no board: {error}") from None
+            raise SourceError(f"{self.url} sends what is no board: {explain_json(error)}") from None

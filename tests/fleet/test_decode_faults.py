@@ -1,5 +1,8 @@
 """Every fault that msgspec finds is explained, in words that are ours."""
 
+import ast
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -110,3 +113,27 @@ def test_a_number_that_no_reader_can_hold_is_out_of_range() -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(data, type=PlacementRequest)
     assert fault_in(caught.value, PlacementRequest, data).label == "out_of_range"
+
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("cli", "clients", "fleet", "ingest", "models", "placement", "schedulers", "service", "simulator", "training")
+
+
+def _names_of(node: ast.AST | None) -> str:
+    return "" if node is None else ast.unparse(node)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_handler_of_the_decoder_prints_its_words(folder: str) -> None:
+    """A handler that names an error of msgspec explains it: it puts the error itself into no text."""
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(handler, ast.ExceptHandler) or "msgspec." not in _names_of(handler.type):
+                continue
+            for part in ast.walk(handler):
+                plain = isinstance(part, ast.FormattedValue) and _names_of(part.value) == handler.name
+                as_text = isinstance(part, ast.Call) and _names_of(part) == f"str({handler.name})"
+                if handler.name and (plain or as_text):
+                    found.append(f"{path.relative_to(ROOT)}:{part.lineno}")
+    assert found == []
