@@ -16,7 +16,7 @@ SHOWN_BY: Mapping[str, frozenset[str]] = {
     "thermal_throttle": SLOW_CLOCK | {"thermal_throttle"},
     "power_brake": SLOW_CLOCK | {"power_brake"},
     "ecc_storm": frozenset({"ecc_uncorrectable", "ecc_burst", "row_remap_failure", "row_remapped"}),
-    "gpu_off_bus": frozenset({"gpu_vanished", "gpus_missing"}),
+    "gpu_off_bus": frozenset({"gpu_vanished"}),
     "pcie_downgrade": frozenset({"pcie_width", "pcie_gen", "pcie_replays", "slow_link"}),
     "ib_flap": frozenset({"link_down", "link_flap", "link_errors", "link_drops"}),
     "slow_nic": frozenset({"slow_nic", "link_speed", "link_timeouts", "slow_link"}),

@@ -20,7 +20,7 @@ from models.risk.memory import Raised
 from models.risk.node_signals import NODE_SILENT_S, NodeView, Quiet
 from models.risk.port_peers import whereabouts
 from models.risk.port_signals import PortView
-from models.risk.rules import OF_KIND, ROW
+from models.risk.rules import OF_KIND
 from models.risk.signals import Mask, Signals
 from models.risk.state import RiskState
 from models.stragglers.gang import GangColumns
@@ -103,8 +103,7 @@ def _above_usual_c(
 
 def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
     found = detect(GPU, view, view.columns.rows)
-    vanished = found[OF_KIND[GPU].index(ROW["gpu_vanished"])].on
-    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s, forget=vanished)
+    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s)
     return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
 
 

@@ -63,12 +63,11 @@ class RuleMemory:
         now_ms: int,
         interval_s: float,
         answers: Mask | None = None,
-        forget: Mask | None = None,
     ) -> Raised:
         """Fold in this tick's detections, in the order of OF_KIND. Returns what is shown and what is firm.
 
         age_s: (entity,) since the last sample, NaN for none. interval_s: between samples. answers: (node,) its
-        exporters answer; required of nodes, whose samples also say that they do not. forget: (entity,) drop its memory.
+        exporters answer; required of nodes, whose samples also say that they do not.
         """
         self._grow(len(age_s))
         on, telling = (
@@ -93,8 +92,6 @@ class RuleMemory:
         self.firm = (self.firm & ~gone) | (on & (self.streak >= need))
         self.streak = np.where(gone, 0, self.streak)
         self._keep(found, on, began, now_ms)
-        if forget is not None and forget.any():
-            self._forget(forget)
         shown_after = often * np.array([rule.shown_after for rule in self.rules])[:, None]
         shown = self.firm | (on & (self.streak >= shown_after))
         value = self._grown(now_ms)
@@ -134,12 +131,6 @@ class RuleMemory:
         ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[:, None]
         lately = ages & (self.since_ms > 0) & (self.seen_ms < now_ms)
         return np.where(lately, (now_ms - self.since_ms) / 1000, self.value)
-
-    def _forget(self, forget: Mask) -> None:
-        """Drop the memory of these entities, less the hard rules."""
-        drop = forget[None, :] & ~np.array([rule.hard for rule in self.rules])[:, None]
-        self.firm &= ~drop
-        self.streak = np.where(drop, 0, self.streak)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The evidence where something was seen; elsewhere it has no effect. Rows are those of `Entities`."""

@@ -117,7 +117,7 @@ class Evidence:
 
 def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     """Join the pipelines' signals with those of gang comparisons, node events and ended jobs, each outcome once. It
-    writes `outcomes`, `repairs` and `streaks` of `state`."""
+    writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`."""
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
     state.outcomes.note(moment.events.ended, now_ms)
     rows = {name: row for row, name in enumerate(names)}
@@ -126,6 +126,7 @@ def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     events = event_signals(nodes, rows, state.faults.last_seen(), now_ms)
     known[events.node] = True
     signals = state.repairs.since_repair(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
+    signals = state.witnesses.confirm(signals, names, gangs, gpu, moment.events.ended, now_ms)
     lemons = Signals.of(state.outcomes.signals(rows))
     signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
     return Evidence(signals, known, gangs, gpu, port)

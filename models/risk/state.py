@@ -1,8 +1,8 @@
 """RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
 
     written by score_local    rules, clocks, slots, alike, links, scrapes     of the entities of one pipeline
-    written by score_fleet    faults, record, outcomes, streaks, paces, repairs, days, shadow     of the fleet, where it
-                              is scored
+    written by score_fleet    faults, record, outcomes, streaks, paces, repairs, witnesses, days, shadow     of the
+                              fleet, where it is scored
 
 Beside them, `faults.prior` is set at the start, `faults.take` brings the site's own fit, and `move` follows the clock.
 """
@@ -25,8 +25,11 @@ from models.risk.port_signals import PortLinks
 from models.risk.record import RiskRecord
 from models.risk.repairs import RepairLog
 from models.risk.rules import OF_KIND
+from models.risk.witnesses import Witnesses
 from models.stragglers.gang_signals import GangStreaks
 from models.stragglers.paces import Paces
+
+NEWEST = frozenset({"witnesses"})  # owners that a snapshot of the version before lacks
 
 
 class RiskState(Stateful):
@@ -46,6 +49,7 @@ class RiskState(Stateful):
         self.streaks = GangStreaks(interval_s)
         self.paces = Paces()
         self.repairs = RepairLog()
+        self.witnesses = Witnesses()
         self.days = DayLevels()
         self.shadow = RiskRecord()
 
@@ -66,7 +70,8 @@ class RiskState(Stateful):
             owner, _, array = name.partition("/")
             own[owner][array] = values
         for name, part in self._owners().items():
-            part.load(about[name], own[name])
+            if name in about or name not in NEWEST:
+                part.load(about[name], own[name])
 
     def move(self, by_ms: int) -> None:
         """Move the times of all that was seen, as when the clock by which it was seen stepped; events keep theirs."""

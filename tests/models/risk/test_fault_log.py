@@ -141,6 +141,8 @@ def test_nodes_that_are_gone_are_forgotten() -> None:
 
 def test_faults_of_the_rules_are_remembered_and_raise_the_node(small_fleet: Callable) -> None:
     fleet = small_fleet()
+    fleet.gpu["xid"][fleet.row("n002", 3)] = 79.0
+    fleet.gpu_since["xid"][fleet.row("n002", 3)] = fleet.now_ms
     fleet.gpu["age_s"][fleet.row("n002", 3)] = 600.0
     fleet.gpu["silent_s"] = fleet.gpu["age_s"].copy()
     fleet.tick(3)

