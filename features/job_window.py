@@ -21,6 +21,7 @@ GPU_METRICS = (
     "tensor_active",
     "gpu_util",
     "power_w",
+    "energy_j",
     "fb_used_bytes",
     "nvlink_tx_bytes_per_s",
     "pcie_tx_bytes_per_s",

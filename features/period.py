@@ -7,6 +7,8 @@
 3. the highest hill must be higher than those of shuffled copies of the same samples: chance
 4. the hill is refined at its multiples: a hundredth of a sample matters where a period has four
 5. what repeats faster than every four samples shows as a faint slow beat, if at all: with too small a swing, no answer
+6. a series that rests at one level for most of the time swings too little for this: `features/pulses.py` compares the
+   times between its short pauses or bursts
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from features.pulses import find_rhythm
 from features.sums import divide
 
 Array = NDArray[np.float64]
@@ -38,6 +41,7 @@ SAMPLES_AN_EDGE = 8.0  # a period: with fewer a rise is not seen well enough
 LEAST_TRUE = 0.6  # of the times between rises, about a period long
 LAGS = 4000
 FINE = 4
+TOO_FAST = f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than the samples can show"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,10 @@ class Period:
     strength: float = 0.0
 
 
-def find_period(channels: Array, interval_s: float) -> Period:
+def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] | None = None) -> Period:
     """Find the period of what repeats in `channels` (channel, sample), regular in time; NaN where nothing was reported.
+
+    averaged: (channel,) whether samples are means over their interval; without it they are momentary readings.
 
     >>> beat = np.sin(np.arange(400) * 2 * np.pi / 12.5)
     >>> round(find_period(1 + beat[None, :], 0.5).period_s, 2)
@@ -60,31 +66,53 @@ def find_period(channels: Array, interval_s: float) -> Period:
     usable = known.mean(axis=1) >= LEAST_KNOWN if channels.shape[1] else np.zeros(len(channels), bool)
     if not usable.any() or channels.shape[1] < FEWEST_SAMPLES:
         return Period(None, f"fewer than {FEWEST_SAMPLES} samples in a row")
-    rows, swings = _swinging(channels[usable], known[usable])
+    rows = bridge_gaps(channels[usable])
+    found = find_swing(rows, interval_s)
+    if found.period_s is not None:
+        return found
+    means = np.zeros(len(rows), bool) if averaged is None else averaged[usable]
+    rhythm = find_rhythm(rows, means, interval_s)
+    if found.reason == TOO_FAST and (rhythm.period is None or rhythm.longest < SAMPLES_A_PERIOD + 1):
+        return found
+    if rhythm.period is None:
+        return Period(None, rhythm.reason or found.reason)
+    return Period(rhythm.period * interval_s)
+
+
+def find_swing(rows: Array, interval_s: float) -> Period:
+    """Find the period of series that swing for much of the time."""
+    level, swings = _swinging(rows)
     if swings.max() < LEAST_SWING:
-        return Period(None, "nothing swings: either it does not repeat, or faster than the samples can show")
-    lively = rows[swings > CHANNEL_SWING]
+        span_min = rows.shape[1] * interval_s / 60
+        unseen = "it does not repeat, or faster than the samples can show, or more seldom"
+        return Period(None, f"nothing swings in {span_min:.0f} min: {unseen}")
+    lively = level[swings > CHANNEL_SWING]
     curve = _autocorrelation(lively)
     lag = _first_hill(curve, max(HILL, _by_chance(lively, len(curve) // FINE)))
     if lag is None:
         return Period(None, "nothing repeats")
     fine = _refined(curve, lag) / FINE
     if fine < SAMPLES_A_PERIOD or _is_beat(lively, fine):
-        return Period(None, f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than the samples can show")
+        return Period(None, TOO_FAST)
     strength = min(float(curve[lag]), 1.0)
     if strength < REGULAR and fine >= SAMPLES_AN_EDGE:
         fine = _usual_cycle(lively, fine)
     return Period(fine * interval_s, "", strength)
 
 
-def _swinging(rows: Array, known: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """(channel, sample) gaps bridged, stalls clipped, slow drift and mean taken off; (channel,) spread over mean."""
-    at = np.arange(rows.shape[1])
-    whole = rows.copy()
+def bridge_gaps(rows: Array) -> Array:
+    """Return rows (channel, sample) with straight lines in place of NaN."""
+    at, whole, known = np.arange(rows.shape[1]), rows.copy(), np.isfinite(rows)
     for channel in np.flatnonzero(~known.all(axis=1)).tolist():
         whole[channel] = np.interp(at, at[known[channel]], rows[channel, known[channel]])
-    ordered, odd = np.sort(whole, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
-    whole = np.clip(whole, ordered[:, odd, None], ordered[:, -1 - odd, None])
+    return whole
+
+
+def _swinging(rows: Array) -> tuple[Array, Array]:
+    """(channel, sample) with stalls clipped, slow drift and mean taken off; (channel,) spread over mean."""
+    at = np.arange(rows.shape[1])
+    ordered, odd = np.sort(rows, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
+    whole = np.clip(rows, ordered[:, odd, None], ordered[:, -1 - odd, None])
     mean = whole.mean(axis=1)
     time = at - at.mean()
     slope = (whole - mean[:, None]) @ time / (time @ time)

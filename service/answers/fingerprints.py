@@ -31,6 +31,8 @@ class Fingerprint(msgspec.Struct, kw_only=True):
     """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows.
 
     looked_ms: null where it was not looked at. last_checkpoint_ms: when the last one that ended began.
+    checkpoint_every_basis: `telemetry` if the job reports no checkpoints and its readings show a rhythm of pauses.
+    pause_every_s: how often telemetry shows a pause, whatever the job reports; pause_reason says why it is null.
     unheard_reason: why telemetry tells nothing of it, where it does not: too few of its GPUs are heard of here.
     """
 
@@ -52,6 +54,9 @@ class Fingerprint(msgspec.Struct, kw_only=True):
     next_checkpoint_ms: TimeQuantiles | None = None
     last_checkpoint_ms: int | None = None
     checkpoint_every_s: float | None = None
+    checkpoint_every_basis: Literal["told", "telemetry"] | None = None
+    pause_every_s: float | None = None
+    pause_reason: str = ""
     checkpoint_cost_s: float | None = None
     checkpoint_cost_basis: Literal["measured", "told"] | None = None
     next_evaluation_ms: TimeQuantiles | None = None

@@ -43,7 +43,8 @@ function printRows(body, nowMs) {
     ["Iteration", period === null ? `unknown: ${text(body.period_reason) || "nobody says why"}` : `${figure(period)} s, ${basis}`],
     ["Phase now", text(body.phase) ? `${words(body.phase)}${num(body.phase_since_ms) === null ? "" : ` since ${clockTime(body.phase_since_ms, nowMs)}`}` : "not known"],
     ["Phase ends", interval(body.phase_ends_ms, nowMs) || "not known"],
-    ["Next checkpoint", `${interval(body.next_checkpoint_ms, nowMs) || "not known"}${num(body.checkpoint_every_s) === null ? "" : `; every ${duration(body.checkpoint_every_s)}${cost}`}`],
+    ["Next checkpoint", `${interval(body.next_checkpoint_ms, nowMs) || "not known"}${num(body.checkpoint_every_s) === null ? "" : `; every ${duration(body.checkpoint_every_s)}${text(body.checkpoint_every_basis) === "telemetry" ? " by its pauses in telemetry" : ""}${cost}`}`],
+    ["Pauses seen", num(body.pause_every_s) === null ? `no rhythm: ${text(body.pause_reason) || "not known"}` : `every ${duration(body.pause_every_s)}`],
     ["Next evaluation", interval(body.next_evaluation_ms, nowMs) || "not known"],
     ...expectedRows(rows(body.expected)),
   ];

@@ -1,5 +1,6 @@
 """Answers of `/v1/jobs/{id}/fingerprint` and `/v1/utilisation`: what a job tells itself, else its telemetry. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 
 from features.episodes import TOGETHER_MS, episodes
 from features.fingerprint import class_of, shape_of
+from features.job_past import JobPast, watts_of
 from features.job_window import GPU_METRICS, JobWindow
-from features.period import SAMPLES_A_PERIOD, Period, find_period
+from features.period import LEAST_KNOWN, SAMPLES_A_PERIOD, Period, bridge_gaps, find_period
+from features.pulses import find_rhythm
 from fleet.jobs import JobAttempt
 from models.jobs.phases import PHASES, JobLevels, PhaseRule
 from models.jobs.renewal import LEVELS, Next, next_of
@@ -20,6 +23,7 @@ from service.pipeline.jobs.loads import expected_of
 Array = NDArray[np.float64]
 
 STEPS = 64
+LONGEST_CHECKPOINT = 0.2  # of the time between two: a job that pauses for longer does something else
 UNHEARD = "none of its GPUs was heard of here"
 TIMELESS = "its steps take 0 s, as they are told; in telemetry: "
 NO_LABEL = f"the job has no label {FLOPS_LABEL}"
@@ -35,7 +39,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class JobCopy:
-    """One job as it was copied for the thread. trouble: why its readings could not be; idle: by the last look."""
+    """One job as it was copied for the thread. trouble: why its readings could not be; idle, past: by the last look."""
 
     attempt: JobAttempt
     window: JobWindow | None
@@ -43,6 +47,7 @@ class JobCopy:
     now_ms: int
     trouble: str = ""
     idle: Idle | None = None
+    past: JobPast | None = None
 
     @property
     def whole(self) -> JobWindow | None:
@@ -83,9 +88,10 @@ class Pauses:
         return float(np.median(np.diff(self.begins)) / 1000) if len(self.begins) > 1 else None
 
 
-def pauses_of(attempt: JobAttempt, now_ms: int) -> Pauses:
+def pauses_of(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
+    """Return the pauses that the job reported. seen_ms: pauses that telemetry shows, for a job that reports none."""
     told = episodes(attempt.checkpoints)
-    begins = [one.begin_ms for one in told]
+    begins = [one.begin_ms for one in told] or list(seen_ms)
     evaluations = sorted(row.time_ms for row in attempt.evaluations)
     pairs = zip([0, *evaluations], evaluations, strict=False)
     apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
@@ -95,17 +101,46 @@ def pauses_of(attempt: JobAttempt, now_ms: int) -> Pauses:
     return Pauses(begins, lasts, last_ms, upcoming, next_of(np.array(apart, np.int64), now_ms))
 
 
+@dataclass(frozen=True, slots=True)
+class SeenPauses:
+    """Pauses at regular distances that telemetry shows. every_s: None without a rhythm, and `reason` says why.
+
+    begins_ms: when they began; empty if they last too long to be checkpoints.
+    """
+
+    every_s: float | None
+    begins_ms: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def seen_pauses(past: JobPast | None, interval_s: float) -> SeenPauses:
+    """Find the rhythm of a job's pauses in its own past."""
+    if past is None:
+        return SeenPauses(None, reason=UNHEARD)
+    known = np.isfinite(past.values).mean(axis=1) >= LEAST_KNOWN
+    if not known.any():
+        return SeenPauses(None, reason="too few of its readings arrived")
+    rhythm = find_rhythm(bridge_gaps(past.values[known].astype(np.float64)), past.averaged[known], interval_s)
+    if rhythm.period is None or not rhythm.pauses:
+        return SeenPauses(None, reason=rhythm.reason or "its telemetry shows no pauses")
+    if rhythm.longest > LONGEST_CHECKPOINT * rhythm.period:
+        return SeenPauses(rhythm.period * interval_s)
+    begins = tuple(past.first_ms + round(at * interval_s * 1000) for at in rhythm.centers)
+    return SeenPauses(rhythm.period * interval_s, begins)
+
+
 def fingerprint_of(seen: JobCopy) -> Fingerprint:
     """The body of the answer."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
-    found = find_period(_channels(window), window.interval_s) if window else Period(None, seen.unheard)
+    found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
+    rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
     odds = _odds(window, found) if window else None
     likely = max(odds, key=lambda name: odds[name]) if odds else None
     basis: Literal["steps", "telemetry"] = "steps"
     period_s = _step_period(attempt)
     if period_s is None:
         period_s, basis = found.period_s, "telemetry"
-    pauses = pauses_of(attempt, now_ms)
+    pauses = pauses_of(attempt, now_ms, () if likely == "inference" else rhythm.begins_ms)
     phase, since_ms = _phase(attempt, window)
     cost_s, cost_basis = _checkpoint_cost(attempt, pauses.lasts)
     return Fingerprint(
@@ -127,6 +162,9 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         next_checkpoint_ms=_quantiles(pauses.checkpoint),
         last_checkpoint_ms=pauses.last_ms,
         checkpoint_every_s=pauses.every_s,
+        checkpoint_every_basis=None if pauses.every_s is None else "told" if attempt.checkpoints else "telemetry",
+        pause_every_s=None if rhythm.every_s is None else round(rhythm.every_s, 1),
+        pause_reason=rhythm.reason,
         checkpoint_cost_s=cost_s,
         checkpoint_cost_basis=cost_basis,
         next_evaluation_ms=_quantiles(pauses.evaluation),
@@ -209,12 +247,25 @@ def _step_period(attempt: JobAttempt) -> float | None:
     return median_s if median_s > 0 else None
 
 
-def _channels(window: JobWindow) -> Array:
-    """(channel, slot) what a period may show in."""
+def _find_period(window: JobWindow, past: JobPast | None) -> Period:
+    """Find the period in the last half hour, then in the job's longer past: what repeats seldom needs hours."""
+    channels, averaged = _channels(window)
+    found = find_period(channels, window.interval_s, averaged)
+    if found.period_s is not None or past is None or past.values.shape[1] <= channels.shape[1]:
+        return found
+    longer = find_period(past.values.astype(np.float64), window.interval_s, past.averaged)
+    return longer if longer.period_s is not None or longer.reason else found
+
+
+def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
+    """(channel, slot) in which a period may show, and (channel,) whether they are means over their slots."""
     names = ("sm_active", "tensor_active", "power_w", "nvlink_tx_bytes_per_s", "pcie_tx_bytes_per_s")
-    channels = np.stack([*(window.mean(name) for name in names), window.sent.astype(np.float64)])
+    watts, is_mean = watts_of(window)
+    means = [*(window.mean(name) for name in names), window.sent.astype(np.float64)]
+    channels = np.stack([*means, watts] if is_mean else means)
+    averaged = np.array([False] * len(names) + [True, True][: 1 + is_mean])
     heard = np.flatnonzero(np.isfinite(channels).any(axis=0))
-    return channels[:, heard[0] :] if len(heard) else channels
+    return (channels[:, heard[0] :] if len(heard) else channels), averaged
 
 
 def _exchange(window: JobWindow) -> Array:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from features.job_past import JobPast, extend_past
 from features.job_window import JobRows, job_rows, window_of
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
@@ -50,12 +51,13 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One job's answers. idle: reaches back beyond the window of a look; begins anew after a restart."""
+    """One job's answers. idle, past: reach back beyond the window of a look; both start again after a restart."""
 
     fingerprint: Fingerprint
     use: UseRow
     load: JobLoad
     idle: Idle | None
+    past: JobPast | None = None
 
 
 class _Places:
@@ -156,7 +158,8 @@ class Fingerprints(Capability):
         except ODD_ERRORS as error:
             trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
         before = self.answers.get((row.job, row.attempt))
-        return JobCopy(row.copy(), window, model, now_ms, trouble, before.idle if before else None)
+        idle, past = (before.idle, before.past) if before else (None, None)
+        return JobCopy(row.copy(), window, model, now_ms, trouble, idle, past)
 
     def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
         """Where its readings lie; looked up anew when GPUs, ports, nodes or its ranks are others."""
@@ -216,9 +219,10 @@ def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
 
 def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
     """Raises ODD_ERRORS where the job's numbers break the arithmetic."""
+    past = extend_past(seen.past, seen.whole) if seen.whole else seen.past
     load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
     use = utilisation_of(seen)
-    return Answers(fingerprint_of(seen), use, load, idle_of(seen, use.idle_s))
+    return Answers(fingerprint_of(replace(seen, past=past)), use, load, idle_of(seen, use.idle_s), past)
 
 
 def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:

@@ -1,0 +1,64 @@
+"""Readings of one job over the last hours: two means a scrape, for longer than the rings hold."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.job_window import JobWindow
+
+LONGEST_MS = 3 * 3_600_000  # four pauses that come every 40 minutes
+ACTIVITIES = ("sm_active", "tensor_active", "gpu_util")  # the first that its GPUs report
+LARGEST = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPast:
+    """Readings by slot, oldest first.
+
+    values: (2, slot) float16, watts a GPU and activity; NaN: unknown. averaged: (2,) whether they are means of a slot.
+    """
+
+    first_ms: int
+    values: NDArray[np.float16]
+    averaged: NDArray[np.bool_]
+
+    def end_ms(self, interval_s: float) -> int:
+        """Return when the last slot ends."""
+        slots: int = self.values.shape[1]
+        return self.first_ms + round(slots * interval_s * 1000)
+
+
+def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
+    """Return `past` with the slots of `window` in place of its own, from its first reading on, LONGEST_MS at most.
+
+    The window's slots win, because late samples reach the rings. A past that does not touch the window is dropped.
+    """
+    watts, is_mean = watts_of(window)
+    newest = np.stack([watts, activity_of(window)])
+    averaged = np.array([is_mean, False])
+    first_ms, values = window.first_ms, np.clip(newest, -LARGEST, LARGEST).astype(np.float16)
+    if past is not None and past.first_ms < first_ms <= past.end_ms(window.interval_s):
+        older = round((first_ms - past.first_ms) / (window.interval_s * 1000))
+        values = np.concatenate([past.values[:, :older], values], axis=1)
+        first_ms = past.first_ms
+        averaged &= past.averaged
+    heard = np.isfinite(values).any(axis=0)
+    spare = max(int(heard.argmax()), values.shape[1] - round(LONGEST_MS / (window.interval_s * 1000)))
+    return JobPast(first_ms + round(spare * window.interval_s * 1000), values[:, spare:].copy(), averaged)
+
+
+def watts_of(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
+    """Return (slot,) watts a GPU, and whether they are means: the energy counter misses no pause between scrapes."""
+    energy = window.mean("energy_j")
+    is_mean = bool(np.isfinite(energy).mean() >= 0.5) if len(energy) else False
+    return (energy, True) if is_mean else (window.mean("power_w"), False)
+
+
+def activity_of(window: JobWindow) -> NDArray[np.float64]:
+    """Return (slot,) the activity that the job's GPUs report; NaN if they report none."""
+    for name in ACTIVITIES:
+        values = window.mean(name)
+        if np.isfinite(values).any():
+            return values
+    return window.mean(ACTIVITIES[-1])

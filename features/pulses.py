@@ -1,0 +1,188 @@
+"""Rhythms of short pauses or bursts: how often a job leaves its usual level, as training does for its checkpoints.
+
+An autocorrelation needs a series that swings for much of the time. Here each excursion counts as one pulse, and the
+times between pulses are compared. A rhythm is reported only if chance would rarely space as many pulses as evenly.
+"""
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+FEWEST_PULSES = 3
+MOST_PULSES = 60  # of the newest ones: enough to tell, and the chain below takes time with their square
+SHORTEST_SAMPLES = 4.0  # of a period
+CLEAR_SIGMAS, CLEAR_SHARE = 5.0, 0.06  # so far from the usual level is outside, in spreads and as a share of the range
+RARE = 0.4  # with a larger share outside, the median is no usual level
+GAP_SIGMAS = 4.0  # between the two levels of a series that has two
+LEAST_RANGE = 0.08  # of the level: a smaller excursion is the wobble of steady work
+BLURRED, JITTER = 0.75, 0.04  # tolerance of an interval: samples, and share of the period
+MOST_SKIPPED = 3  # periods between two neighbours: a scrape may miss pulses
+MOST_MISSING, MOST_EXTRA = 0.25, 0.34  # share of expected pulses that are absent, and of pulses that do not fit
+CHANCE = 0.02
+CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pulses:
+    """Excursions of one series, in samples. centers: (pulse,). longest: the most samples that one of them lasts."""
+
+    centers: Array
+    longest: int
+    pauses: bool  # below the usual level; otherwise bursts above it
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often the pulses come. Without a rhythm `period` is None and `reason` says why. Times are in samples."""
+
+    period: float | None
+    reason: str = ""
+    centers: tuple[float, ...] = ()  # of the pulses that fit
+    longest: int = 0  # samples of the longest pulse
+    pauses: bool = True
+
+
+def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float) -> Rhythm:
+    """Find the clearest rhythm of pulses in channels (channel, sample), regular in time, without NaN.
+
+    averaged: (channel,) whether samples are means over their interval. A channel of momentary readings can miss pulses
+    that are shorter than a sample, so its rhythm counts only if a pulse covers two samples.
+
+    >>> pauses = np.ones((1, 120))
+    >>> pauses[0, 7::16] = pauses[0, 8::16] = 0.03
+    >>> find_rhythm(pauses, np.array([False]), 15.0).period
+    16.0
+    """
+    found, best, most, short = Rhythm(None), CHANCE, -1, False
+    for row, is_mean in zip(channels, averaged.tolist(), strict=True):
+        pulses = pulses_of(row)
+        if pulses is None:
+            continue
+        most = max(most, len(pulses.centers))
+        if not is_mean and pulses.longest == 1:
+            short = True
+            continue
+        fit, chance = _fit(pulses)
+        if fit is not None and chance < best:
+            found, best = fit, chance
+    if found.period is not None:
+        return found
+    return Rhythm(None, _reason(most, short, channels.shape[1] * interval_s, interval_s))
+
+
+def pulses_of(row: Array) -> Pulses | None:
+    """Return the whole excursions of row (sample,) from its usual level, or None if it never leaves it."""
+    split = _usual_level(row)
+    if split is None:
+        return None
+    usual, edge, sign = split
+    away = np.maximum(sign * (row - usual), 0.0)
+    outside = np.concatenate([[False], away > edge, [False]])
+    begins = np.flatnonzero(~outside[:-1] & outside[1:])
+    ends = np.flatnonzero(outside[:-1] & ~outside[1:])
+    whole = (begins > 0) & (ends < len(row)) & (ends - begins <= len(row) / 2)
+    begins, ends = begins[whole][-MOST_PULSES:], ends[whole][-MOST_PULSES:]
+    centers = []
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        at = np.arange(max(begin - 1, 0), min(end + 1, len(row)))
+        centers.append(float(np.average(at, weights=np.maximum(away[at], 1e-12))))
+    return Pulses(np.array(centers), int((ends - begins).max(initial=0)), sign < 0)
+
+
+def _usual_level(row: Array) -> tuple[float, float, int] | None:
+    """Return the usual level, how far outside begins, and on which side of it; None for a series that stays there."""
+    usual = float(np.median(row))
+    lowest, highest = float(row.min()), float(row.max())
+    sign = -1 if usual - lowest > highest - usual else 1
+    reach = max(usual - lowest, highest - usual)
+    if reach <= LEAST_RANGE * max(abs(usual), reach):
+        return None
+    edge = max(CLEAR_SIGMAS * 1.4826 * float(np.median(np.abs(row - usual))), CLEAR_SHARE * reach)
+    share = float((sign * (row - usual) > edge).mean())
+    if 0 < share < RARE:
+        return usual, edge, sign
+    middle = (lowest + highest) / 2
+    low, high = row[row < middle], row[row >= middle]
+    apart = float(high.mean() - low.mean())
+    if apart < GAP_SIGMAS * max(float(low.std()), float(high.std())):
+        return None
+    if len(high) >= len(low):
+        return float(high.mean()), apart / 2, -1
+    return float(low.mean()), apart / 2, 1
+
+
+def _fit(pulses: Pulses) -> tuple[Rhythm | None, float]:
+    """Return the rhythm that fits most pulses, and the probability that chance spaces them as evenly."""
+    centers = pulses.centers
+    if len(centers) < FEWEST_PULSES:
+        return None, 1.0
+    gaps = np.diff(centers)
+    wide = centers[2:] - centers[:-2]
+    tried = np.concatenate([np.quantile(gaps, (0.5, 0.25, 0.75)), gaps / 2, gaps, wide])
+    best, best_chance = None, 1.0
+    seen: list[float] = []
+    for period in tried.tolist():
+        if period < SHORTEST_SAMPLES or any(abs(period / other - 1) < JITTER / 2 for other in seen):
+            continue
+        seen.append(period)
+        on, turns = _longest_chain(centers, period)
+        chance = _chance(len(centers), centers[on], turns)
+        if chance < best_chance:
+            slope = float(np.polyfit(turns, centers[on], 1)[0])
+            best = Rhythm(slope, "", tuple(centers[on].tolist()), pulses.longest, pulses.pauses)
+            best_chance = chance
+        if len(seen) == CANDIDATES:
+            break
+    if best is None or best.period is None or best.period < SHORTEST_SAMPLES:
+        return None, 1.0
+    return best, best_chance
+
+
+def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the most pulses of which neighbours are whole periods apart, and the number of each one's period."""
+    apart = centers[:, None] - centers[None, :]
+    turns = np.rint(apart / period).astype(np.int64)
+    fits = (turns >= 1) & (turns <= MOST_SKIPPED) & (np.abs(apart - turns * period) <= BLURRED + JITTER * period)
+    length = np.ones(len(centers), np.int64)
+    before = np.full(len(centers), -1)
+    for at in range(1, len(centers)):
+        reached = np.where(fits[at, :at], length[:at], 0)
+        if reached.max() > 0:
+            before[at] = int(reached.argmax())
+            length[at] = reached.max() + 1
+    chain = [int(length.argmax())]
+    while before[chain[-1]] >= 0:
+        chain.append(int(before[chain[-1]]))
+    on = np.array(chain[::-1], np.intp)
+    steps = turns[on[1:], on[:-1]]
+    return on, np.concatenate([[0], np.cumsum(steps)])
+
+
+def _chance(pulses: int, on: Array, turns: NDArray[np.int64]) -> float:
+    """Return the probability that chance spaces as many of `pulses` as evenly; 1 if too few of them fit.
+
+    on: (fitting,) their times; turns: (fitting,) the number of each one's period.
+    """
+    extra = pulses - len(on)
+    missing = int(turns[-1]) + 1 - len(on)
+    if len(on) < FEWEST_PULSES or extra > MOST_EXTRA * pulses or missing > MOST_MISSING * (turns[-1] + 1):
+        return 1.0
+    period = (on[-1] - on[0]) / turns[-1]
+    off = float(np.abs(np.diff(on) - np.diff(turns) * period).max())
+    hit = min(1.0, 2 * max(off, BLURRED) / period)
+    return min(1.0, float(comb(pulses, extra) * hit ** (len(on) - 2)))
+
+
+def _reason(most: int, short: bool, span_s: float, interval_s: float) -> str:
+    if short:
+        return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"
+    if most < 0:
+        return ""
+    if most < FEWEST_PULSES:
+        return f"it left its usual level {most} times in {span_s / 60:.0f} min: {FEWEST_PULSES} times are needed"
+    times = f"it left its usual level {most} times in {span_s / 60:.0f} min, at no regular distance"
+    return f"{times}: nothing repeats, or faster than the samples can show"
