@@ -3,9 +3,12 @@
     pages, remote write ── LabelledGpus: a GPU's holder as its labels say, over lost pages ── LabelHold
     holds of all pipelines ── LabelJobs, each tick ── events with sequences below 0, so that every real event wins
 
-A label that is gone from two pages and for a minute has ended; another one takes the GPU at once. A job ends when it
-was last seen on a GPU. Labels do not tell how: it counts as finished. A job that was there when its exporter was first
-heard has an unseen start, and its run time is not learnt.
+A label that is gone from two pages and for a minute has ended. So has one that another label replaced for so long; the
+other one began when it was first seen. Labels take turns on a shared GPU: one of them comes back, or a third one shows
+within the minute. Then all of them hold the GPU until they are gone for TURNS_MS, and their run times are not learnt.
+
+A job ends when it was last seen on a GPU. Labels do not tell how: it counts as finished. A job that was there when its
+exporter was first heard has an unseen start, and its run time is not learnt.
 """
 
 from collections import defaultdict
@@ -27,11 +30,13 @@ from ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
 
 GONE_MS = 60_000
 GONE_PAGES = 2
+TURNS_MS = 600_000
 SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
 
 
 class LabelHold(msgspec.Struct, array_like=True):
-    """A GPU (NODE/INDEX) and the job that its labels name. seen_ms: of the last page that did; missed: pages since."""
+    """A GPU (NODE/INDEX) and a job that its labels name. seen_ms: of the last page that did; missed: pages since;
+    shared: labels of several jobs take turns on the GPU."""
 
     gpu: str
     label: JobLabel
@@ -39,6 +44,7 @@ class LabelHold(msgspec.Struct, array_like=True):
     seen_ms: int
     missed: int = 0
     unseen_start: bool = False
+    shared: bool = False
 
 
 class LabelledGpus(Stateful):
@@ -46,7 +52,8 @@ class LabelledGpus(Stateful):
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
-        self._holds: dict[int, LabelHold] = {}  # by row of the GPU
+        self._holds: dict[int, dict[JobLabel, LabelHold]] = {}  # by row of the GPU
+        self._next: dict[int, LabelHold] = {}  # the label that seems to follow on a GPU
         self._restored: list[LabelHold] = []
         self._heard: set[int] = set()
         self._newest_ms: dict[int, int] = {}  # of GPUs with labels
@@ -71,18 +78,51 @@ class LabelledGpus(Stateful):
         if time_ms <= self._newest_ms.get(gpu, -1):
             return
         self._newest_ms[gpu] = time_ms
-        (self._shared.add if len(labels) > 1 else self._shared.discard)(gpu)
-        hold = self._holds.get(gpu)
-        if hold is not None and hold.label in labels:
-            hold.seen_ms, hold.missed = time_ms, 0
-        elif labels:
-            name = self._entities[EntityKind.GPU].names[gpu]
-            unseen = gpu not in self._heard
-            self._holds[gpu] = LabelHold(name, min(labels, key=_order), time_ms, time_ms, 0, unseen)
-        elif hold is not None:
-            hold.missed += 1
-            if hold.missed >= GONE_PAGES and time_ms - hold.seen_ms >= GONE_MS:
-                del self._holds[gpu]
+        holds = self._holds.setdefault(gpu, {})
+        if holds and gpu not in self._shared and len(labels) == 1 and labels[0] not in holds:
+            self._follow(gpu, holds, labels[0], time_ms)
+        else:
+            if len(labels) > 1 or (labels and gpu in self._next):
+                self._share(gpu, holds)
+            for label in sorted(labels, key=_order):
+                hold = holds.get(label) or holds.setdefault(label, self._hold(gpu, label, time_ms))
+                hold.seen_ms, hold.missed = time_ms, 0
+        for label, hold in list(holds.items()):
+            if label not in labels:
+                hold.missed += 1
+                gone_ms = TURNS_MS if gpu in self._shared else GONE_MS
+                if hold.missed >= GONE_PAGES and time_ms - hold.seen_ms >= gone_ms:
+                    del holds[label]
+        if not holds and gpu in self._next:
+            follower = self._next.pop(gpu)
+            holds[follower.label] = follower
+        if len(holds) <= 1:
+            self._shared.discard(gpu)
+        if not holds:
+            del self._holds[gpu]
+
+    def _hold(self, gpu: int, label: JobLabel, time_ms: int) -> LabelHold:
+        name, shared = self._entities[EntityKind.GPU].names[gpu], gpu in self._shared
+        return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._heard, shared)
+
+    def _follow(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
+        """Note a label in place of the one that holds the GPU. A third one within the minute shares it with both."""
+        follower = self._next.get(gpu)
+        if follower is None:
+            self._next[gpu] = self._hold(gpu, label, time_ms)
+        elif follower.label == label:
+            follower.seen_ms = time_ms
+        else:
+            self._share(gpu, holds)
+            holds[label] = self._hold(gpu, label, time_ms)
+
+    def _share(self, gpu: int, holds: dict[JobLabel, LabelHold]) -> None:
+        """Let all labels that took turns on a GPU hold it."""
+        self._shared.add(gpu)
+        if (follower := self._next.pop(gpu, None)) is not None:
+            holds.setdefault(follower.label, follower)
+        for hold in holds.values():
+            hold.shared = True
 
     def holds(self, now_ms: int) -> list[LabelHold]:
         """All that stand now; those of exporters that are away for long are dropped."""
@@ -92,34 +132,46 @@ class LabelledGpus(Stateful):
             self._began_ms = now_ms
         silent_ms = now_ms - SILENT_MS
         if self._began_ms <= silent_ms:  # silence counts only while somebody listens
-            for gpu in [gpu for gpu, hold in self._holds.items() if hold.seen_ms <= silent_ms]:
+            for gpu in [gpu for gpu, holds in self._holds.items() if _newest_ms(holds) <= silent_ms]:
                 del self._holds[gpu]
-        return list(self._holds.values())
+                self._next.pop(gpu, None)
+                self._shared.discard(gpu)
+        return self._all()
 
     def counts(self) -> dict[str, int]:
         """GPUs that labels say somebody holds; of these, shared by several; and those divided into labelled parts."""
         return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
+
+    def _all(self) -> list[LabelHold]:
+        return [hold for holds in self._holds.values() for hold in holds.values()]
 
     def _place(self) -> None:
         """Find the rows of what a snapshot kept."""
         rows = {name: row for row, name in enumerate(self._entities[EntityKind.GPU].names)}
         for hold in self._restored:
             if hold.gpu in rows:
-                self._holds[rows[hold.gpu]] = hold
-                self._newest_ms[rows[hold.gpu]] = hold.seen_ms
+                gpu = rows[hold.gpu]
+                self._holds.setdefault(gpu, {})[hold.label] = hold
+                self._newest_ms[gpu] = max(hold.seen_ms, self._newest_ms.get(gpu, 0))
+                if hold.shared:
+                    self._shared.add(gpu)
         self._restored = []
 
     def dump(self) -> Dump:
-        return msgspec.to_builtins([*self._restored, *self._holds.values()]), {}
+        return msgspec.to_builtins([*self._restored, *self._all()]), {}
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._restored = msgspec.convert(about, list[LabelHold])
 
     def move(self, by_ms: int) -> None:
-        for hold in (*self._restored, *self._holds.values()):
+        for hold in (*self._restored, *self._all(), *self._next.values()):
             hold.began_ms += by_ms
             hold.seen_ms += by_ms
         self._newest_ms = {gpu: time_ms + by_ms for gpu, time_ms in self._newest_ms.items()}
+
+
+def _newest_ms(holds: Mapping[JobLabel, LabelHold]) -> int:
+    return max(hold.seen_ms for hold in holds.values())
 
 
 def _order(label: JobLabel) -> tuple[str, str]:
@@ -198,7 +250,7 @@ def _begin(
 ) -> Iterator[Submitted | Started]:
     first = min(members, key=lambda hold: (hold.began_ms, hold.gpu))
     label, began_ms = first.label, first.began_ms
-    unseen = all(hold.unseen_start for hold in members)
+    unseen = all(hold.unseen_start for hold in members) or any(hold.shared for hold in members)
     yield Submitted(
         **_about(job, number, SUBMITTED, began_ms),
         queue=label.queue,

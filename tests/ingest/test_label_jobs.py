@@ -87,11 +87,18 @@ def test_an_exporter_that_is_away_for_half_an_hour_holds_nothing(labels: Labels)
     assert labels.running() == {}
 
 
-def test_another_label_takes_the_gpu_at_once_and_a_job_grows_and_shrinks(labels: Labels) -> None:
+def test_another_label_takes_the_gpu_within_a_minute_and_a_job_grows_and_shrinks(labels: Labels) -> None:
     labels.page(15, {0: (A,), 1: (A,)})
     labels.page(30, {0: (A,), 1: (B,)})
+    assert labels.running() == {"ml/a": [("n1", (0, 1))]}, "the labels may take turns"
+    for at_s in range(45, 90, 15):
+        labels.page(at_s, {0: (A,), 1: (B,)})
     assert labels.running() == {"ml/a": [("n1", (0,))], "ml/b": [("n1", (1,))]}
-    labels.page(45, {0: (B,), 1: (B,)})
+    begun = labels.fold.jobs.get("ml/b")
+    assert begun is not None
+    assert begun.started_ms == labels.ms(30)
+    for at_s in range(90, 180, 15):
+        labels.page(at_s, {0: (B,), 1: (B,)})
     assert labels.running() == {"ml/b": [("n1", (0, 1))]}
 
 
@@ -115,11 +122,11 @@ def test_what_ran_when_its_exporter_was_first_heard_teaches_no_run_time() -> Non
     assert (ended.state, labels.fold.demand.durations()["all"], len(labels.fold.runs)) == ("finished", None, 0)
 
 
-def test_of_several_labels_the_gpu_keeps_the_one_it_has_and_they_are_counted(labels: Labels) -> None:
+def test_jobs_of_several_labels_hold_the_gpu_together_and_are_counted(labels: Labels) -> None:
     labels.page(15, {0: (B,)})
     labels.page(30, {0: (A, B)})
     labels.page(45, {0: (B, A), 1: (B, A)})
-    assert labels.running() == {"ml/b": [("n1", (0,))], "ml/a": [("n1", (1,))]}
+    assert labels.running() == {"ml/b": [("n1", (0, 1))], "ml/a": [("n1", (0, 1))]}
     assert labels.gpus.counts() == {"labelled": 2, "shared": 2, "divided": 0}
 
 
