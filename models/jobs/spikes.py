@@ -1,8 +1,8 @@
 """Predict peaks that jobs together cause on racks, power domains, rails and stores in the next 15 minutes.
 
-Every minute ahead draws again from each job's last readings, independently of other jobs, and from when its next
-checkpoint is due; draws are summed over a domain's jobs. A row tells the minute with the highest 90 % quantile. Jobs
-that move together (one gang restarted, one power event) are not foreseen.
+Every minute ahead draws again from each job's readings at its present level (models/jobs/level.py), independently of
+other jobs, and from when its next checkpoint is due; draws are summed over a domain's jobs. A row gives the minute with
+the highest 90 % quantile. Jobs that move together (one gang restarted, one power event) are not foreseen.
 """
 
 from collections.abc import Mapping, Sequence

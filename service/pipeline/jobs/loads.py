@@ -9,6 +9,7 @@ from features.episodes import episodes
 from features.job_window import JobWindow
 from fleet.jobs import JobAttempt
 from fleet.topology import Level, Topology
+from models.jobs.level import at_present_level
 from models.jobs.renewal import next_of
 from models.jobs.spikes import Burst, Domain, JobLoad
 from models.jobs.template import ahead, locked
@@ -44,13 +45,17 @@ def _domains(topology: Topology, row: int) -> list[Domain]:
 
 
 def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> JobLoad:
-    """The load of one attempt, from its last ten minutes and its checkpoints; window: one that speaks for all of it."""
+    """Return the load of one attempt: its readings of ten minutes at their present level, and its next checkpoint.
+
+    window: the readings of the whole job.
+    """
     readings = {}
     if window is not None:
         lately = max(1, round(RECENT_S / window.interval_s))
         series = series_of(window)
         named = {"power_w": series["power_w"], "sent_bytes_per_s": series["ib_tx_bytes_per_s"]}
-        readings = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
+        known = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
+        readings = {name: at_present_level(values) for name, values in known.items()}
     return JobLoad(attempt.job, shares, readings, _burst(attempt, now_ms))
 
 
@@ -96,7 +101,7 @@ def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReadi
         lately = lately[np.isfinite(lately)]
         if not len(lately):
             continue
-        level = np.quantile(lately, LEVELS).tolist()
+        level = np.quantile(at_present_level(lately), LEVELS).tolist()
         lock = locked(values, period_s / window.interval_s) if period_s else None
         for ahead_s in AHEAD_S:
             told = level

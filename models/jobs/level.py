@@ -1,0 +1,72 @@
+"""The present level of a job's readings: what they were since they last changed for good, and how they scatter."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+CLEAR_T = 3.0  # standard errors between the readings before a change and those after it
+NOISE_SHARE = 0.005  # of the level: readings that differ by less are the same
+LATEST = 4  # readings that make a level: a minute of scrapes
+BACK_SHARE, AWAY_SHARE = 0.2, 0.5  # of the last change: nearer is the same level, farther is another
+MOST_CHANGES = 8  # of level within one window
+
+
+def at_present_level(readings: Array) -> Array:
+    """Return readings as they would be at the present level: the last level plus the scatter around every earlier one.
+
+    readings: (reading,) oldest first, without NaN. Without a change of level they are returned as they are.
+
+    >>> at_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
+    [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
+    """
+    begins = changes_of_level(readings)
+    if len(begins) == 1 or _came_back(readings, begins):
+        return readings
+    level = float(np.mean(readings[-LATEST:]))
+    scatter = np.concatenate([_without_trend(part) for part in np.split(readings, begins[1:])])
+    return np.asarray(np.maximum(level + scatter, 0.0))
+
+
+def _came_back(readings: Array, begins: list[int]) -> bool:
+    """Whether the last level was there before and was left, or is not one level: a rhythm, in which no level stays."""
+    before, last = readings[begins[-2] : begins[-1]].mean(), readings[begins[-1] :].mean()
+    near = np.abs(readings[: begins[-1]] - last) < BACK_SHARE * abs(before - last)
+    swings = abs(readings[-LATEST:].mean() - last) > AWAY_SHARE * abs(before - last)
+    return bool(swings or near.sum() >= LATEST)
+
+
+def _without_trend(part: Array) -> Array:
+    """Subtract the least-squares line."""
+    at = np.arange(len(part)) - (len(part) - 1) / 2
+    slope = at @ part / max(float(at @ at), 1.0)
+    return np.asarray(part - np.mean(part) - slope * at)
+
+
+def changes_of_level(readings: Array) -> list[int]:
+    """Return where each level begins, 0 first: the clearest change, then the clearest one after it, and so on."""
+    begins = [0]
+    while len(begins) <= MOST_CHANGES:
+        at = _clearest_change(readings[begins[-1] :])
+        if at is None:
+            break
+        begins.append(begins[-1] + at)
+    return begins
+
+
+def _clearest_change(readings: Array) -> int | None:
+    """Return the first reading of the new level where the means before and after it differ most clearly, else None."""
+    n = len(readings)
+    if n <= LATEST:
+        return None
+    before = np.arange(1, n)
+    sums, squares = readings.cumsum(), (readings**2).cumsum()
+    gap = sums[:-1] / before - (sums[-1] - sums[:-1]) / (n - before)
+    within = squares[-1] - sums[:-1] ** 2 / before - (sums[-1] - sums[:-1]) ** 2 / (n - before)
+    noise = (NOISE_SHARE * np.abs(readings).mean()) ** 2
+    variance = np.maximum(within / (n - 1), 0.0) + noise
+    t = np.abs(gap) * np.sqrt(before * (n - before) / n) / np.sqrt(np.maximum(variance, 1e-12))
+    at = int(t[: n - LATEST].argmax())
+    middle = (readings[: at + 1].mean() + readings[at + 1 :].mean()) / 2
+    stays = bool(((readings[-LATEST:] > middle) == (gap[at] < 0)).sum() >= LATEST - 1)
+    return at + 1 if t[at] > CLEAR_T and stays else None
