@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 MAX_UNREAD_NAMES = 20
 
@@ -49,6 +52,28 @@ class RecordTally:
         for part in parts:
             total.add(part)
         return total.tally()
+
+
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+@lru_cache
+def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(row.encode_name for row in msgspec.structs.fields(kind))
+
+
+def unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
+    """Count the fields of a JSON object that its struct does not have; 0 for what is no object.
+
+    >>> class Job(msgspec.Struct):
+    ...     id: int
+    >>> unknown_fields(b'{"id": 7, "colour": "red"}', Job)
+    1
+    """
+    try:
+        return len(_keys(record).keys() - _names_of(kind))
+    except (ValueError, RecursionError):
+        return 0
 
 
 class RunningTally:

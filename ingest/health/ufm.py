@@ -24,7 +24,7 @@ from ingest.health.polling import Poller, PollOptions, check_polling
 from ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, malformed
 from ingest.node_names import known_name
 from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally, SkipRule
+from ingest.tally import RecordTally, SkipRule, unknown_fields
 
 SOURCE: Final = "ufm"
 CHECK: Final = "link failure prediction"
@@ -123,7 +123,8 @@ class UfmSource(Source):
         await self._poller.close()
 
     async def _ask(self, poller: Poller, target: str) -> Batch:
-        alerts, bad = decode_alerts(await poller.get(target))
+        body = await poller.get(target)
+        alerts, bad = decode_alerts(body)
         now_ms = self._clock.now_ms()
         predicted: dict[str, tuple[float, Alert]] = {}
         self.unknown = 0
@@ -137,7 +138,9 @@ class UfmSource(Source):
             if key not in predicted or predicted[key][0] < alert.probability:
                 predicted[key] = (alert.probability, alert)
         ignored = {SkipRule.OTHER_PART: self.unknown, SkipRule.REPEATED: repeated}
-        tally = RecordTally(len(predicted), len(bad), {rule: count for rule, count in ignored.items() if count})
+        counts = {rule: count for rule, count in ignored.items() if count}
+        fields = sum(unknown_fields(bytes(row), Alert) for row in (_alerts(body) or [])[:MOST_ALERTS])
+        tally = RecordTally(len(predicted), len(bad), counts, unknown_fields=fields)
         return replace(self._changes(predicted, bad, now_ms), tally=tally)
 
     def _port(self, alert: Alert) -> str | None:

@@ -22,7 +22,7 @@ _HINTS: dict[str, tuple[str, str]] = {
     "amdsmi_": ("an exporter of amd-smi", "scrape AMD's device metrics exporter (port 5000)"),
     "amd_": ("another exporter of AMD GPUs", "scrape AMD's device metrics exporter (port 5000)"),
     "gpu_": ("another exporter of GPUs", f"{_DCGM}, or AMD's device metrics exporter (port 5000)"),
-    "infiniband_": ("infiniband_exporter, which asks the fabric's switches", _PORTS),
+    "infiniband_": ("infiniband_exporter asks the fabric's switches", _PORTS),
     "ib_": ("an exporter of InfiniBand counters", _PORTS),
     "ufm_": ("UFM's telemetry", "add the source ufm"),
     "node_": ("node_exporter older than 0.16, or one with few collectors", "run node_exporter 0.16 or newer"),
@@ -32,7 +32,7 @@ _HINTS: dict[str, tuple[str, str]] = {
     "container_": ("cAdvisor", f"{_KUBERNETES}, and scrape node_exporter (port 9100)"),
     "slurm_": ("an exporter of Slurm", "add the source slurm"),
     "ray_": ("Ray", "scrape dcgm-exporter on its hosts (port 9400)"),
-    "tgi_": ("text-generation-inference, which names no model", "scrape the hosts' GPUs; its queue is not read"),
+    "tgi_": ("text-generation-inference names no model", "scrape the hosts' GPUs; its queue is not read"),
     "ipmi_": ("ipmi_exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "redfish_": ("a Redfish exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "habanalabs_": ("Intel Gaudi's exporter", "NVIDIA and AMD GPUs are read; Gaudi is not"),
@@ -60,7 +60,7 @@ def unread_page(names: Sequence[str]) -> str:
     """Say which names a page has of which nothing is read, and what would be read instead.
 
     >>> unread_page(["kube_pod_info"])
-    'nothing on the page is read: it has kube_pod_info, as of kube-state-metrics; add the source kubernetes'
+    'nothing on the page is read: it has kube_pod_info (kube-state-metrics); add the source kubernetes'
     """
     return f"nothing on the page is read: it has {_names_and_hint(names)}"
 
@@ -73,4 +73,4 @@ def unread_samples(names: Sequence[str]) -> str:
 def _names_and_hint(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
     found = next(filter(None, map(looks_like, names)), None)
-    return f"{shown}; {_OTHERS}" if found is None else f"{shown}, as of {found[0]}; {found[1]}"
+    return f"{shown}; {_OTHERS}" if found is None else f"{shown} ({found[0]}); {found[1]}"

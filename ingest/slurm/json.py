@@ -35,6 +35,7 @@ from ingest.slurm.shapes import (
     Tres,
     Words,
 )
+from ingest.tally import unknown_fields
 
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
@@ -51,12 +52,12 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
     """Jobs of `squeue --json`. A body that is no such answer is one error."""
-    return note_cut(_read(body, "jobs", lambda raw: _of_queue(_typed(_queued, raw))))
+    return note_cut(_read(body, "jobs", SlurmQueued, lambda raw: _of_queue(_typed(_queued, raw))))
 
 
 def read_accounting(body: bytes) -> Read[SlurmJob]:
     """Jobs of `sacct --json`; their steps are not looked at."""
-    return note_cut(_read(body, "jobs", lambda raw: _of_accounting(_typed(_accounted, raw))))
+    return note_cut(_read(body, "jobs", Accounted, lambda raw: _of_accounting(_typed(_accounted, raw))))
 
 
 def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
@@ -71,13 +72,13 @@ def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
 def read_nodes(body: bytes) -> Read[SlurmNode]:
     """Nodes of `sinfo --json` or `scontrol show nodes --json`."""
     if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
-        read = _read(body, "sinfo", lambda raw: _of_group(_typed(_group, raw)))
+        read = _read(body, "sinfo", NodeGroup, lambda raw: _of_group(_typed(_group, raw)))
         if read.rows:
             return read
-    return _read(body, "nodes", lambda raw: _of_node(_typed(_node, raw)))
+    return _read(body, "nodes", NodeInfo, lambda raw: _of_node(_typed(_node, raw)))
 
 
-def _read(body: bytes, key: str, make: Callable[[bytes], Iterable[Told]]) -> Read[Told]:
+def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[bytes], Iterable[Told]]) -> Read[Told]:
     read: Read[Told] = Read()
     try:
         answer = _answer(body)
@@ -86,7 +87,7 @@ def _read(body: bytes, key: str, make: Callable[[bytes], Iterable[Told]]) -> Rea
         if mended is None:
             read.bad.append(malformed(error, body, _answer))
             return read
-        read = _read(mended, key, make)
+        read = _read(mended, key, kind, make)
         read.replaced += 1
         return read
     records = getattr(answer, key)
@@ -96,6 +97,7 @@ def _read(body: bytes, key: str, make: Callable[[bytes], Iterable[Told]]) -> Rea
         read.bad.append(RecordError("missing_field", f"the answer has no list `{key}`"))
     for raw in records or ():
         read.take_json(bytes(raw), make)
+        read.unknown_fields += unknown_fields(bytes(raw), kind)
     return read
 
 

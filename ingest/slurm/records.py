@@ -15,15 +15,16 @@ Told = TypeVar("Told")
 
 class Read(Generic[Told]):
     """The good records of a text, and its errors. doubled: ids that came more than once where each comes once.
-    replaced: records in which bytes that are no text were replaced."""
+    replaced: records in which bytes that are no text were replaced. unknown_fields: of JSON records."""
 
-    __slots__ = ("bad", "doubled", "replaced", "rows")
+    __slots__ = ("bad", "doubled", "replaced", "rows", "unknown_fields")
 
     def __init__(self) -> None:
         self.rows: list[Told] = []
         self.bad: list[RecordError] = []
         self.doubled: set[str] = set()
         self.replaced = 0
+        self.unknown_fields = 0
 
     def take(self, make: Callable[[], Iterable[Told]]) -> None:
         """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""

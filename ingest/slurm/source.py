@@ -250,6 +250,7 @@ class SlurmSource(Source):
         self._took_ms = self._clock.steady_ms() - began_ms
         self._noted["text_replaced"] = queue.replaced + nodes.replaced
         tally = scan.tally(len(nodes.rows), len(bad))
+        tally = replace(tally, unknown_fields=queue.unknown_fields + nodes.unknown_fields)
         return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
     async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:

@@ -26,6 +26,7 @@ from ingest.kafka.payload import PayloadDecoder
 from ingest.pages.exporters import ExporterResolver
 from ingest.remote_write.decoder import WriteDecoder
 from ingest.remote_write.request import Version
+from ingest.slurm.json import read_nodes, read_queue
 from ingest.tally import SkipRule
 from tests.fuzz.bounds import examples
 from tests.ingest.remote_write.test_write_decoder import MESSAGES, STALE
@@ -143,3 +144,11 @@ def test_the_inbox_counts_events_refusals_samples_and_what_it_cannot_read() -> N
     batch = decode_records(records, (), WriteDecoder(ExporterResolver(Entities())))
     tally = batch.counted()
     assert (tally.all, tally.read, tally.refused, tally.unread, tally.names) == (5, 2, 2, 1, ("new",))
+
+
+def test_fields_that_nothing_reads_are_a_second_counter() -> None:
+    known = b'{"job_id": 7, "job_state": ["RUNNING"], "name": "a"}'
+    more = b'{"job_id": 8, "job_state": ["RUNNING"], "colour": "red", "shape": {"round": 1}}'
+    read = read_queue(b'{"jobs": [' + known + b"," + more + b"]}")
+    assert (len(read.rows), read.unknown_fields) == (2, 2)
+    assert read_nodes(b'{"nodes": [{"name": "n1", "state": ["IDLE"], "mood": "good"}]}').unknown_fields == 1
