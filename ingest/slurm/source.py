@@ -26,6 +26,7 @@ from fleet.topology import NodeSpec
 from ingest.slurm import json as slurm_json
 from ingest.slurm import text as slurm_text
 from ingest.slurm.issued import IssuedJob
+from ingest.slurm.job_numbers import JobNumbers, NumberedJob, slurm_id
 from ingest.slurm.jobs import REST, Site, SlurmJob, requeued, rest_is_named
 from ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbered_gpus, shares_of_gpu
 from ingest.slurm.records import Read
@@ -114,15 +115,19 @@ def decode_nodes(body: bytes) -> Read[SlurmNode]:
 
 @dataclass(slots=True)
 class PollState:
-    """What lasts between polls; the first three and `prints` are the position. live: job that waits or runs → its
-    attempt; nodes: with a condition; gone: job → attempt, and since when it is missing; prints: of what was issued
-    about live jobs; queued, accounted: events of the last polls."""
+    """What lasts between polls. Neither `gone` nor the last two are in the position.
+
+    live: job that waits or runs → its attempt; nodes: with a condition; gone: job → attempt, and since when it is
+    missing; prints: of what was issued about live jobs; numbers: the jobs of each; queued, accounted: events of the
+    last polls.
+    """
 
     since_ms: int = 0
     live: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, Conditions] = field(default_factory=dict)
     gone: dict[str, tuple[int, int]] = field(default_factory=dict)
     prints: dict[str, IssuedJob] = field(default_factory=dict)
+    numbers: dict[str, list[NumberedJob]] = field(default_factory=dict)
     queued: set[Identity] = field(default_factory=set)
     accounted: set[Identity] = field(default_factory=set)
 
@@ -134,6 +139,7 @@ class PollState:
             dict(self.nodes),
             dict(self.gone),
             dict(self.prints),
+            dict(self.numbers),
             self.queued,
             self.accounted,
         )
@@ -197,6 +203,7 @@ class SlurmSource(Source):
             "live": live,
             "nodes": {name: dict(row) for name, row in state.nodes.items()},
             "prints": msgspec.to_builtins(state.prints),
+            "numbers": msgspec.to_builtins(state.numbers),
         }
 
     def seek(self, position: dict[str, Any]) -> None:
@@ -232,8 +239,9 @@ class SlurmSource(Source):
         nodes = _readable(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes") if nodes_body else Read()
         site = replace(self._site, shares_of_gpu=shares_of_gpu(nodes.rows), numbered_gpus=numbered_gpus(nodes.rows))
         scan = JobScan(site, now_ms, state.prints)
-        await asyncio.to_thread(scan.take, queue.rows, state.queued)
-        queue_unclear = {self._site.prefix + job for job in queue.doubled}
+        numbers = JobNumbers(state.numbers)
+        await asyncio.to_thread(scan.take, numbers.placed(queue.rows), state.queued)
+        queue_unclear = {self._site.prefix + numbers.current(job) for job in queue.doubled}
         scan.keep(queue_unclear, state.live)
         self._noted["jobs_without_gpus"] = scan.without_gpus
         _miss(state, scan)
@@ -260,7 +268,7 @@ class SlurmSource(Source):
             if self.options.accounting_s and not self._without_accounts:
                 events += await self._recent_accounts(state, scan, bad)
             if state.gone and not self._without_accounts:
-                names = [job.removeprefix(self._site.prefix) for job in state.gone]
+                names = [slurm_id(job.removeprefix(self._site.prefix)) for job in state.gone]
                 found = await self._ask_accounts((0, names), state, scan, bad)
                 events += found.fresh
         except NoAccounting as error:
@@ -291,7 +299,9 @@ class SlurmSource(Source):
         for answer in await self._client.accounting(*which):
             read = _readable(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
             bad += read.bad
-            rows = number_attempts(read.rows, self._site.prefix, scan, known)
+            placed = JobNumbers(state.numbers).placed(sorted(read.rows, key=_submitted_ms))
+            asked = [row for row in placed if not which[1] or self._site.prefix + row.id in known]
+            rows = number_attempts(asked, self._site.prefix, scan, known)
             found.repeated += len(read.rows) - len(rows)
             await asyncio.to_thread(found.take, rows, issued, is_queue=False)
         bad += found.bad
@@ -318,13 +328,14 @@ def _readable(read: Read[Told], what: str) -> Read[Told]:
 
 def _named_by_now(state: PollState, scan: JobScan) -> list[JobEvent]:
     """Return the ends of records that stood for the further tasks of an array, and that Slurm lists no more."""
-    return [rest_is_named(job, scan.now_ms) for job in state.live if job.endswith(REST) and job not in scan.attempts]
+    rests = (job for job in state.live if slurm_id(job).endswith(REST))
+    return [rest_is_named(job, scan.now_ms) for job in rests if job not in scan.attempts]
 
 
 def _miss(state: PollState, scan: JobScan) -> None:
     """Note attempts without a known end: jobs that are gone, and attempts that gave way to a later one."""
     for job, attempt in state.live.items():
-        if job.endswith(REST):
+        if slurm_id(job).endswith(REST):
             continue
         if scan.attempts.get(job, 0) != attempt and (job, attempt) not in scan.ended:
             state.gone.setdefault(job, (attempt, scan.now_ms))
@@ -343,3 +354,7 @@ def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: i
         if not now:
             del state.nodes[node.name]
     return events
+
+
+def _submitted_ms(job: SlurmJob) -> int:
+    return job.submit_ms or 0

@@ -1,5 +1,6 @@
 """Jobs: what runs, waits and lately ended; one job; who slows it down."""
 
+import re
 from datetime import UTC, datetime
 from typing import TypeVar, get_args
 
@@ -26,6 +27,7 @@ T = TypeVar("T")
 Object = dict[str, object]  # JSON that goes on as it is
 STATES = get_args(JobState)
 MAX_ROWS = 100_000
+GIVEN_AGAIN = re.compile(r".*[0-9]@[0-9]{9,11}")  # a number of Slurm and a submission: see `ingest.slurm.job_numbers`
 OVER = "it is over"
 NOT_TOLD = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
 decode_row = msgspec.json.Decoder(JobRow).decode
@@ -56,6 +58,7 @@ class Head(msgspec.Struct):
     state: str
     queue: str = ""
     queues: tuple[str, ...] = ()
+    submitted_ms: int | None = None
 
 
 def sees(caller: Caller, row: Head | JobRow) -> bool:
@@ -85,7 +88,22 @@ def _latest(heads: list[Head]) -> dict[str, int]:
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
             latest[head.job] = place
-    return latest
+    return latest | _given_again(latest, heads)
+
+
+def _given_again(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
+    """Return further names of jobs whose number Slurm gave again: the number alone is the newest job's.
+
+    The first one is called by its number. It has its submission behind it, too, so that it can still be asked for.
+    """
+    found: dict[str, int] = {}
+    for name in sorted(filter(GIVEN_AGAIN.fullmatch, latest), key=lambda name: int(name.rpartition("@")[2])):
+        number = name.rpartition("@")[0]
+        first = latest.get(number)
+        if first is not None and heads[first].submitted_ms is not None:
+            found[f"{number}@{(heads[first].submitted_ms or 0) // 1000}"] = first
+        found[number] = latest[name]
+    return found
 
 
 def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
@@ -105,6 +123,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
     if row is None:
         body = {"as_of_ms": as_of_ms, **await _archived(context, name)}
         return answer(context, board, as_of_ms, encode(body))
+    name = row.job  # a number stands for the newest job that has it
     detail = part_of(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
     asks = detail.pop("asks", None)
     body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None}

@@ -130,7 +130,7 @@ def test_nothing_counts_of_a_look_that_broke_off() -> None:
     slurm.rows.reverse()
     with pytest.raises(SourceError):
         take(made, 1)
-    assert made.position() == {"since_ms": 0, "live": {}, "nodes": {}, "prints": {}}
+    assert made.position() == {"since_ms": 0, "live": {}, "nodes": {}, "prints": {}, "numbers": {}}
     (batch,) = take(made, 1)
     assert said(batch)[0] == ("Submitted", "7", 1)
     assert [event.type for event in batch.node_events] == ["drain"]

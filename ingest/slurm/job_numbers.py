@@ -1,0 +1,140 @@
+"""Which job a number of Slurm stands for. Slurm gives numbers again: after MaxJobId, or after it lost its state.
+
+A job is its number and its submission. The first job of a number is called by the number alone, a later one also by its
+submission: `7@1795645000`. A requeue submits the same job again, with a higher restart count or, where a record has
+none, by the same user under the same name.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from ingest.slurm.jobs import SlurmJob
+
+KEPT = 50_000  # numbers; those seen last
+SAME_S = 2  # Slurm moves a submission by a second where a requeue would repeat it
+MOST_JOBS = 16  # of one number
+
+
+class NumberedJob(msgspec.Struct, array_like=True):
+    """One job of a number: what follows the number in its name, its first and last submission (Unix seconds), its
+    restarts + 1, and prints of its user and name, 0 where unknown. is_counted: a record counted its restarts."""
+
+    suffix: str
+    first_s: int
+    last_s: int
+    attempt: int = 1
+    user: int = 0
+    name: int = 0
+    is_counted: bool = False
+
+    def is_other(self, job: SlurmJob) -> bool:
+        """Return whether user or name say that a record is of another job."""
+        user, name = who(job)
+        return bool((user and self.user and user != self.user) or (name and self.name and name != self.name))
+
+    def has(self, submit_s: int) -> bool:
+        return min(abs(submit_s - self.first_s), abs(submit_s - self.last_s)) <= SAME_S
+
+
+class JobNumbers:
+    """The jobs of each number that was seen lately, in order of submission."""
+
+    def __init__(self, known: dict[str, list[NumberedJob]] | None = None) -> None:
+        """`known`: by number, the jobs in order of submission. It is changed in place; its rows are replaced."""
+        self.known = {} if known is None else known
+
+    def placed(self, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+        """Return the records under the names of their jobs, and remember these."""
+        return [self.place(job) for job in jobs]
+
+    def place(self, job: SlurmJob) -> SlurmJob:
+        number = number_of(job.id)
+        found = self._find(number, job)
+        return replace(job, id=job.id + found.suffix) if found.suffix else job
+
+    def current(self, name: str) -> str:
+        """Return the name of the last job that has the number of `name`."""
+        rows = self.known.get(number_of(name))
+        return name + rows[-1].suffix if rows else name
+
+    def _find(self, number: str, job: SlurmJob) -> NumberedJob:
+        rows = self.known.pop(number, [])
+        at = self._row(rows, job)
+        if at is None:
+            submit_s = (job.submit_ms or 0) // 1000
+            made = NumberedJob(
+                f"@{submit_s}" if rows else "", submit_s, submit_s, job.attempt or 1, *who(job), bool(job.attempt)
+            )
+            rows = sorted((*rows, made), key=lambda row: row.last_s)[-MOST_JOBS:]
+            found = made
+        else:
+            found = _seen(rows[at], job)
+            rows = [*rows[:at], found, *rows[at + 1 :]]
+        self.known[number] = rows
+        if len(self.known) > KEPT:
+            del self.known[next(iter(self.known))]
+        return found
+
+    def _row(self, rows: Sequence[NumberedJob], job: SlurmJob) -> int | None:
+        """Return the place of the record's job among those of its number; None for a job that is not there."""
+        if not rows:
+            return None
+        if job.submit_ms is None:
+            return len(rows) - 1
+        submit_s, newest = job.submit_ms // 1000, rows[-1]
+        same = next((at for at in reversed(range(len(rows))) if rows[at].has(submit_s)), None)
+        if same is not None:
+            return same
+        is_restart = job.attempt is None or job.attempt > 1
+        if submit_s < newest.last_s:  # an attempt before the newest one, or a job before it
+            is_restart = newest.attempt > 1
+        return len(rows) - 1 if is_restart and not newest.is_other(job) else None
+
+
+def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
+    """Return a job with what a record adds to it. Where restarts were counted once, only such a record moves them."""
+    user, name = who(job)
+    submit_s, attempt = (job.submit_ms or 0) // 1000, job.attempt or row.attempt
+    if job.attempt is None and row.is_counted:
+        submit_s = 0
+    elif job.attempt is None and submit_s > row.last_s + SAME_S:
+        attempt = row.attempt + 1
+    return NumberedJob(
+        suffix=row.suffix,
+        first_s=row.first_s,
+        last_s=max(row.last_s, submit_s),
+        attempt=max(row.attempt, attempt),
+        user=row.user or user,
+        name=row.name or name,
+        is_counted=row.is_counted or job.attempt is not None,
+    )
+
+
+def who(job: SlurmJob) -> tuple[int, int]:
+    """Return prints of a record's user and name, without what its forms spell differently."""
+    return _print(job.user), _print("".join(part for part in job.name if part.isascii() and part.isalnum()))
+
+
+def _print(text: str) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass")) if text else 0
+
+
+def number_of(name: str) -> str:
+    """Return the number that a job is known by at Slurm. Tasks share that of their array.
+
+    >>> number_of("500_7"), number_of("500_rest@1795645000"), number_of("13+1"), number_of("7@1795645000")
+    ('500', '500', '13+1', '7')
+    """
+    return slurm_id(name).partition("_")[0]
+
+
+def slurm_id(name: str) -> str:
+    """Return a job's id at Slurm.
+
+    >>> slurm_id("500_7@1795645000")
+    '500_7'
+    """
+    return name.partition("@")[0]
