@@ -64,5 +64,7 @@ def test_a_job_that_follows_another_begins_when_it_was_first_seen(world: Scraped
     assert (running(world), ended(world)) == (JOBS[:1], JOBS[1:2])
     (follower,) = world.pipeline.state.jobs.running()
     assert follower.started_ms == last_ms + 15_000
-    assert world.pipeline.state.jobs.get(JOBS[1]).over_ms == last_ms
+    first = world.pipeline.state.jobs.get(JOBS[1])
+    assert first is not None
+    assert first.over_ms == last_ms
     assert world.pipeline.state.labelled.counts()["shared"] == 0
