@@ -268,7 +268,7 @@ def test_a_promise_whose_own_start_was_refused_does_not_expire(make: Make, wrong
         world.tick()
         assert world.place("a") == "placed"
         answer = world.send({**world.started("a"), **wrong})
-        assert (answer.status_code, len(answer.json()["rejected"])) == (202, 1)
+        assert (answer.status_code, len(answer.json()["rejected"])) == (422, 1)
         world.pass_time(EXPIRES_S + PAUSE_S + 10)
         assert world.state("a") is IntentState.ACTIVE
         assert paused(world) == {"refused": 1.0}
