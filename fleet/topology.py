@@ -43,7 +43,8 @@ class NodeSpec:
 
     counts_resources: `gpus` is a scheduler's count of a resource, which may count shares of a board. stated_gpus: what
     the source stated before an exporter counted fewer boards, 0 where it did not or where it counts resources.
-    other_names: host names and addresses of the same machine, under which others report it.
+    other_names: host names and addresses of the same machine, under which others report it. lent_gpus: held by nodes of
+    another scheduler, of whose jobs nothing reports. source: the scheduler's source that states it.
     """
 
     name: str
@@ -59,6 +60,8 @@ class NodeSpec:
     counts_resources: bool = False
     stated_gpus: int = 0
     other_names: tuple[str, ...] = ()
+    lent_gpus: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,12 @@ class Topology:
     generation: int
     hosts: dict[str, tuple[Device, ...]] = field(default_factory=dict)  # by node, pool or GPU model; "": all others
     names: tuple[str, ...] = field(init=False, repr=False)  # made once: readers ask for them node by node
+    lent_gpus: NDArray[np.int16] = field(init=False, repr=False)  # (n,)
     stated_gpus: NDArray[np.int16] = field(init=False, repr=False)  # (n,) boards that must be there
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(node.name for node in self.nodes))
+        object.__setattr__(self, "lent_gpus", np.array([node.lent_gpus for node in self.nodes], np.int16))
         stated = [max(node.gpus, node.stated_gpus) for node in self.nodes]
         object.__setattr__(self, "stated_gpus", np.array(stated, np.int16))
 

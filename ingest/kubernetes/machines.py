@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from ingest.kubernetes.asked_gpus import gpus_of
 from ingest.kubernetes.objects import Pod
 from ingest.kubernetes.owners import JobOwner
 
@@ -26,11 +27,12 @@ _NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 
 
 class PodPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The node of a pod that stands for it, and the names under which that pod reports."""
+    """The node of a pod that stands for it, and the names under which that pod reports. gpus: that a host holds."""
 
     node: str
     names: tuple[str, ...]
     is_host: bool
+    gpus: int = 0
 
 
 def is_host(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> bool:
@@ -50,15 +52,16 @@ def _runs_worker(pod: Pod) -> bool:
     return any(_PROGRAM.fullmatch(name) or _PROGRAM.match(image) for name, image in programs)
 
 
-def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> PodPlace | None:
-    """Return where a pod stands for its machine, or None for a pod that does not."""
+def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
+    """Return where a pod stands for its machine, or None for a pod that does not. resources: that count as GPUs."""
     host = is_host(pod, owner, labels)
     is_over = pod.status.phase in ("Failed", "Succeeded")
     if is_over or not pod.spec.node_name or not (host or _is_exporter(pod, owner)):
         return None
     meta = pod.metadata
     names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)
-    return PodPlace(pod.spec.node_name, tuple(name for name in dict.fromkeys(names) if name), host)
+    gpus = gpus_of(pod.spec, resources).gpus if host else 0
+    return PodPlace(pod.spec.node_name, tuple(name for name in dict.fromkeys(names) if name), host, gpus)
 
 
 def _is_exporter(pod: Pod, owner: JobOwner) -> bool:

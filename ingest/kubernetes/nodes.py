@@ -9,6 +9,7 @@ A condition's event is numbered by the second of its transition, any other by th
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -92,14 +93,19 @@ class NodeFold:
         """Node → what it is made of, for nodes of the cluster. The same object until a node changes."""
         if self._specs is None:
             names: dict[str, list[str]] = {}
+            lent: Counter[str] = Counter()
             for place in self.places.values():
                 names.setdefault(place.node, []).extend(place.names)
+                lent[place.node] += place.gpus
             self._specs = {
-                name: _named(state.spec, names.get(name, ()))
+                name: self._reported(_named(state.spec, names.get(name, ())), lent[name])
                 for name, state in self.states.items()
                 if state.spec is not None
             }
         return self._specs
+
+    def _reported(self, spec: NodeSpec, lent: int) -> NodeSpec:
+        return replace(spec, lent_gpus=min(lent, spec.gpus), source=self._source)
 
     def place(self, uid: str, place: PodPlace | None) -> None:
         """Record where a pod stands for its machine; None: it does not, or is gone."""

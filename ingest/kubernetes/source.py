@@ -330,7 +330,7 @@ class KubernetesSource(Source):
     def _decode_pod(self, record: bytes) -> "_Seen | Unread":
         try:
             pod = decode(record, Pod)
-            place = place_of(pod, owner_of(pod), self.options.host_labels)
+            place = place_of(pod, owner_of(pod), self.options.host_labels, self.options.gpu_resources)
             is_job = place is None or not place.is_host
             return _Seen(pod, self._reader.member(pod, self._clock.now_ms()) if is_job else None, place)
         except RecordError as error:

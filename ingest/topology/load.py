@@ -105,6 +105,8 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
         power_domain=one.power_domain or other.power_domain,
         devices=one.devices or other.devices,
         counts_resources=(one if one.gpus else other).counts_resources,
+        source=one.source or other.source,
+        lent_gpus=max(one.lent_gpus, other.lent_gpus),
         other_names=tuple(dict.fromkeys((*one.other_names, *other.other_names))),
     )
 

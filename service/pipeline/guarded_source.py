@@ -21,8 +21,8 @@ from fleet.topology import NodeSpec
 from ingest.inbox.inbox import InboxSource
 from ingest.source import Batch, Source
 from ingest.tally import RecordTally, RunningTally
-from ingest.topology.load import merged
 from service.answers.fleet import SourceHealth
+from service.pipeline.inventory import both_stated
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
     found: dict[str, NodeSpec] = {}
     for source in sources:
         for name, spec in source.nodes().items():
-            found[name] = merged(found[name], spec) if name in found else spec
+            found[name] = both_stated(found[name], spec) if name in found else spec
     return found
 
 

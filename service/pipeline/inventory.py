@@ -44,7 +44,10 @@ class FleetInventory:
         if news == self._news:
             return before
         self._news = news
-        facts = {known_name(name, nodes): spec for name, spec in stated.items()}
+        facts: dict[str, NodeSpec] = {}
+        for name, spec in stated.items():
+            known = known_name(name, nodes)
+            facts[known] = both_stated(facts[known], spec) if known in facts else spec
         specs = [_spec(name, self._files.get(name), facts.get(name)) for name in nodes.names]
         placed = [name in self._files or name in facts for name in nodes.names]
         counts = {**dict.fromkeys(gpu_counts(boards.names), 0), **gpu_counts(boards.owned)}
@@ -57,16 +60,26 @@ class FleetInventory:
     def _learn_names(self) -> None:
         """Join what is reported under host names and addresses of a node with the node.
 
-        A topology file decides the name, else the scheduler does. A name that two nodes have stands for neither.
+        A topology file decides the name, else the scheduler in whose pods the other one runs, else the first source.
+        Nodes of two sources that share a name are one machine. A name that two nodes of one source have stands for
+        neither.
         """
         found: dict[str, str] = {}
+        claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
         shared: set[str] = set()
-        for name, spec in self._stated.items():
-            names = (name, *spec.other_names)
-            known = next((one for one in names if one in self._files), name)
-            others = (one for one in names if one != known and (one == name or one not in self._stated))
-            shared.update(other for other in others if not is_local(other) and found.setdefault(other, known) != known)
+        for name, spec in sorted(self._stated.items(), key=lambda row: not row[1].lent_gpus):
+            names = [one for one in (name, *spec.other_names) if one == name or self._may_own(one, spec)]
+            joined = (claims[one][0] for one in names if one in claims and claims[one][1] != spec.source)
+            known = next((one for one in names if one in self._files), None) or next(joined, name)
+            for one in names:
+                claims.setdefault(one, (known, spec.source))
+                if one != known and found.setdefault(one, known) != known:
+                    shared.add(one)
         self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
+
+    def _may_own(self, name: str, spec: NodeSpec) -> bool:
+        """Return whether a name may be another one of a node: no loopback, and no other node of its source."""
+        return not is_local(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
     def _register(self) -> None:
         nodes = self._entities[EntityKind.NODE]
@@ -76,6 +89,11 @@ class FleetInventory:
                     node_name(name, self._entities)
                 except RecordError as error:
                     self.faults.append(error)
+
+
+def both_stated(one: NodeSpec, other: NodeSpec) -> NodeSpec:
+    """Merge what two schedulers say of a machine. If one runs in pods of the other, it reports the jobs in them."""
+    return replace(merged(one, other), lent_gpus=0)
 
 
 def _spec(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:

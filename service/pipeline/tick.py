@@ -126,9 +126,18 @@ class Tick(TickInputs):
 
     @cached_property
     def unknown_use(self) -> NDArray[np.bool_]:
-        """(n, g) telemetry shows the GPU at work, and no job holds it."""
+        """(n, g) telemetry shows the GPU at work, or a node of another scheduler holds it, and no job is known."""
         found = self.use.update(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
-        return found & self.exists
+        return (found & self.exists) | self._lent(found)
+
+    def _lent(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(n, g) as many GPUs as a node lends to another scheduler: first those at work, then others without a job."""
+        lent = np.zeros_like(at_work)
+        for row in np.flatnonzero(self.topology.lent_gpus).tolist():
+            free = np.flatnonzero(self.exists[row] & ~self.held[row])
+            ordered = free[np.argsort(~at_work[row, free], kind="stable")]
+            lent[row, ordered[: self.topology.lent_gpus[row]]] = True
+        return lent
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from ingest.kubernetes.source import KINDS, KubernetesSource
 from ingest.source import Batch, MemorySource
 from ingest.topology.load import load_topology
 from service.pipeline.guarded_source import GuardedSource
+from service.pipeline.inventory import FleetInventory
 from tests.field.scraped_world import ScrapedWorld
 from tests.ingest.small_kubernetes import SmallKubernetes
 from tests.service.bare_world import IDLE, NOW_MS, BareWorld, page
@@ -218,8 +219,7 @@ def test_a_slurm_node_in_a_pod_is_the_node_that_the_pod_is_on(tmp_path: Path) ->
     started = Started(job="208", sequence=3, time_ms=NOW_MS, ranks=(RankPlacement(0, "worker-0", (0, 1)),))
     world.pipeline.take(Batch(events=(Submitted(job="208", sequence=1, time_ms=NOW_MS, gpus_per_node=2), started)))
     board = world.tick()
-    gpus = board.json("doc.fleet")["gpus"]
-    assert (gpus["running"], gpus["total"]) == (2, 4)
+    assert [gpu["job"] for gpu in board.json("doc.fleet")["nodes"][0]["gpus"]] == ["208", "208", None, None]
     assert [row.hosts for row in world.pipeline.state.jobs.running()] == [("computeinstance-1",)]
 
 
@@ -236,3 +236,54 @@ def test_nodes_that_kubernetes_withholds_are_rejected_for_their_reason(tmp_path:
     world.put(node("a", 8), node("b", 8), node("c", 8))
     world.clock.advance(10)
     assert world.decide(world.tick(), gang=4, gpus_per_node=8).outcome == "placed"
+
+
+def host_pod(node_name: str, gpus: int) -> dict[str, Any]:
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "c", "uid": "r", "controller": True}
+    labels = {"ray.io/cluster": "c", "ray.io/node-type": "worker"}
+    about = {"name": "c-worker-0", "namespace": "ml", "uid": "w", "labels": labels, "ownerReferences": [owner]}
+    container = {"name": "ray-worker", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    return {
+        "metadata": about,
+        "spec": {"nodeName": node_name, "containers": [container]},
+        "status": {"phase": "Running"},
+    }
+
+
+def test_gpus_of_a_host_are_not_given_out_while_nothing_reports_its_jobs(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("a", 8))
+    world.put(host_pod("a", 6), name="pods")
+    board = world.tick()
+    assert world.decide(board, gpus_per_node=3).outcome == "refused"
+    assert world.decide(board, gpus_per_node=2).ranks[0].gpus == (6, 7)
+    assert world.pipeline.state.jobs.running() == []
+    world.put(host_pod("a", 6), name="pods", kind="DELETED")
+    assert world.decide(world.tick(), gpus_per_node=8).outcome == "placed"
+
+
+def test_gpus_of_a_host_are_its_own_schedulers_where_that_reports_them() -> None:
+    kubernetes = NodeSpec("a", gpus=8, lent_gpus=8, other_names=("worker-0",), source="kubernetes")
+    entities = Entities()
+    fleet = FleetInventory(entities, Topology.build([]))
+    topology = fleet.refresh(Topology.build([]), {}, None, {"a": kubernetes})
+    assert topology.nodes[0].lent_gpus == 8
+    topology = fleet.refresh(topology, {}, None, {"a": kubernetes, "worker-0": NodeSpec("worker-0", gpus=8)})
+    assert [(spec.name, spec.gpus, spec.lent_gpus) for spec in topology.nodes if spec.gpus] == [("a", 8, 0)]
+
+
+@pytest.mark.parametrize("first", ["kubernetes", "slurm"])
+def test_a_machine_that_two_schedulers_state_under_two_names_is_one(first: str) -> None:
+    rows = {
+        "kubernetes": NodeSpec("ip-10-0-0-5", gpus=8, other_names=("10.0.0.5",), source="kubernetes"),
+        "slurm": NodeSpec("gpu-1", gpus=8, gpu_model="H100", other_names=("10.0.0.5",)),
+    }
+    stated = {rows[name].name: rows[name] for name in sorted(rows, key=lambda name: name != first)}
+    topology = FleetInventory(Entities(), Topology.build([])).refresh(Topology.build([]), {}, None, stated)
+    assert [(spec.name, spec.gpus, spec.gpu_model) for spec in topology.nodes] == [(rows[first].name, 8, "H100")]
+
+
+def test_two_nodes_of_one_source_that_share_an_address_stay_two() -> None:
+    specs = [NodeSpec(name, gpus=8, other_names=("10.0.0.5",), source="kubernetes") for name in ("a", "b")]
+    stated = {spec.name: spec for spec in specs}
+    topology = FleetInventory(Entities(), Topology.build([])).refresh(Topology.build([]), {}, None, stated)
+    assert topology.gpus.tolist() == [8, 8]
