@@ -1,6 +1,7 @@
 """POST /v1/webhooks/slurm-jobcomp: translate Slurm's messages. Answers 200: its Elasticsearch plugin resends on 202."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta, timezone
 
@@ -12,6 +13,7 @@ from fleet.errors import RecordError
 from fleet.events import JobEvent, Queued, Submitted
 from ingest.inbox.event_body import DecodedBody, DecodedRecord
 from ingest.lifecycle import ENDED, EXPLAINED, STARTED, SUBMITTED, queued_later, submitted_later
+from ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, slurm_id, who
 from ingest.slurm.jobcomp import read_completions
 from ingest.slurm.jobs import Site, SlurmJob, check, job_events
 from ingest.slurm.records import Read
@@ -44,6 +46,7 @@ class KnownAttempt(msgspec.Struct):
     job: str
     attempt: int
     submitted_ms: int | None = None
+    user: str = ""
     state: str = ""
     queue: str = ""
     queues: tuple[str, ...] = ()
@@ -80,7 +83,7 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
         if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
             await asyncio.sleep(0)
         try:
-            numbered = _numbered(job, prefix, told, context)
+            numbered = _numbered(_named(job, prefix, context), prefix, told, context)
             row = known.get((prefix + numbered.id, numbered.attempt or 1))
             stated = job_events(numbered, Site(prefix=prefix))
             events = stated if row is None else [_corrected(event, row, numbered, now_ms) for event in stated]
@@ -97,6 +100,39 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
 
 class _Passed(Exception):
     """A job that is none of ours."""
+
+
+def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
+    """Return the record under the name of its job, where the board has other jobs of the same number."""
+    number = number_of(job.id)
+    rows = _rows_by_number(context).get(prefix + number, ())
+    jobs: dict[str, NumberedJob] = {}
+    for row in rows:
+        suffix = row.job.removeprefix(slurm_id(row.job))
+        submit_s, (user, _) = (row.submitted_ms or 0) // 1000, who(SlurmJob(id="", states=(), user=row.user))
+        known = jobs.get(suffix, NumberedJob(suffix, submit_s, submit_s, row.attempt, user, is_counted=True))
+        known.first_s, known.last_s = min(known.first_s, submit_s), max(known.last_s, submit_s)
+        known.attempt = max(known.attempt, row.attempt)
+        jobs[suffix] = known
+    if not jobs:
+        return job
+    return JobNumbers({number: sorted(jobs.values(), key=lambda one: one.last_s)}).place(job)
+
+
+def _rows_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
+    """Return the board's submitted attempts by the number that Slurm gave their job, with the prefix of its cluster."""
+    board, cache = context.cache.latest(), context.cache
+    if board is None or "doc.jobs" not in board:
+        return {}
+    return cache.derived(board, "attempts_by_number", lambda: _by_number(known_attempts(context).values()))
+
+
+def _by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
+    found: dict[str, list[KnownAttempt]] = {}
+    for row in rows:
+        if row.submitted_ms is not None:
+            found.setdefault(number_of(row.job), []).append(row)
+    return found
 
 
 def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:

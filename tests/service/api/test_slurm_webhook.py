@@ -112,6 +112,23 @@ def test_a_completed_job_names_the_queue_of_one_that_waited_in_several(client: C
     assert [(event.queue, event.sequence > ENDED) for event in submitted] == [("train", True)]
 
 
+@pytest.mark.parametrize("again", [{"username": "bob"}, {}])
+def test_a_number_that_was_given_again_is_another_job(client: Client, tmp_path: Path, again: dict[str, Any]) -> None:
+    """By its user, or by its restarts where the record counts them."""
+    shown_on_board(tmp_path, state="finished", queue="train", user="ada")
+    if again:
+        client.post(PATH, json=completed(7, "COMPLETED", T + 50, **again))
+    else:
+        client.post(PATH, content=queue(old_job(7, "COMPLETED", submit_time=T + 50)))
+    assert {(event.job, event.attempt) for event in kept(tmp_path)} == {(f"7@{T + 50}", 1)}
+
+
+def test_a_job_that_was_requeued_under_its_number_is_no_other_job(client: Client, tmp_path: Path) -> None:
+    shown_on_board(tmp_path, state="failed", queue="train", user="ada")
+    client.post(PATH, json=completed(7, "COMPLETED", T + 50))
+    assert {(event.job, event.attempt) for event in kept(tmp_path)} == {("7", 2)}
+
+
 @pytest.mark.parametrize("state", ["queued", "blocked"])
 def test_a_pushed_queue_holds_and_releases_a_job(client: Client, tmp_path: Path, state: str) -> None:
     shown_on_board(tmp_path, state=state, queue="train")
