@@ -46,7 +46,7 @@ class PageState:
         ignored = {role: count for role, count in roles.items() if isinstance(role, SkipRule)}
         if left_out := roles[LineRole.WANTED] - len(self.series):
             ignored[SkipRule.INCOMPLETE] = left_out
-        names = self.names(lambda role: role is LineRole.UNREAD)
+        names = self.names(lambda role: role is LineRole.UNREAD) if roles[LineRole.UNREAD] else ()
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 
     def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
