@@ -105,7 +105,8 @@ class Drawn:
         free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
         fleet = Fleet(free, ready_s, self._slots)
         for path in range(paths):
-            ends = [(float(self.left_s[job][path]), -1 - n, *gang) for n, (job, gang) in enumerate(gangs.items())]
+            left_s = [(float(self.left_s[job][path]), -1 - n, *gang) for n, (job, gang) in enumerate(gangs.items())]
+            ends = [end for end in left_s if np.isfinite(end[0])]  # a job of unknown run time never ends
             mine = [Arrival(0.0, order, ask, float(self.run_s[number][path]), number) for number, order, ask in waiting]
             own = queues.copy() if queues is not None else None
             future = Future(fleet.copy(), ends + reopen, come(path), own, self.is_settled)

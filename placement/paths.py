@@ -24,7 +24,7 @@ from placement.queue import ONE_LINE, Plan, Waiting, plan
 from placement.queues_ahead import allowed_from
 from placement.run_draws import PATHS, RunTimeSample
 from placement.slots import held
-from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline, releases
+from placement.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.turns import QueueTurns
 from placement.view import ClusterView
 
@@ -63,6 +63,17 @@ class Timelines:
     entries: tuple[Waiting, ...]  # that wait, in order
     now: Plan
     turns: QueueTurns  # after that plan
+    basis: Mapping[str, Basis]  # job that runs or waits → what its run time is known by
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The jobs whose run time nothing tells, the running ones first. They never end in these paths."""
+        return tuple(job for job, basis in self.basis.items() if basis == "prior")
+
+    @property
+    def by(self) -> Basis:
+        """What start times that are not now are known by, as a whole: "limit" if a job is known by its limit alone."""
+        return "limit" if "limit" in self.basis.values() else "runs"
 
     @property
     def now_ms(self) -> int:
@@ -142,6 +153,8 @@ def timelines(
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
+    basis = {name: _running(now.running, name, options.now_ms).basis(run_times, options.now_ms) for name in left_s}
+    basis |= {one.job_name: _basis(one, run_times, run_quantiles) for one in begun}
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
     waits = {one.job_name: one.request_id for one in begun}
     runs_s: list[Array] = []
@@ -159,6 +172,7 @@ def timelines(
         place = earliest_place(request, calendar, rooms, backfills_s)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
+        basis.setdefault(request.job_name, _basis(request, run_times, run_quantiles))
         runs_s.append(run_s)
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
@@ -178,7 +192,22 @@ def timelines(
             ends_s[holders[request_id]] = told_s + run_s
     gpus = {one.request_id: gpus_of(one) for one in (*begun, *(entry.request for entry in entries))}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
-    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left)
+    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
+
+
+def _basis(
+    request: PlacementRequest,
+    run_times: RunTimeQuantiles,
+    run_quantiles: Callable[[PlacementRequest], Sequence[float] | None],
+) -> Basis:
+    """Return what the run time of a request that waits is known by."""
+    known = run_quantiles(request) is not None
+    return "runs" if known else run_times.basis(gpus_of(request), request.limit_s)
+
+
+def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
+    """The running job of that name. A holder that no event names began now."""
+    return running.get(name) or RunningJob(now_ms, 1)
 
 
 def _is_settled(now: Plan) -> bool:
@@ -252,9 +281,7 @@ def _holding(
     for index in np.unique(held(view.holders, view.parts).job).tolist():
         name = view.jobs[index]
         own_s = begun_s.get(name)
-        table[index] = left_s[name] = (
-            draw.left(running.get(name) or RunningJob(now_ms, 1), now_ms) if own_s is None else own_s
-        )
+        table[index] = left_s[name] = draw.left(_running(running, name, now_ms), now_ms) if own_s is None else own_s
     free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
     for job, gpu in zip(view.parts.job.tolist(), view.parts.gpu.tolist(), strict=True):  # free when the last has ended
         row = divmod(gpu, g)

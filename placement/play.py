@@ -283,7 +283,8 @@ class Future:
         self.fleet.change(nodes, -gpus)
         self.fleet.ready_s[nodes] = np.maximum(self.fleet.ready_s[nodes], self.now_s + one.ask.planned_s)
         self._count += 1
-        heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
+        if one.run_s < np.inf:
+            heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
         if self.queues is not None and one.ask.hold is not None:
             self.queues.start(self._count, one.ask.hold, one.number >= 0)
         if one.number >= 0:

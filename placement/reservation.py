@@ -7,7 +7,8 @@ import numpy as np
 from fleet.nodes import NodeState
 from placement.paths import Timelines
 from placement.queue import Reservation
-from placement.start_time import Quantiles, quantiles_ms
+from placement.start_time import Quantiles, StartBasis, basis_of, is_behind_unknown, quantiles_ms, unknown_sentence
+from placement.timeline import Basis, RunningJob
 from placement.view import ClusterView
 
 MOST_RELEASES = 100
@@ -25,17 +26,25 @@ class FreeWindow:
 
 @dataclass(frozen=True, slots=True)
 class JobRelease:
-    """GPUs that a running job gives back; ends_ms: p10, p50, p90."""
+    """GPUs that a running job gives back; ends_ms: p10, p50, p90, None where nothing tells its run time.
+
+    by: what its run time is known by.
+    """
 
     job: str
     gpus: int
     nodes: int
-    ends_ms: Quantiles
+    ends_ms: Quantiles | None
+    by: Basis = "runs"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The head's reservation. idle_gpus: free already, and kept for it; holds_p: None until futures were sampled."""
+    """The head's reservation. idle_gpus: free already, and reserved for it.
+
+    holds_p: None where it is not known, with the `reason`. by: what it is known by. basis: what the shadow time is
+    known by; "prior" where nothing tells the run time of the job that the head waits for, and the plan assumes a day.
+    """
 
     request_id: str
     shadow_ms: int
@@ -43,24 +52,52 @@ class Held:
     gpus: int
     idle_gpus: int
     holds_p: float | None
+    by: StartBasis | None = None
+    basis: Basis = "runs"
+    reason: str = ""
 
 
 def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
     """The reservation for people to read."""
+    known = holds_p(reservation, timelines) if timelines is not None else None
     return Held(
         request_id=reservation.entry.request.request_id,
         shadow_ms=reservation.shadow_ms,
         waits_for=reservation.blocker,
         gpus=int(reservation.gpus.sum()),
         idle_gpus=int((reservation.gpus & view.free).sum()),
-        holds_p=holds_p(reservation, timelines) if timelines is not None else None,
+        holds_p=known,
+        by=_by(reservation, timelines) if timelines is not None and known is not None else None,
+        basis=_shadow_basis(reservation, timelines) if timelines is not None else "prior",
+        reason="" if known is not None else _reason(reservation, timelines),
     )
 
 
+def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
+    """Return why `holds_p` is not known."""
+    if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
+        return "no futures with this request have been sampled yet"
+    return unknown_sentence(timelines)
+
+
+def _by(reservation: Reservation, timelines: Timelines) -> StartBasis:
+    start_s = timelines.starts_s[reservation.entry.request.request_id]
+    return basis_of(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
+
+
+def _shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
+    """Return what the planned end of the job that the head waits for is known by."""
+    row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
+    return timelines.run_times.basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
+
+
 def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
-    """The share of futures in which the head starts by its shadow time; None where it is not in them yet."""
+    """The share of futures in which the head starts by its shadow time.
+
+    Returns None where the head is not in them yet, or is behind jobs whose run time nothing tells.
+    """
     start_s = timelines.starts_s.get(reservation.entry.request.request_id)
-    if start_s is None:
+    if start_s is None or is_behind_unknown(reservation.entry.request, start_s, timelines):
         return None
     by_s = (reservation.shadow_ms - timelines.now_ms) / 1000
     return float((start_s <= by_s + ROUNDING_S).mean())
@@ -87,6 +124,7 @@ def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     found = []
     for job in soonest:
         by_node = np.count_nonzero(view.holders == index[job], axis=1)
-        ends_ms = quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
-        found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms))
+        basis = timelines.basis.get(job, "prior")
+        ends_ms = None if basis == "prior" else quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
+        found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms, basis))
     return tuple(found)

@@ -1,4 +1,7 @@
-"""Run times at random: one a path, so that a path is one future of all jobs."""
+"""Run times at random: one a path, so that a path is one future of all jobs.
+
+A job whose run time nothing tells never ends here. What can start without its GPUs has a start time, the rest has none.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,14 +35,18 @@ class RunTimeSample:
         return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
 
     def runs(self, gpus: int, limit_s: float | None, quantiles_s: Sequence[float] | None) -> Array:
-        """(path,) seconds of a job that has not started."""
-        run_s = self.run_times.draw(gpus, self.levels(), 0.0, limit_s, quantiles_s)
-        return run_s.astype(np.float32)
+        """(path,) seconds of a job that has not started; inf where nothing tells."""
+        levels = self.levels()
+        if quantiles_s is None and self.run_times.basis(gpus, limit_s) == "prior":
+            return np.full(PATHS, np.inf, np.float32)
+        return self.run_times.draw(gpus, levels, 0.0, limit_s, quantiles_s).astype(np.float32)
 
     def left(self, row: RunningJob, now_ms: int) -> Array:
-        """(path,) seconds that a running job still has to go."""
-        age_s = max(0.0, (now_ms - row.started_ms) / 1000)
+        """(path,) seconds that a running job still has to go; inf where nothing tells."""
+        age_s = row.age_s(now_ms)
         levels = self.levels()
+        if row.basis(self.run_times, now_ms) == "prior":
+            return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:
             return left_of(row.left_s, levels).astype(np.float32)
         run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)

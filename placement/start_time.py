@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,7 +22,11 @@ LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 NEVER_SHARE = 0.5
 ROUNDING_S = 0.5  # sampled times are float32 seconds
 
+KNOWN_SHARE = 0.9  # of the paths in which it must start, where a job's run time is unknown
+NAMED = 3  # jobs of unknown run time, in a sentence
+
 Quantiles = dict[str, int]
+StartBasis = Literal["room", "runs", "limit"]  # it starts now; ended jobs or a fitted model; time limits alone
 
 
 class Blocker(msgspec.Struct, frozen=True):
@@ -40,7 +44,8 @@ class StartEstimate(msgspec.Struct, frozen=True):
     blocked_by: tuple[Blocker, ...]
     constraint: str  # what it waits for longest: gpus, gpu_model, pool, topology, risk, quota, cpus, memory, power
     sentence: str
-    as_of_ms: int = 0
+    as_of_ms: int = 0  # of the sampling
+    by: StartBasis | None = None  # what start_ms is known by; None: it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class RoomForecast(msgspec.Struct, frozen=True):
     waiting_gpus: int
     opens_ms: Quantiles | None
     sentence: str
+    as_of_ms: int = 0  # of the sampling
+    by: StartBasis | None = None  # as of a start time
 
 
 Told = Callable[[str | None, Quantiles], Quantiles]
@@ -83,6 +90,8 @@ def estimate_start(
     place = _earliest(request, timelines)
     loosest = _tightest(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
+    if is_behind_unknown(request, place.start_s, timelines) or _follows_unknown(request, timelines):
+        return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
     if not _starts(place):
         lack = shortage(request, timelines.rooms.empty, screen(request, timelines.rooms.empty, timelines.options))
         sentence = f"does not fit even when all jobs have ended: {lack}"
@@ -91,11 +100,48 @@ def estimate_start(
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
+        if is_behind_unknown(request, start_s, timelines):
+            return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
     start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: told(None, ends_ms))
     blockers = _blockers(request, hindrances, timelines, now_ms, ends)
     sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
-    return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms)
+    return StartEstimate(
+        start_ms, blockers, constraint, sentence, timelines.now_ms, basis_of(start_ms, timelines, now_ms)
+    )
+
+
+def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
+    """Return what a start time is known by."""
+    if start_ms["p90"] - now_ms < 1000 * WORTH_S:
+        return "room"
+    return "limit" if timelines.by == "limit" else "runs"
+
+
+def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
+    """Whether a request that could run here has no start time, as it is behind jobs whose run time nothing tells."""
+    if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
+        return False
+    return fits_now(request, timelines.rooms.empty, timelines.options)
+
+
+def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
+    """Whether a newcomer has to wait behind requests whose own start times are not known."""
+    if not timelines.unknown or timelines.waiting(request) is not None or timelines.fits_now(request):
+        return False
+    before = (entry.request for entry in timelines.entries)
+    return any(is_behind_unknown(one, timelines.starts_s[one.request_id], timelines) for one in before)
+
+
+def unknown_sentence(timelines: Timelines) -> str:
+    """`behind 2 jobs whose run time is not known ('a', 'b'): no job has ended yet, and they have no time limit`."""
+    jobs = timelines.unknown
+    names = ", ".join(repr(job) for job in jobs[:NAMED]) + (", …" if len(jobs) > NAMED else "")
+    have = "it has" if len(jobs) == 1 else "they have"
+    return (
+        f"behind {count_of(len(jobs), 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
+        f"and {have} no time limit"
+    )
 
 
 def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
@@ -103,14 +149,16 @@ def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) 
     constraint = "cpus" if request.cpus is not None else "memory"
     if fits_now(request, timelines.view, timelines.options):
         start_ms = dict.fromkeys(LEVELS, now_ms)
-        return StartEstimate(start_ms, (), constraint, f"needs {needs(request)}; there is room now", timelines.now_ms)
+        sentence = f"needs {needs(request)}; there is room now"
+        return StartEstimate(start_ms, (), constraint, sentence, timelines.now_ms, "room")
     lack = shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
     return StartEstimate(None, (), constraint, f"{lack}; when more comes free is not known", timelines.now_ms)
 
 
 def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
-    """request_id → start_ms at p10, p50, p90 of all that waits; what never fits is left out."""
-    ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() > NEVER_SHARE]
+    """request_id → start_ms at p10, p50, p90 of all that waits, without what never fits or is not known."""
+    least = KNOWN_SHARE if timelines.unknown else np.nextafter(NEVER_SHARE, 1.0)
+    ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() >= least]
     if not ids:
         return {}
     starts_s = _sorted_quantiles(np.stack([timelines.starts_s[name] for name in ids]).astype(np.float64))
@@ -122,11 +170,16 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
     """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
     free = int(np.count_nonzero(timelines.view.free[timelines.view.state == NodeState.IN_SERVICE]))
     gpus = [timelines.gpus[name] for name in starts_ms]
+    as_of_ms = timelines.now_ms
+    if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
+        return RoomForecast(free, sum(gpus), None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms)
     if newcomer.start_ms is None:
-        return RoomForecast(free, sum(gpus), None, f"no room: {newcomer.sentence}")
+        word = "not known" if timelines.unknown else "no room"
+        return RoomForecast(free, sum(gpus), None, f"{word}: {newcomer.sentence}", as_of_ms)
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
-    return RoomForecast(free, sum(gpus), opens_ms, _room_sentence(free, len(gpus), opens_ms, timelines.now_ms))
+    sentence = _room_sentence(free, len(gpus), opens_ms, as_of_ms)
+    return RoomForecast(free, sum(gpus), opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
 
 
 def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int) -> str:

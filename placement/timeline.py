@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ Z90 = NORMAL.inv_cdf(0.9)
 
 
 Levels = NDArray[np.float64]
+Basis = Literal["runs", "limit", "prior"]  # of a run time: ended jobs or a fitted model; its time limit alone; neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,16 @@ class RunTimeQuantiles:
     def medians_s(self) -> dict[int, float]:
         """GPU count (0: all) → the median."""
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
+
+    def basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
+        """Return what the run time of a job of `gpus` GPUs that has run for `age_s` is known by.
+
+        >>> RunTimeQuantiles({}).basis(8, None), RunTimeQuantiles({}).basis(8, 60.0)
+        ('prior', 'limit')
+        """
+        if gpus in self.by_gpus or 0 in self.by_gpus:
+            return "runs"
+        return "limit" if limit_s is not None and age_s < limit_s else "prior"
 
     def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
         """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`; at most the limit.
@@ -122,6 +133,14 @@ class RunningJob:
     gpus: int
     limit_s: float | None = None
     left_s: tuple[float, ...] | None = None
+
+    def age_s(self, now_ms: int) -> float:
+        """How long it has run."""
+        return max(0.0, (now_ms - self.started_ms) / 1000)
+
+    def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
+        """Return what its remaining time is known by."""
+        return "runs" if self.left_s is not None else run_times.basis(self.gpus, self.limit_s, self.age_s(now_ms))
 
 
 @dataclass(frozen=True, slots=True)

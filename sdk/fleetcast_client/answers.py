@@ -277,6 +277,7 @@ class QueueRow(TypedDict, total=False):
     start_ms: dict[str, int] | None
     job: str
     ignored: list[str]
+    by: str | None
 
 
 class Queue(TypedDict, total=False):
@@ -291,6 +292,7 @@ class Queue(TypedDict, total=False):
     releases: list[dict[str, Any]]
     room: dict[str, Any] | None
     record: dict[str, Any]
+    starts_as_of_ms: int | None
 
 
 class QueueState(_Class, total=False):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from placement.start_time import Blocker
+from placement.start_time import Blocker, StartBasis
 
 
 class RunQuantiles(msgspec.Struct):
@@ -26,7 +26,8 @@ class Similar(msgspec.Struct):
 class Estimate(msgspec.Struct):
     """What is null has its reason, by its name, in `reasons`. `power_w`: of all GPUs of the request.
 
-    `ignored`: keys of the request that were read and changed nothing.
+    `ignored`: keys of the request that were read and changed nothing. `start_as_of_ms`: when start times were sampled.
+    `by`: what `start_ms` is known by, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit".
     """
 
     as_of_ms: int
@@ -42,3 +43,5 @@ class Estimate(msgspec.Struct):
     similar: Similar
     reasons: dict[str, str]
     ignored: Sequence[str] = ()
+    start_as_of_ms: int | None = None
+    by: StartBasis | None = None

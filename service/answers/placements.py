@@ -8,12 +8,16 @@ from fleet.requests import Decision, Gang
 from placement.fragmentation import PoolFragments
 from placement.ledger_chain import ChainHead
 from placement.reservation import FreeWindow, Held, JobRelease
-from placement.start_time import RoomForecast
+from placement.start_time import RoomForecast, StartBasis
 from service.state_identity import Doubt
 
 
 class QueueRow(msgspec.Struct, kw_only=True):
-    """`ignored`: as in the decision, keys of the request that were read and changed nothing."""
+    """`ignored`: as in the decision, keys of the request that were read and changed nothing.
+
+    by: what the start time is known by: "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time
+    limits alone). Null where `start_ms` is null; `why` has the reason.
+    """
 
     request_id: str
     position: int
@@ -28,6 +32,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
     start_ms: dict[str, int] | None
     job: str = ""
     ignored: Sequence[str] = ()
+    by: StartBasis | None = None
 
 
 class FirstAnswers(msgspec.Struct):
@@ -72,6 +77,7 @@ class StartTimesRecord(msgspec.Struct):
 class Queue(msgspec.Struct):
     """reservation: the head's, null while nobody waits for one. backfill: free GPUs by until when others may use them.
     releases: running jobs, the soonest to end first, by their p10, p50 and p90. room: when a newcomer would find a GPU.
+    starts_as_of_ms: when the start times of the rows were sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -81,6 +87,7 @@ class Queue(msgspec.Struct):
     releases: Sequence[JobRelease] = ()
     room: RoomForecast | None = None
     record: StartTimesRecord = msgspec.field(default_factory=lambda: StartTimesRecord(0))
+    starts_as_of_ms: int | None = None
 
 
 class Fragmentation(msgspec.Struct):

@@ -81,7 +81,10 @@ class WhyStep(msgspec.Struct):
 
 
 class WhyWaiting(msgspec.Struct):
-    """Why a request waits. sentence: of the last step; start_ms: p10, p50, p90, where it is known."""
+    """Why a request waits. sentence: of the last step; start_ms: p10, p50, p90, where it is known.
+
+    starts_as_of_ms: when start times were sampled, null before the first sampling.
+    """
 
     as_of_ms: int
     request_id: str
@@ -92,6 +95,7 @@ class WhyWaiting(msgspec.Struct):
     sentence: str
     ladder: Sequence[WhyStep]
     start_ms: dict[str, int] | None = None
+    starts_as_of_ms: int | None = None
 
 
 class ChargeRow(msgspec.Struct):

@@ -9,7 +9,7 @@ import msgspec
 
 from features.past_runs import JobShape
 from fleet.requests import PlacementRequest, ignored_facts
-from placement.start_time import Blocker
+from placement.start_time import Blocker, StartBasis
 from service.answers.estimates import Estimate, RunQuantiles, Similar
 from service.board.board import Board
 from service.board.kind_tables import Needs, RunTime, needs, run_time
@@ -24,6 +24,8 @@ class StartAnswer(msgspec.Struct, frozen=True):
     """What a placer says of a start, a whole Estimate of another api among it, or the `detail` of its problem."""
 
     start_ms: dict[str, int] | None = None
+    as_of_ms: int | None = None
+    by: StartBasis | None = None
     blocked_by: tuple[Blocker, ...] = ()
     constraint: str | None = None
     sentence: str = ""
@@ -81,6 +83,8 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
         similar=Similar(run.kind if run else None, likely.kind if likely else None, run.runs if run else 0),
         reasons={name: why for name, why in missing.items() if why},
         ignored=ignored_facts(request, COMPARED_BY),
+        start_as_of_ms=started.as_of_ms,
+        by=started.by,
     )
 
 

@@ -80,11 +80,17 @@ function between([after, by], nowMs) {
   return soon === 0 ? `Within ${duration(late)}` : `In ${span(soon, late)}`;
 }
 
+/** Why no start time is known: the placer's own reason, where it gives one. */
+function unknownStart(waiting, room) {
+  const { opens_ms: opens, sentence: said } = object(room);
+  return opens === null && text(said) ? `Room: ${text(said)}.` : `When ${waiting.length === 1 ? "it starts" : "they start"} is not known yet.`;
+}
+
 /** When the next and the last of those who wait start, and one more: the queue's own forecasts (`room` of its answer). */
 export function roomOfQueue(waiting, free, nowMs, room) {
   const known = waiting.map((row) => object(row.start_ms)).filter(({ p50, p90 }) => num(p50) !== null && num(p90) !== null);
   const wait = `${count(waiting.length, "job")} ${waiting.length === 1 ? "waits" : "wait"}, ${count(free ?? 0, "GPU")} ${free === 1 ? "is" : "are"} free.`;
-  if (known.length === 0) return { line: "Not known yet", detail: `${wait} Nobody can tell yet when they start.` };
+  if (known.length === 0) return { line: "Not known yet", detail: `${wait} ${unknownStart(waiting, room)}` };
   const order = known.sort((a, b) => a.p50 - b.p50);
   const last = order.at(-1);
   const unknown = waiting.length - known.length;

@@ -68,6 +68,11 @@ class PlacerMetrics:
         self.start_scored = Gauge(
             "fleetcast_start_scored_requests", "Requests that this coverage is of.", registry=self.registry
         )
+        self.starts_age_s = Gauge(
+            "fleetcast_start_times_age_seconds",
+            "Fleet time since start times and room were sampled.",
+            registry=self.registry,
+        )
         self.start_age_coverage = Gauge(
             "fleetcast_start_age_coverage_ratio",
             "Share of requests that started by the quantile shown when they had waited so long since the first answer.",

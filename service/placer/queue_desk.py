@@ -122,7 +122,7 @@ class QueueDesk:
             turns = service.turns
         wait, start_ms = service.waits.get(request_id), service.start_ms(request_id, now_ms)
         waits = order, service.turns, wait, turns, start_ms, blockers
-        return why_waiting(request_id, *waits, service.stalled, now_ms)
+        return why_waiting(request_id, *waits, service.stalled, now_ms, service.start_notes)
 
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list

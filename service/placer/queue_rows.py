@@ -1,17 +1,45 @@
 """The rows of `GET /queue`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from placement.queue import Waiting
+from placement.start_time import StartBasis, starts_in
 from service.answers.placements import QueueRow
 
 NOT_LOOKED_AT = "will be looked at in the next pass"
 
 
+@dataclass(frozen=True, slots=True)
+class StartNotes:
+    """What the start times of one sampling are known by.
+
+    as_of_ms: when they were sampled, None before the first sampling. by: request_id → what its start time is known by.
+    unknown: request_id → why it has none.
+    """
+
+    as_of_ms: int | None = None
+    by: Mapping[str, StartBasis] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def sentence(self, request_id: str, start_ms: dict[str, int] | None, now_ms: int) -> str:
+        """Return when a request starts, in words, or why that is not known. Empty where nothing is said of it."""
+        if start_ms is None:
+            why = self.unknown.get(request_id)
+            return f"when it starts is not known: {why}" if why else ""
+        return starts_in(start_ms, now_ms) + (" by time limits" if self.by.get(request_id) == "limit" else "")
+
+
 def queue_row(
-    position: int, entry: Waiting, why: str, start_ms: dict[str, int] | None, ignored: Sequence[str], now_ms: int
+    position: int,
+    entry: Waiting,
+    why: str,
+    start_ms: dict[str, int] | None,
+    ignored: Sequence[str],
+    now_ms: int,
+    by: StartBasis | None = None,
 ) -> QueueRow:
-    """One that waits."""
+    """Return the row of a request that waits. by: what its start time is known by."""
     request = entry.request
     return QueueRow(
         request_id=request.request_id,
@@ -27,4 +55,5 @@ def queue_row(
         start_ms=start_ms,
         job=request.job_name,
         ignored=ignored,
+        by=by if start_ms is not None else None,
     )

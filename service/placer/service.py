@@ -27,7 +27,7 @@ from placement.engine import decide, still_holds
 from placement.ledger import Intent, IntentState, Ledger, QueueEntry
 from placement.options import Filter, Options, Scorer
 from placement.queue import ONE_LINE, Plan, Wait, Waiting
-from placement.start_time import LEVELS, starts_in
+from placement.start_time import LEVELS
 from placement.timeline import place
 from placement.turns import QueueTurns
 from service.answers.placements import QueueRow, Settled
@@ -42,7 +42,7 @@ from service.placer.known_names import check_known_names
 from service.placer.metrics import PlacerMetrics
 from service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from service.placer.queue_pass import QueuePass
-from service.placer.queue_rows import NOT_LOOKED_AT, queue_row
+from service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, queue_row
 from service.placer.queues import ServedQueues
 from service.placer.recent_demand import RecentDemand
 from service.placer.state_watch import StateWatch
@@ -93,6 +93,7 @@ class PlacementService:
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
+        self.start_notes = StartNotes()
 
     # -- what is known
 
@@ -442,8 +443,10 @@ class PlacementService:
     def _queue_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
         request_id = entry.request.request_id
         wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
-        why = wait.why + (f"; {starts_in(start_ms, now_ms)}" if start_ms else "") if wait else NOT_LOOKED_AT
-        return queue_row(position, entry, self.stalled or why, start_ms, self.ignored(entry.request), now_ms)
+        start = self.start_notes.sentence(request_id, start_ms, now_ms)
+        why = wait.why + (f"; {start}" if start else "") if wait else NOT_LOOKED_AT
+        by, ignored = self.start_notes.by.get(request_id), self.ignored(entry.request)
+        return queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +31,14 @@ from placement.start_time import (
     Quantiles,
     RoomForecast,
     StartEstimate,
+    basis_of,
     blockers_of,
     estimate_start,
+    is_behind_unknown,
     not_before,
     room,
     start_times,
+    unknown_sentence,
 )
 from service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
 from service.api.estimates import shape_of_request
@@ -43,6 +46,7 @@ from service.board.board import Board
 from service.board.kind_tables import run_time
 from service.placer.arrivals import arrivals_of
 from service.placer.failures import START_TIMES
+from service.placer.queue_rows import StartNotes
 from service.placer.service import PlacementService
 from service.placer.view import waiting_of
 
@@ -127,8 +131,9 @@ class StartTimeSampler:
         self._doubt(paths)
         self._forget_gone(paths)
         known = start_times(paths)
-        unknown = paths.starts_s.keys() - known.keys()
+        unknown = [name for name in paths.starts_s if name not in known]
         starts = self.service.starts = self.record.issue(known, options.now_ms, unknown)
+        self.service.start_notes = notes_of(paths, starts)
         self._room = room(paths, starts, newcomer)
         ledger.remember(start_times=self.record.dump())
         self._publish_metrics()
@@ -183,6 +188,8 @@ class StartTimeSampler:
                     record.withdrawn(row.request_id)
             record.cursor = rows[-1].cursor if rows else ledger.cursor
         record.advance(self.service.clock.now_ms())
+        if self.paths is not None:
+            self.service.metrics.starts_age_s.set(max(0, self.service.clock.now_ms() - self._at_ms) / 1000)
 
     def _forget_gone(self, paths: Timelines) -> None:
         """Jobs of other queues that wait no more: started if they run, else nobody knows."""
@@ -215,9 +222,12 @@ class StartTimeSampler:
             rows=rows,
             reservation=held(claim, planned.view, paths) if claim and planned else None,
             backfill=windows(view, claim) if view else (),
-            releases=[replace(row, ends_ms=not_before(now_ms, row.ends_ms)) for row in self._releases],
+            releases=[
+                replace(row, ends_ms=not_before(now_ms, row.ends_ms)) if row.ends_ms else row for row in self._releases
+            ],
             room=self._room,
             record=record_of(self.record),
+            starts_as_of_ms=self.service.start_notes.as_of_ms,
         )
 
     def _is_due(self) -> bool:
@@ -234,6 +244,14 @@ class StartTimeSampler:
         board = self.service.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
         return self.service.ledger.version, self.service.runs(), waits
+
+
+def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
+    """Return what the start times of a sampling are known by, and why others are not known."""
+    by = {name: basis_of(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms) for name, times in starts.items()}
+    missing = [one.request for one in paths.entries if one.request.request_id not in starts]
+    behind = [one.request_id for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
+    return StartNotes(paths.now_ms, by, dict.fromkeys(behind, unknown_sentence(paths) if behind else ""))
 
 
 def record_of(record: StartRecord) -> StartTimesRecord:

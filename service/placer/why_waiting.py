@@ -8,13 +8,14 @@ from fleet.requests import PlacementRequest
 from placement.closed import date_of
 from placement.queue import Wait, Waiting
 from placement.standing import LENDERS
-from placement.start_time import Blocker, starts_in, time_until
+from placement.start_time import Blocker, time_until
 from placement.tree import LeafOrder, Window, some_of
 from placement.turns import QueueTurns, TreeTurns
 from placement.words import count_of
 from service.answers.queues import WhyCode, WhyStep, WhyWaiting
-from service.placer.queue_rows import NOT_LOOKED_AT
+from service.placer.queue_rows import NOT_LOOKED_AT, StartNotes
 
+NO_NOTES = StartNotes()
 NAMED = 5  # requests of a step
 FEW = 3  # queues and jobs in a sentence
 FIRST: dict[LeafOrder, str] = {
@@ -28,7 +29,7 @@ LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone
 def why_waiting(
     request_id: str, order: Sequence[Waiting], ordered_by: QueueTurns, wait: Wait | None, turns: QueueTurns,
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
-    now_ms: int,
+    now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
     """The ladder of a request. Raises UnknownEntity for one that does not wait.
 
@@ -53,10 +54,12 @@ def why_waiting(
     if wait is not None and wait.why not in [step.sentence for step in ladder]:
         ladder.append(WhyStep(LACKS.get(wait.reason.code, "room"), wait.why))
     ladder += _ends(blockers(request), now_ms)
-    if start_ms is not None:
-        ladder.append(WhyStep("start", starts_in(start_ms, now_ms)))
+    start = notes.sentence(request_id, start_ms, now_ms)
+    if start:
+        ladder.append(WhyStep("start", start))
     sentence = ladder[-1].sentence if ladder else NOT_LOOKED_AT
-    return WhyWaiting(now_ms, request_id, leaf, position + 1, len(mine) + 1, share, sentence, ladder, start_ms)
+    places = position + 1, len(mine) + 1
+    return WhyWaiting(now_ms, request_id, leaf, *places, share, sentence, ladder, start_ms, notes.as_of_ms)
 
 
 def _before(entries: Sequence[Waiting], why: str) -> list[WhyStep]:

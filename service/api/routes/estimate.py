@@ -96,6 +96,8 @@ ROWS = (
             "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 12},
             "reasons": {},
             "ignored": ["tenant"],
+            "start_as_of_ms": 1759999970000,
+            "by": "runs",
         },
     ),
 )

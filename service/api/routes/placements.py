@@ -84,6 +84,9 @@ OUTLOOK: dict[str, Any] = {
         "gpus": 64,
         "idle_gpus": 16,
         "holds_p": 0.85,
+        "by": "runs",
+        "basis": "runs",
+        "reason": "",
     },
     "backfill": [
         {"gpus": 24, "nodes": 5, "until_ms": None},
@@ -95,8 +98,10 @@ OUTLOOK: dict[str, Any] = {
             "gpus": 48,
             "nodes": 6,
             "ends_ms": {"p10": 1760001000000, "p50": 1760002400000, "p90": 1760003900000},
+            "by": "runs",
         }
     ],
+    "starts_as_of_ms": 1759999970000,
 }
 OUTLOOK |= {
     "room": {
@@ -104,6 +109,8 @@ OUTLOOK |= {
         "waiting_gpus": 64,
         "opens_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
         "sentence": "room in 70 min (p90 3 h), once the request that waits has started",
+        "as_of_ms": 1759999970000,
+        "by": "runs",
     },
     "record": {
         **{"n": 212, "by_p10": 0.12, "by_p50": 0.51, "by_p90": 0.9, "since_ms": 1759900000000},
@@ -124,6 +131,7 @@ QUEUED = {
     "why": "waits for 64 GPUs (8 x 8 GPUs); 40 free GPUs fit; train-42 is next; starts in 70 min (p90 3 h)",
     "start_ms": {"p10": 1760000600000, "p50": 1760004200000, "p90": 1760011400000},
     "ignored": ["queue", "tenant"],
+    "by": "runs",
 }
 FRAGMENTS: dict[str, Any] = {
     "pool": "train",
