@@ -9,9 +9,13 @@ plans by. `shares` is the mean over all ages, in which a request weighs one.
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
-The offsets follow coverage (conformal quantile tracking: Angelopoulos et al. 2023): once in PERIOD_S in which notes
-matured each moves by `step * mean(level - 1[started by then])`. The queue's jobs start in bursts, and a burst is one
-step. A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
+The offset of a level is that level's quantile of the residuals of first answers, times n^2 / (n^2 + PRIOR^2) for n that
+started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before any correction. A request that still waits is
+right-censored (Kaplan-Meier): those that started first are the ones with short waits. An offset that follows how often
+corrected answers held would go on moving until the first corrected ones start, hours later, and swing from too late to
+too early.
+
+A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
 """
 
 from collections import deque
@@ -27,8 +31,7 @@ LOOKS_S = (0.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0)
 ROUND_S = 60.0  # what is less is no wait
 KEPT = 1000  # requests that the shares are of
 MOST_OPEN = 5000  # requests that wait and are followed
-STEP, PERIOD_S = 0.25, 600.0
-POWER, MOST = 0.5, 4.0  # a period of n notes counts n ** POWER, at most MOST
+WINDOW, PRIOR = 100, 20.0  # residuals that the offsets are made of; PRIOR of them correct half-way
 FARTHEST = 3.0  # of a logarithm
 ALPHA = 2.0  # of the Pareto tail of a request that was to start at once
 TAIL = np.array([(1 - level) ** (-1 / ALPHA) - 1 for level in LEVELS])
@@ -61,11 +64,18 @@ class StartShares(NamedTuple):
 @dataclass(slots=True)
 class FollowedRequest:
     """A request that waits. first_ms: when its first answer was issued. since_ms: since when it should start at once,
-    None while it should not. notes: one an age, in the order of LOOKS_S."""
+    None while it should not. notes: one an age, in the order of LOOKS_S. sampled_s: the waits of its first answer at
+    LEVELS, before any correction, None where it had no answer."""
 
     first_ms: int
     notes: list[StartNote] = field(default_factory=list)
     since_ms: int | None = None
+    sampled_s: tuple[float, ...] | None = None
+
+    def residual(self, time_ms: int) -> Array:
+        """(level,) logarithm of the wait until `time_ms`, above that of the first answer before its correction."""
+        waited_s = max(0.0, (time_ms - self.first_ms) / 1000)
+        return np.asarray(np.log(waited_s + ROUND_S) - np.log(np.array(self.sampled_s, np.float64) + ROUND_S))
 
     @property
     def outcome(self) -> Outcome:
@@ -81,8 +91,9 @@ class StartRecord:
         self.cursor = 0  # of the ledger's decisions: those up to it are known here
         self._open: dict[str, FollowedRequest] = {}
         self._outcomes: deque[tuple[int, Outcome]] = deque(maxlen=KEPT)  # (when first issued, outcome), newest last
-        self._push, self._notes = np.zeros(len(LEVELS)), 0
-        self._moved_ms: int | None = None
+        self._residuals: deque[tuple[int, Array]] = deque(
+            maxlen=2 * WINDOW
+        )  # (when first issued, (level,)), newest last
 
     @property
     def waiting(self) -> Iterable[str]:
@@ -95,7 +106,7 @@ class StartRecord:
         unknown: requests that wait and whose start time is not known. Their answer is noted as missing.
         """
         for name in unknown:
-            self._note(name, None, now_ms)
+            self._note(name, None, now_ms, None)
         if not starts_ms:
             return {}
         ids = list(starts_ms)
@@ -103,8 +114,8 @@ class StartRecord:
         issued_s = np.maximum(self._corrected_s(wait_s), self._overdue(ids, wait_s, now_ms)[:, None] * TAIL)
         rows = now_ms + np.round(1000 * np.sort(issued_s, axis=1)).astype(np.int64)
         found = {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows.tolist(), strict=True)}
-        for name, issued_ms in found.items():
-            self._note(name, issued_ms, now_ms)
+        for (name, issued_ms), sampled_s in zip(found.items(), wait_s.tolist(), strict=True):
+            self._note(name, issued_ms, now_ms, tuple(sampled_s))
         return found
 
     def corrected(self, start_ms: Times, now_ms: int) -> Times:
@@ -131,12 +142,12 @@ class StartRecord:
                 found[at] = max(0, now_ms - one.since_ms) / 1000
         return found
 
-    def _note(self, name: str, issued_ms: Times | None, now_ms: int) -> None:
+    def _note(self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None) -> None:
         one = self._open.get(name)
         if one is None:
             if len(self._open) >= MOST_OPEN:
                 return
-            one = self._open[name] = FollowedRequest(now_ms)
+            one = self._open[name] = FollowedRequest(now_ms, sampled_s=sampled_s)
         if len(one.notes) < len(LOOKS_S) and now_ms - one.first_ms >= 1000 * LOOKS_S[len(one.notes)]:
             one.notes.append(StartNote(issued_ms, UNANSWERED if issued_ms is None else OPEN))
 
@@ -146,7 +157,9 @@ class StartRecord:
         if one is not None:
             for at, note in enumerate(one.notes):
                 if note.outcome == OPEN and note.issued_ms is not None:
-                    self._mature(one, at, sum(time_ms <= issued_ms for issued_ms in note.issued_ms))
+                    one.notes[at] = note._replace(outcome=sum(time_ms <= issued_ms for issued_ms in note.issued_ms))
+            if one.sampled_s is not None:
+                self._residuals.append((one.first_ms, one.residual(time_ms).round(4)))
             self._close(one, has_started=True)
 
     def withdrawn(self, name: str) -> None:
@@ -160,18 +173,18 @@ class StartRecord:
         for one in self._open.values():
             for at, note in enumerate(one.notes):
                 if note.outcome == OPEN and note.issued_ms is not None and now_ms > note.issued_ms[-1]:
-                    self._mature(one, at, 0)
-        if self._moved_ms is None or now_ms < self._moved_ms:
-            self._moved_ms = now_ms
-        if self._notes and now_ms - self._moved_ms >= 1000 * PERIOD_S:
-            busy = min(MOST, self._notes**POWER)
-            self.offset = (self.offset + STEP * busy * self._push / self._notes).clip(-FARTHEST, FARTHEST)
-            self._push, self._notes, self._moved_ms = np.zeros(len(LEVELS)), 0, now_ms
+                    one.notes[at] = note._replace(outcome=0)
+        self.offset = self._learnt(now_ms)
 
-    def _mature(self, one: FollowedRequest, at: int, outcome: int) -> None:
-        one.notes[at] = one.notes[at]._replace(outcome=outcome)
-        self._push += np.array(LEVELS) - _hits(np.array(outcome))
-        self._notes += 1
+    def _learnt(self, now_ms: int) -> Array:
+        """(level,) offsets, by requests first answered since the oldest of the last WINDOW that started."""
+        started = sorted(self._residuals, key=lambda row: row[0])[-WINDOW:]
+        if not started:
+            return np.zeros(len(LEVELS))
+        since_ms = started[0][0] if len(started) == WINDOW else -np.inf
+        waiting = [one for one in self._open.values() if one.sampled_s is not None and one.first_ms >= since_ms]
+        share = max(1, -(-len(waiting) // WINDOW))  # of many, every n-th stands for n
+        return _offset([row for _, row in started], [one.residual(now_ms) for one in waiting[::share]], share)
 
     def _close(self, one: FollowedRequest, has_started: bool) -> None:
         if has_started or max(one.outcome, default=OPEN) >= 0:
@@ -218,32 +231,56 @@ class StartRecord:
             "offset": self.offset.tolist(),
             "cursor": self.cursor,
             "open": [
-                [name, one.first_ms, [[*note] for note in one.notes], one.since_ms] for name, one in self._open.items()
+                [name, one.first_ms, [[*note] for note in one.notes], one.since_ms, one.sampled_s]
+                for name, one in self._open.items()
             ],
             "outcomes": [[first_ms, [*outcome]] for first_ms, outcome in self._outcomes],
-            "pushed": [self._push.tolist(), self._notes, self._moved_ms],
+            "residuals": [[first_ms, row.tolist()] for first_ms, row in self._residuals],
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
         """Load a dump into a new record. Raises ValueError, KeyError or TypeError for anything else.
 
-        A dump of an earlier version mixes the ages: its offsets go on, its outcomes do not.
+        A dump of an earlier version mixes the ages: only its cursor goes on.
         """
-        self.offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
+        offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
         if kept.get("version") != VERSION:
             return
-        for name, first_ms, notes, since_ms in kept["open"]:
+        self.offset = offset
+        for name, first_ms, notes, since_ms, sampled_s in kept["open"]:
             rows = [StartNote(_times(issued_ms), int(outcome)) for issued_ms, outcome in notes]
-            self._open[name] = FollowedRequest(first_ms, rows, since_ms)
+            waits_s = None if sampled_s is None else tuple(_levels(sampled_s).tolist())
+            self._open[name] = FollowedRequest(first_ms, rows, since_ms, waits_s)
         for first_ms, outcome in kept["outcomes"]:
             self._outcomes.append((int(first_ms), tuple(map(int, outcome))))
-        push, self._notes, self._moved_ms = kept["pushed"]
-        self._push = _levels(push)
+        self._residuals.extend((int(first_ms), _levels(row)) for first_ms, row in kept["residuals"])
 
 
 def _hits(outcomes: NDArray[np.int64]) -> Array:
     """(..., level) 1 where the start came by that level. A start by one level came by all later ones."""
     return np.asarray(outcomes[..., None] >= np.arange(len(LEVELS), 0, -1), np.float64)
+
+
+def _offset(started: Collection[Array], waiting: Collection[Array], weight: int) -> Array:
+    """(level,) the level's quantile of the residuals, drawn to no correction where few have started.
+
+    started, waiting: (level,) residuals of first answers. weight: how many requests each of `waiting` stands for.
+    """
+    n = len(started)
+    rows = np.stack([*started, *waiting])
+    weights = np.concatenate([np.ones(n), np.full(len(waiting), float(weight))])
+    has_started = np.arange(len(rows)) < n
+    found = [_quantile(rows[:, at], has_started, weights, level) for at, level in enumerate(LEVELS)]
+    return np.asarray((np.array(found) * n**2 / (n**2 + PRIOR**2)).clip(-FARTHEST, FARTHEST))
+
+
+def _quantile(values: Array, has_started: NDArray[np.bool_], weights: Array, level: float) -> float:
+    """The quantile by Kaplan-Meier; the largest value where the curve does not come so far down."""
+    order = np.lexsort((~has_started, values))
+    at_risk = np.cumsum(weights[order][::-1])[::-1]
+    alive = np.cumprod(1 - np.where(has_started[order], weights[order] / at_risk, 0.0))
+    reached = np.flatnonzero(alive <= 1 - level + 1e-9)
+    return float(values[order][reached[0] if len(reached) else -1])
 
 
 def _mean(rows: Array) -> Array:

@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.start_record import LOOKS_S, PERIOD_S, StartRecord
+from models.start_record import LOOKS_S, StartRecord
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
+PERIOD_MS = 10 * MINUTE_MS
 TOLD = {"x": (NOW_MS + 10 * MINUTE_MS, NOW_MS + 20 * MINUTE_MS, NOW_MS + 60 * MINUTE_MS)}
 
 
@@ -93,11 +94,35 @@ def test_shares_rise_with_the_level_at_each_age(rows: list[tuple[list[int], int]
         np.testing.assert_allclose(first.shares, record.shares().shares)
 
 
-def test_a_dump_of_mixed_ages_leaves_its_offsets() -> None:
+def test_a_dump_of_mixed_ages_leaves_its_cursor_alone() -> None:
     old = {"offset": [0.1, 0.2, 0.3], "cursor": 7, "outcomes": [[0.5, 0.5, 1.0]], "since_ms": [NOW_MS]}
     record = StartRecord()
     record.load(old | {"open": [["x", NOW_MS, [[[1, 2, 3], False]], None, 0, [0, 0, 0]]], "pushed": [[0] * 3, 0, None]})
-    assert (record.offset.tolist(), record.cursor, record.shares().requests) == ([0.1, 0.2, 0.3], 7, 0)
+    assert (record.offset.tolist(), record.cursor, record.shares().requests) == ([0.0] * 3, 7, 0)
+
+
+def test_coverage_does_not_swing_where_outcomes_come_hours_later() -> None:
+    """Futures say six hours, requests wait three. Each answer matures hours later, and fifty are issued until then."""
+    record, rng = StartRecord(), np.random.default_rng(5)
+    waiting: list[tuple[int, str]] = []
+    offsets, hits = [], {}
+    issued: dict[str, tuple[int, int, int]] = {}
+    for number in range(600):
+        now_ms = NOW_MS + number * 4 * MINUTE_MS
+        for start_ms, name in [one for one in waiting if one[0] <= now_ms]:
+            record.started(name, start_ms)
+            hits[name] = [start_ms <= ms for ms in issued[name]]
+        waiting = [one for one in waiting if one[0] > now_ms]
+        record.advance(now_ms)
+        name = f"q{number}"
+        low, middle, high = (now_ms + round(hours * 60 * MINUTE_MS) for hours in (3.0, 6.0, 12.0))
+        issued |= record.issue({name: (low, middle, high)}, now_ms)
+        waiting.append((now_ms + round(180 * MINUTE_MS * float(np.exp(0.5 * rng.normal()))), name))
+        offsets.append(record.offset[1])
+    assert min(offsets) > -1.0
+    assert max(offsets[200:]) < -0.3
+    settled = [row for name, row in hits.items() if int(name[1:]) > 150]
+    np.testing.assert_allclose(np.mean(settled, axis=0), [0.1, 0.5, 0.9], atol=0.1)
 
 
 def test_a_cancelled_request_is_left_out_unless_it_was_late() -> None:
@@ -126,13 +151,13 @@ def test_coverage_converges_where_futures_are_far_too_early() -> None:
     record, rng = StartRecord(), np.random.default_rng(3)
     hits = []
     for number in range(300):
-        now_ms = NOW_MS + number * round(PERIOD_S * 1000)
+        now_ms = NOW_MS + number * PERIOD_MS
         raw = {"x": tuple(now_ms + minutes * MINUTE_MS for minutes in (2, 5, 12))}
         told = record.issue(raw, now_ms)["x"]  # type: ignore[arg-type]
         start_ms = now_ms + round(30 * MINUTE_MS * float(np.exp(rng.normal())))
         hits.append([start_ms <= ms for ms in told])
         record.started("x", start_ms)
-        record.advance(now_ms + round(PERIOD_S * 1000))
+        record.advance(now_ms + PERIOD_MS)
     late = np.mean(hits[100:], axis=0)
     np.testing.assert_allclose(late, [0.1, 0.5, 0.9], atol=0.08)
 
@@ -158,7 +183,7 @@ def test_a_dump_goes_on_where_it_stopped() -> None:
     record.started("x", NOW_MS)
     record.advance(NOW_MS)
     record.issue({"y": TOLD["x"]}, NOW_MS)
-    record.advance(NOW_MS + 2 * round(PERIOD_S * 1000))
+    record.advance(NOW_MS + 2 * PERIOD_MS)
     other = StartRecord()
     other.load(record.dump())
     assert other.dump() == record.dump()
