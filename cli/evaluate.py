@@ -34,7 +34,7 @@ TASKS = (
 YEAR_NODES = 400
 QUEUES = frozenset({"queue"})  # which play on a count of GPUs
 FIT_NOTHING = frozenset({"straggler", "node_load"})
-ROLLING = frozenset({"demand"})
+ROLLING = frozenset({"demand", "duration"})
 WATCH_RUNS = frozenset({"straggler", "risk"})  # which read telemetry, so that some of it can be left out
 
 TestOption = Annotated[
@@ -53,7 +53,10 @@ YearOption = Annotated[
     bool, typer.Option("--year", help="risk: fit and judge a site's own risk on a simulated year of --nodes.")
 ]
 WindowsOption = Annotated[
-    int, typer.Option(min=0, max=100, help="Rolling windows of demand, each fitted for; 0: as many as a set gives.")
+    int,
+    typer.Option(
+        min=0, max=100, help="Rolling windows of demand, duration, each fitted for; 0: as many as a set gives."
+    ),
 ]
 DropOption = Annotated[
     list[str] | None,

@@ -112,7 +112,7 @@ def judge_duration(window: BacktestWindow) -> Results:
     """Fit on what came before the window, and judge on it."""
     from training.judges.duration import evaluate_sets
 
-    return evaluate_sets(window.jobs, window.seed, _quiet)
+    return evaluate_sets(window.jobs, window.seed, _quiet, windows=1)
 
 
 def _quiet(line: str) -> None:

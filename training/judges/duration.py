@@ -1,7 +1,8 @@
 """`fleetcast evaluate duration`: run times at submission and what is left while jobs run, beside fair baselines.
 
-Trees are fitted once, on what the train folder knew at its end: jobs that still ran are right-censored. In the test
-span history features and the tracker move on, with the jobs that ended (submission + wait, where known, + run time).
+Trees are fitted before each rolling window, on all that was known by then: jobs that still ran are right-censored. The
+baselines of the train folder move on likewise. A new fit begins with a new tracker, as in the service. Within a window
+history features and the tracker move on, with the jobs that ended (submission + wait, where known, + run time).
 """
 
 import math
@@ -16,10 +17,11 @@ from features.run_past import LEVELS
 from models.run_times.duration import DurationModel, capped
 from models.run_times.rows import Survival
 from models.run_times.tracker import RunTracker
-from training.judges.duration_metrics import ELAPSED_S, Judged, judge_remaining, judge_run
+from training.judges.duration_metrics import ELAPSED_S, Judged, judge_remaining, judge_run, judge_windows
 from training.reports.results import Results
 from training.sets.duration_rows import LANDMARKS_S, DurationRows, replay
 from training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
+from training.windows import rolling_windows, window_at
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -30,44 +32,69 @@ POINT = LEVELS.index(0.5)
 _SIMILAR = [COLUMN[name] for name in EMPIRICAL]
 
 
-def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every job history that is in both folders."""
+def evaluate(train: Path, test: Path, seed: int, say: Say, windows: int = 0) -> Results:
+    """Judge every job history that is in both folders. windows: 0 for as many as each history gives."""
     skipped: list[str] = []
-    results = evaluate_sets(read_job_sets(train, test, skipped), seed, say)
+    results = evaluate_sets(read_job_sets(train, test, skipped), seed, say, windows)
     results.skipped = skipped + results.skipped
     return results
 
 
-def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say) -> Results:
+def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int = 0) -> Results:
     """Judge these histories."""
     results = Results("duration")
     for one in sets:
         for reason, count in sorted(one.skipped.items()):
             say(f"{one.dataset}: left out {count:,} rows: {reason}")
-        judged = predict(one, seed, say)
+        judged = predict(one, seed, say, windows)
         judge_run(results, judged, seed)
         judge_remaining(results, judged, seed)
+        judge_windows(results, judged, seed)
     return results
 
 
-def predict(one: JobHistory, seed: int, say: Say) -> Judged:
-    """Fit on the train folder, then go through the test span in order of time."""
+def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
+    """Fit before each window on what was known by then, and go through the test span in order of time."""
     table, judged = one.table, one.judged
-    watched = judged | _some(~one.in_test, seed)
-    rows = replay(table, watched=watched, landmarks_s=tuple(sorted({*LANDMARKS_S, *ELAPSED_S})))
-    in_train = rows.take(~one.in_test[rows.job])
-    fit_rows = in_train.of(table)
-    say(f"{one.dataset}: fitting on {len(one.train):,} jobs, judging {int(judged.sum()):,}")
-    model = DurationModel(seed).fit(fit_rows, one.train_end_s)
+    rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_landmarks())
     in_span = rows.take(judged[rows.job])
     first = in_span.elapsed_s == 0
     submissions, late = in_span.take(first), in_span.take(~first & np.isin(in_span.elapsed_s.round(), ELAPSED_S))
-    runs = baselines(one, submissions)
-    runs["ours"] = tracked(model, table, submissions)
-    remaining = conditionals(one, late)
-    if len(late.job):
-        remaining["ours"] = np.log(model.remaining_s(late.features, late.elapsed_s, (0.5,))[:, 0])
-    return Judged(one.dataset, table, submissions.job, runs, late.job, late.elapsed_s.round(), remaining)
+    rolling = rolling_windows(one.train_end_s, float(table.submit_s.max(initial=0.0)) + 1, windows)
+    run_in, late_in = window_at(rolling, table.submit_s[submissions.job]), window_at(rolling, late.of(table).at_s)
+    late_in = np.where(late_in < 0, len(rolling) - 1, late_in)  # it was submitted in the last window
+    runs: dict[str, Array] = {}
+    remaining: dict[str, Array] = {}
+    for number, window in enumerate(rolling):
+        train = table.until(window.begin_s) if number else one.train
+        past = rows if number else rows.take(~one.in_test[rows.job])
+        say(
+            f"{one.dataset}: fitting on {len(train):,} jobs, judging {int((run_in == number).sum()):,}, "
+            f"window {number + 1} of {len(rolling)}"
+        )
+        model = DurationModel(seed).fit(past.of(table), window.begin_s)
+        mine, aged = submissions.take(run_in == number), late.take(late_in == number)
+        told = {**baselines(table, train, mine), "ours": tracked(model, table, mine)}
+        left = conditionals(table, train, window.begin_s, aged)
+        if len(aged.job):
+            left["ours"] = np.log(model.remaining_s(aged.features, aged.elapsed_s, (0.5,))[:, 0])
+        _fill(runs, told, run_in == number)
+        _fill(remaining, left, late_in == number)
+    known = {name: values for name, values in runs.items() if np.isfinite(values).any()}
+    spans = (rolling, run_in, late_in)
+    return Judged(one.dataset, table, submissions.job, known, late.job, late.elapsed_s.round(), remaining, *spans)
+
+
+def _landmarks() -> tuple[int, ...]:
+    return tuple(sorted({*LANDMARKS_S, *ELAPSED_S}))
+
+
+def _fill(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
+    """Write the predictions of some rows into those of all. NaN where a method has none."""
+    for name, values in part.items():
+        if name not in whole:
+            whole[name] = np.full((len(rows), *values.shape[1:]), np.nan)
+        whole[name][rows] = values
 
 
 def _some(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
@@ -103,23 +130,22 @@ def kin(table: HistoryJobs) -> NDArray[np.object_]:
     return np.where(table.group != "", table.group, table.queue)
 
 
-def baselines(one: JobHistory, rows: DurationRows) -> dict[str, Array]:
+def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
     """last_two: mean of the user's (else the group's) last two runs. group: median of the last 20 and quantiles of the
-    last 200 runs of its group with as many GPUs. group_train: the same group's quantiles in the train folder.
-    limit: what the user asked for."""
+    last 200 runs of its group with as many GPUs. group_train: the same group's quantiles in all that was
+    known at the fit. limit: what the user asked for. train: that history."""
     features = rows.features.astype(np.float64)
     two = features[:, COLUMN["user_mean_two"]]
     for other in ("group_mean_two", "all_mean_two"):
         two = np.where(np.isnan(two), features[:, COLUMN[other]], two)
     group = rows.group[:, 1:].copy()
     group[:, POINT] = rows.group[:, 0]
-    found = {
+    return {
         "last_two": _point(two),
         "group": np.sort(group, axis=1),
-        "group_train": _train_quantiles(one, rows.job),
+        "group_train": _train_quantiles(table, train, rows.job),
         "limit": _point(features[:, COLUMN["log_limit"]]),
     }
-    return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
 def _point(values: Array) -> Array:
@@ -128,9 +154,8 @@ def _point(values: Array) -> Array:
     return found
 
 
-def _train_quantiles(one: JobHistory, jobs: NDArray[np.int64]) -> Array:
-    """(row, level) quantiles of the group's ended jobs in the train folder; all jobs' where it has few."""
-    train = one.train
+def _train_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDArray[np.int64]) -> Array:
+    """(row, level) quantiles of the group's ended jobs at the fit; all jobs' where it has few."""
     ended = np.isfinite(train.run_s)
     if not ended.any():
         return np.full((len(jobs), len(LEVELS)), np.nan)
@@ -145,7 +170,7 @@ def _train_quantiles(one: JobHistory, jobs: NDArray[np.int64]) -> Array:
         if len(part) >= FEWEST_OF_GROUP
     }
     everyone = np.quantile(log_run, LEVELS)
-    return np.array([known.get(name, everyone) for name in _sized(one.table)[jobs].tolist()])
+    return np.array([known.get(name, everyone) for name in _sized(table)[jobs].tolist()])
 
 
 def _sized(table: HistoryJobs) -> NDArray[np.str_]:
@@ -153,13 +178,12 @@ def _sized(table: HistoryJobs) -> NDArray[np.str_]:
     return np.array([f"{group}|{gpus:g}" for group, gpus in pairs], np.str_)
 
 
-def conditionals(one: JobHistory, rows: DurationRows) -> dict[str, Array]:
-    """Medians of what is left, from the train folder's runs that lasted longer: of all jobs, and of the group's."""
-    train = one.train
-    curve = _survival(train, one.train_end_s)
+def conditionals(table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows) -> dict[str, Array]:
+    """Medians of what is left, from the runs known at the fit that lasted longer: of all jobs, and of the group's."""
+    curve = _survival(train, now_s)
     everyone = np.log(np.maximum(1.0, curve.beyond(rows.elapsed_s, 0.5) - rows.elapsed_s))
     own = everyone.copy()
-    train_of, rows_of = _places(kin(train)), _places(kin(one.table)[rows.job])
+    train_of, rows_of = _places(kin(train)), _places(kin(table)[rows.job])
     for name, mine in rows_of.items():
         if name not in train_of:
             continue
@@ -167,7 +191,7 @@ def conditionals(one: JobHistory, rows: DurationRows) -> dict[str, Array]:
         ended_s = np.sort(part.run_s[np.isfinite(part.run_s)])
         longer = len(ended_s) - np.searchsorted(ended_s, rows.elapsed_s[mine], side="right")
         mine = mine[longer >= FEWEST_OF_GROUP]
-        left = _survival(part, one.train_end_s).beyond(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
+        left = _survival(part, now_s).beyond(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
         own[mine] = np.log(np.maximum(1.0, left))
     return {"global": everyone, "group": own}
 

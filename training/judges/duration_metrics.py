@@ -1,14 +1,16 @@
 """Metrics of run times: pinball and error on log seconds, within twice, share under-predicted, coverage."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from features.run_past import LEVELS
 from training.reports.results import ResultRow, Results, interval
+from training.reports.window_rows import rows_of
 from training.sets.job_sets import HistoryJobs
+from training.windows import RollingWindow
 
 Array = NDArray[np.float64]
 
@@ -26,6 +28,7 @@ class Judged:
 
     runs, of `job`: method -> (row, level), NaN where the method has none (a point forecast has only the median).
     remaining, of `late_job` after `elapsed_s`: method -> (row,) medians.
+    windows: those that were fitted for. run_in, late_in: (row,) the number of the window of each.
     """
 
     dataset: str
@@ -35,6 +38,32 @@ class Judged:
     late_job: NDArray[np.int64]
     elapsed_s: Array
     remaining: dict[str, Array]
+    windows: Sequence[RollingWindow] = ()
+    run_in: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    late_in: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+
+    def within(self, number: int) -> "Judged":
+        """The predictions of one window."""
+        run, late = self.run_in == number, self.late_in == number
+        return replace(
+            self,
+            job=self.job[run],
+            runs={name: values[run] for name, values in self.runs.items()},
+            late_job=self.late_job[late],
+            elapsed_s=self.elapsed_s[late],
+            remaining={name: values[late] for name, values in self.remaining.items()},
+        )
+
+
+def judge_windows(results: Results, judged: Judged, seed: int) -> None:
+    """Add the numbers of each window. A window without jobs has none."""
+    for number, window in enumerate(judged.windows):
+        one, found = judged.within(number), Results("duration")
+        if len(one.job):
+            judge_run(found, one, seed)
+        if len(one.late_job):
+            judge_remaining(found, one, seed)
+        results.windows += rows_of(window, found.rows)
 
 
 def judge_run(results: Results, judged: Judged, seed: int) -> None:

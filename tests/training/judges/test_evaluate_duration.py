@@ -15,7 +15,7 @@ from training.sets.duration_rows import replay, shape_of
 from training.sets.job_sets import HistoryJobs, JobHistory
 
 DAY_S = 86_400.0
-TRAIN_END_S = 8 * DAY_S
+TRAIN_END_S, SIX_DAYS_S = 8 * DAY_S, 6 * DAY_S
 
 
 def table(count: int = 260, seed: int = 5) -> HistoryJobs:
@@ -41,8 +41,8 @@ def table(count: int = 260, seed: int = 5) -> HistoryJobs:
     )
 
 
-def job_set(jobs: HistoryJobs) -> JobHistory:
-    return JobHistory("jobs/ours", jobs, jobs.submit_s > TRAIN_END_S, TRAIN_END_S, Counter())
+def job_set(jobs: HistoryJobs, train_end_s: float = TRAIN_END_S) -> JobHistory:
+    return JobHistory("jobs/ours", jobs, jobs.submit_s > train_end_s, train_end_s, Counter())
 
 
 def test_features_at_a_submission_are_those_of_the_service_at_that_time() -> None:
@@ -135,3 +135,37 @@ def test_jobs_whose_end_is_not_known_count_neither_as_hits_nor_as_misses(jobs: H
     inside = (told[:, 1] <= np.log(open_s[ended])) & (np.log(open_s[ended]) <= told[:, 5])
     assert (row.n, row.value) == (len(ended), pytest.approx(inside.mean()))
     assert {row.n for row in results.select(method="group")} == {len(ended)}
+
+
+def test_run_times_are_judged_in_windows_each_with_a_fit_of_its_own(jobs: HistoryJobs) -> None:
+    lines: list[str] = []
+    results = evaluate_sets([job_set(jobs, SIX_DAYS_S)], 0, lines.append, windows=2)
+    assert sum("fitting on" in line for line in lines) == 2
+    rows = [row for row in results.windows if (row.metric, row.method) == ("pinball_50", "ours")]
+    assert [row.begin_ms for row in rows] == sorted({row.begin_ms for row in rows})
+    (whole,) = results.select(metric="pinball_50", method="ours")
+    assert [len(rows), sum(row.n for row in rows)] == [2, whole.n]
+    assert whole.value == pytest.approx(sum(row.value * row.n for row in rows) / whole.n)
+    methods = {row.method for row in results.windows if row.metric == "pinball_50"}
+    assert methods == {"last_two", "group", "group_train", "limit", "ours"}
+
+
+def test_a_fit_before_a_window_knows_the_jobs_that_ended_by_then(jobs: HistoryJobs) -> None:
+    """Run times become ten times as long after the train folder. The second fit has seen that, the first has not."""
+    longer = replace(jobs, run_s=np.where(jobs.submit_s > SIX_DAYS_S, jobs.run_s * 10, jobs.run_s))
+    one, two = (predict(job_set(longer, SIX_DAYS_S), 0, lambda line: None, windows=count) for count in (1, 2))
+    first, second = two.run_in == 0, two.run_in == 1
+    np.testing.assert_array_equal(one.runs["ours"][first], two.runs["ours"][first])
+    train = [np.mean(found.runs["group_train"][second, LEVELS.index(0.5)]) for found in (one, two)]
+    assert train[1] > train[0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_window_knows_nothing_that_ends_after_it_began(jobs: HistoryJobs, count: int) -> None:
+    found = predict(job_set(jobs, SIX_DAYS_S), 0, lambda line: None, windows=count)
+    begin_s = found.windows[-1].begin_s
+    later = jobs.end_s > begin_s
+    changed = replace(jobs, run_s=np.where(later, jobs.run_s * 3, jobs.run_s))
+    other = predict(job_set(changed, SIX_DAYS_S), 0, lambda line: None, windows=count)
+    last = found.run_in == count - 1
+    np.testing.assert_array_equal(found.runs["group_train"][last], other.runs["group_train"][last])
