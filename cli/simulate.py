@@ -49,10 +49,13 @@ def starts(
     hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1, max=10_000)] = 3.0,
     at: AtOption = "2020-05-12T20:25",
     teams: Annotated[bool, typer.Option("--teams", help="Three teams share the fleet; else one line.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
+    nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
 ) -> None:
     """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
 
-    Jobs are the Venus trace's where FLEETCAST_DATA has it, for every seed alike; else the generator's.
+    Jobs are the Venus trace's where FLEETCAST_DATA has it, for every seed alike; else the generator's. `first` judges
+    the first answer of each request, beside the average of the queue's last waits.
 
     Example:  fleetcast simulate starts --seeds 5
     """
@@ -65,15 +68,16 @@ def starts(
     from cli.data import data_folder
     from cli.waiting_fleet import waiting_fleet
 
+    size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold}
     for one in range(seed, seed + seeds):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000, teams)
+                fleet = waiting_fleet(Path(folder), data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size)
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
             record = asyncio.run(fleet.live(hours * 3600))
-        told = {"seed": one, "hours": hours, "teams": teams, "jobs": fleet.jobs, "record": msgspec.to_builtins(record)}
-        echo(json.dumps(told))
+        about = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
+        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": fleet.first.summary()}))
 
 
 @app.command("cluster")

@@ -5,10 +5,13 @@ and samples futures. There is no telemetry, and there are no faults: what is jud
 """
 
 import heapq
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from cli.first_answers import FirstAnswerTally
 from fleet.clock import ManualClock
 from fleet.errors import RequestError
 from fleet.events import Finished, JobEvent
@@ -34,6 +37,7 @@ from simulator.workload import profile_of
 
 STEP_S, TICK_S = 15.0, 60.0  # at least every TICK_S there is a board; after a change, within STEP_S
 DEMAND_MS = 1_800_000
+DEMO_NODES = 133
 WEEKS = 1  # of history that the pipeline is told of
 CALLER = "simulation"
 
@@ -42,9 +46,12 @@ class WaitingFleet:
     """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread.
 
     teams: three teams share the fleet, as in the demo; else all wait in one line. jobs: where they come from, in words.
+    is_cold: the pipeline receives no history, as on the first day of a site. first: the first answers.
     """
 
-    def __init__(self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False) -> None:
+    def __init__(
+        self, folder: Path, trace: JobTrace, seed: int, spec: FleetSpec, teams: bool = False, is_cold: bool = False
+    ) -> None:
         queues = folder / "queues.toml"
         if teams:
             trace = with_teams(trace)
@@ -63,7 +70,8 @@ class WaitingFleet:
         self._waiting: dict[str, LiveJob] = {}
         self._ends: list[tuple[int, str, LiveJob]] = []
         self._cursor = self._tick_ms = self._demand_ms = 0
-        self._tell_past(replay)
+        self.first = FirstAnswerTally()
+        self._tell_past(replace(replay, history=()) if is_cold else replay)
 
     async def live(self, seconds: float) -> StartTimesRecord:
         """Let the fleet live; returns what became of the start times that the queue told."""
@@ -100,6 +108,8 @@ class WaitingFleet:
         await self._worker.step()
         self._tick_ms = now_ms if self._start(now_ms) else now_ms + round(TICK_S * 1000)
         await self._starts.refresh()
+        waiting = {name: live.job.submit_ms for name, live in self._waiting.items()}
+        self.first.ask(waiting, self.service.starts, now_ms)
 
     def _end(self, now_ms: int) -> int:
         ended = 0
@@ -130,12 +140,27 @@ class WaitingFleet:
             live = self._waiting.pop(row.request_id, None)
             if live is not None and decision.outcome == "placed":
                 self._take(live.start(decision.ranks, now_ms))
+                self.first.started(row.request_id, live.job.submit_ms, now_ms)
                 heapq.heappush(self._ends, (now_ms + round(live.job.run_s * 1000), live.name, live))
         return len(rows)
 
 
-def waiting_fleet(folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False) -> WaitingFleet:
-    """The fleet of `fleetcast demo`. ValueError where `at` is no time."""
-    spec = FleetSpec()
-    trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
-    return WaitingFleet(folder, trace, seed, spec, teams)
+def waiting_fleet(
+    folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
+    nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
+) -> WaitingFleet:  # fmt: skip
+    """Return the fleet of `fleetcast demo`. Raises ValueError where `at` is no time.
+
+    hours: how long a fleet without history has more demand than GPUs.
+    """
+    spec = FleetSpec(nodes=nodes)
+    trace = load_trace(
+        data,
+        nodes=spec.nodes,
+        gpus_per_node=spec.gpus,
+        now_ms=now_ms,
+        at=at,
+        seed=seed,
+        rush_h=math.ceil(hours) if is_cold else 0,
+    )
+    return WaitingFleet(folder, trace, seed, spec, teams, is_cold)

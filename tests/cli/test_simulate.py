@@ -64,5 +64,17 @@ def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> N
     assert (fleet.service.queues.tree is not None) == teams
 
 
+def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path) -> None:
+    spec, start_ms = FleetSpec(nodes=4), 1_760_000_000_000
+    trace = fit_to_fleet(
+        generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1, rush_h=2), nodes=4, gpus_per_node=8
+    )
+    fleet = WaitingFleet(tmp_path, trace, 2, spec, is_cold=True)
+    asyncio.run(fleet.live(60))
+    assert fleet.first.summary()["asked"] > 0
+    assert fleet.first.summary()["given"] == 0
+    assert not fleet.service.starts
+
+
 def test_a_wrong_time_of_the_trace_is_refused() -> None:
     assert "--at" in run("starts", "--at", "noon", code=2)
