@@ -96,7 +96,8 @@ def test_a_preempted_job_waits_as_its_next_attempt(watched: Watched) -> None:
     watched.until_job(low, lambda row: row["state"] == "running")
     high = slurm.submit("sleep 1", "-N1", f"--gres=gpu:{GPUS}", "--partition=urgent", "--nodelist=n2")
     rows = watched.service.until("two attempts", lambda: (found := watched.attempts(low)) and len(found) == 2 and found)
-    assert (rows[1]["state"], rows[2]["state"]) == ("preempted", "queued")
+    assert rows[1]["state"] == "preempted"
+    assert rows[2]["state"] in ("queued", "blocked"), "Slurm lets a requeued job begin after a delay (BeginTime)"
     assert watched.end(high)["type"] == "finished"
     assert watched.job(high)["class"] == "batch"
     slurm.run("scancel", low)
