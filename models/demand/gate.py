@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 
 MEAN = "mean"
 DAY_S = 86_400
-DAYS_KEPT = 28
+DAYS_KEPT, DAYS_OF_COVERAGE = 28, 7
 BLOCK_S = 21_600  # losses are summed by the block of the origin; so often a choice is made anew
 A_DAY = DAY_S // BLOCK_S
 BAND_ENDS_S = (3600, 21_600)
@@ -118,7 +118,8 @@ class Gate:
         candidates = len(self.names)
         self.tracker = QuantileTracker.of(QUANTILES, candidates, self.steps, len(self.series), bin_s)
         self._losses = np.zeros((kept, candidates + 1, *shape))  # the last candidate is "as served"
-        self._hits = np.zeros((kept, *shape), np.float32)
+        self._hits = np.zeros((kept, *shape), np.float32)  # of those that moved: outcomes within the 80 % band
+        self._moved = np.zeros((kept, *shape), np.float32)  # forecasts of which band or outcome was not one value
         self._counts = np.zeros((kept, *shape), np.float32)
         self._blocks = np.full(kept, -1, np.int64)  # which block each row holds
         self._earned = np.full((candidates, *shape), np.inf)  # loss in units of persistence's, of who beat it
@@ -160,17 +161,18 @@ class Gate:
             self._choose()
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """Per series: what was served against the better naive one over four weeks, all leads together; None before any
-        outcome. `origins` counts matured forecasts over all leads."""
+        """Return, for each series, the served forecasts against the better naive one over four weeks and all leads, the
+        coverage of DAYS_OF_COVERAGE days without forecasts of one value that came, and how many forecasts matured."""
         sums = self._losses.sum(axis=0)  # (candidate, step, series)
-        counts, hits = self._counts.sum(axis=(0, 1)), self._hits.sum(axis=(0, 1))
+        recent, counts = self._blocks > self._blocks.max() - DAYS_OF_COVERAGE * A_DAY, self._counts.sum(axis=(0, 1))
+        hits, moved = (rows[recent].sum(axis=(0, 1)) for rows in (self._hits, self._moved))
         naive = [self.names.index(name) for name in BASELINES if name in self.names] or [0]
         best = sums[naive].min(axis=0).sum(axis=0)
         served = sums[-1].sum(axis=0)
         return [
             {
                 "wql_vs_best_naive": round(float(served[n] / best[n]), 3) if best[n] > 0 else None,
-                "coverage_80": round(float(hits[n] / counts[n]), 3) if counts[n] else None,
+                "coverage_80": round(float(hits[n] / moved[n]), 3) if moved[n] else None,
                 "origins": int(counts[n]),
             }
             for n in range(len(self.series))
@@ -278,11 +280,13 @@ class Gate:
         slot = block % len(self._blocks)
         if self._blocks[slot] != block:
             self._blocks[slot] = block
-            for table in (self._losses, self._hits, self._counts):
+            for table in (self._losses, self._hits, self._moved, self._counts):
                 table[slot] = 0.0
         losses = np.concatenate([pinball(given.transpose(1, 0, 2), outcome), pinball(served, outcome)[None]])
         self._losses[slot, :, at] += losses * known
-        self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & known
+        moved = known & ~((served[LOW_80] == outcome) & (served[HIGH_80] == outcome))
+        self._hits[slot, at] += (served[LOW_80] <= outcome) & (outcome <= served[HIGH_80]) & moved
+        self._moved[slot, at] += moved
         self._counts[slot, at] += known
         self._fall_behind(at, losses[:-1], known)
         self._note_apart(at, raw, losses[:-1], known)
@@ -338,6 +342,7 @@ class Gate:
         return {
             "losses": self._losses,
             "hits": self._hits,
+            "moved": self._moved,
             "counts": self._counts,
             "earned": self._earned,
             "standing": self._standing,
@@ -350,9 +355,9 @@ class Gate:
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """The inverse of `dump`; series may come and go. Of other forecasters, or an older layout, it takes nothing:
-        False."""
-        if about["names"] != list(self.names) or about["steps"] != list(self.steps) or "apart" not in arrays:
+        """Load a dump; series may come and go. Returns False, and loads nothing, for other forecasters or layouts."""
+        same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
+        if not same or not set(self._arrays()) <= set(arrays):
             return False
         old = {name: n for n, name in enumerate(about["series"])}
         pairs = [(n, old[name]) for n, name in enumerate(self.series) if name in old]

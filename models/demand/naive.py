@@ -6,6 +6,7 @@ rolling back-test shows a challenger to be better (`gate.py`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
 Bins = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 DAY_S = 86_400
 ERRORS_DAYS = 14
@@ -67,17 +69,79 @@ def shifted(values: Array, bins: int) -> Array:
 
 
 def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: Bet) -> Array:
-    """(quantile, step, origin, series): a bet plus the quantiles of its past errors, outcomes up to the origin."""
+    """(quantile, step, origin, series): a bet plus the quantiles of its past errors, outcomes up to the origin.
+
+    Errors of forecasts that were issued while a series slept say nothing about a series that is awake.
+    """
     filled = forward_filled(panel.values)
+    awake = awake_bins(filled, day_bins(panel.bin_s))
+    woken = WokenSeries.of(panel, filled, awake, origins)
     spread = short_spread(panel, filled, origins)
     out = np.empty((len(QUANTILES), len(steps), len(origins), len(panel.names)))
     for at, step in enumerate(steps):
         bets = bet(panel, filled, step)
         errors = panel.values - shifted(bets, step)
-        quantiles, counts = window_quantiles(errors, origins, *error_window(step, panel.bin_s), step)
-        guess = NORMAL_QUANTILES[:, None, None] * spread * np.sqrt(step)
+        alike = woken.errors_alike(awake, step)
+        quantiles, counts = window_quantiles(errors, origins, *error_window(step, panel.bin_s), step, alike)
+        deviation = np.where(woken.mask, woken.deviation(step), spread * np.sqrt(step))
+        guess = NORMAL_QUANTILES[:, None, None] * deviation
         out[:, at] = bets[:, origins].T + np.where(counts < FEWEST_ERRORS, guess, quantiles)
     return out
+
+
+def awake_bins(filled: Array, day: int) -> Mask:
+    """(series, bin) whether the value has changed within the last day.
+
+    >>> awake_bins(np.array([[0.0, 0.0, 5.0, 5.0, 5.0]]), 2).tolist()
+    [[False, False, True, True, False]]
+    """
+    changed = np.zeros(filled.shape, bool)
+    changed[:, 1:] = (filled[:, 1:] != filled[:, :-1]) & np.isfinite(filled[:, :-1])
+    last = np.maximum.accumulate(np.where(changed, np.arange(filled.shape[1]), -day), axis=1)
+    return np.asarray(np.arange(filled.shape[1]) - last < day)
+
+
+@dataclass(frozen=True, slots=True)
+class WokenSeries:
+    """The series that are awake at an origin and had slept before. All arrays: (origin, series).
+
+    mask: which they are; level: the present value; highest: of the values while awake; move: root mean square of the
+    moves within one bin while awake.
+    """
+
+    mask: Mask
+    level: Array
+    highest: Array
+    move: Array
+
+    @classmethod
+    def of(cls, panel: Panel, filled: Array, awake: Mask, origins: Bins) -> "WokenSeries":
+        known_bins = np.isfinite(filled).cumsum(axis=1)
+        slept = np.logical_or.accumulate(~awake & (known_bins > day_bins(panel.bin_s)), axis=1)
+        mask = (awake & slept)[:, origins].T
+        level = np.abs(filled[:, origins]).T
+        if not mask.any():
+            return cls(mask, level, level, level)
+        moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
+        known = np.isfinite(moves) & awake
+        known[:, 1:] &= awake[:, :-1]  # the leap that woke it is no usual move
+        counts = known.cumsum(axis=1)[:, origins].T
+        squares = np.where(known, moves, 0.0).cumsum(axis=1)[:, origins].T
+        highest = np.maximum.accumulate(np.where(awake, np.abs(np.nan_to_num(filled)), 0.0), axis=1)[:, origins].T
+        return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
+
+    def errors_alike(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
+        """Return the (series, bin) errors of forecasts issued awake, and the (origin, series) that use only those."""
+        if not self.mask.any():
+            return None
+        issued = np.zeros_like(awake)
+        issued[:, step:] = awake[:, : max(0, awake.shape[1] - step)]
+        return issued, self.mask
+
+    def deviation(self, step: int) -> Array:
+        """Return the standard deviation at a lead without errors of its own: no less than that of a Poisson count."""
+        grown = np.minimum(self.move * np.sqrt(step), self.highest)
+        return np.asarray(np.maximum(grown, np.sqrt(np.maximum(self.level, 1.0))))
 
 
 def error_window(step: int, bin_s: int) -> tuple[int, int]:
@@ -88,10 +152,16 @@ def error_window(step: int, bin_s: int) -> tuple[int, int]:
 
 
 def window_quantiles(
-    values: Array, origins: Bins, count: int, thin: int, overlap: int = 1
+    values: Array,
+    origins: Bins,
+    count: int,
+    thin: int,
+    overlap: int = 1,
+    alike: tuple[Mask, Mask] | None = None,
 ) -> tuple[Array, NDArray[np.intp]]:
     """(quantile, origin, series) QUANTILES of the last `count` known values, `thin` bins apart; how many were known.
-    overlap: bins within which values tell the same."""
+    overlap: bins within which values tell the same. alike: (series, bin) values, and the (origin, series) that use
+    no others."""
     series = len(values)
     padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
     back = np.arange(count) * thin
@@ -100,7 +170,11 @@ def window_quantiles(
     chunk = max(1, CHUNK // max(1, series * count))
     for first in range(0, len(origins), chunk):
         at = np.maximum(origins[first : first + chunk, None] - back, -1) + 1
-        window = np.sort(padded[:, at], axis=-1)  # (series, origin, value), NaN last
+        window = padded[:, at]  # (series, origin, value)
+        if alike is not None:
+            usable = np.concatenate([np.zeros((series, 1), bool), alike[0]], axis=1)[:, at]
+            window = np.where(usable | ~alike[1][first : first + chunk].T[..., None], window, np.nan)
+        window = np.sort(window, axis=-1)  # NaN last
         known = np.isfinite(window).sum(axis=-1)
         counts[first : first + chunk] = known.T
         told = 1 + np.maximum(known - 1, 0) * min(1.0, TOLD_BY_OVERLAP * thin / overlap)
