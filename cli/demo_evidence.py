@@ -19,7 +19,7 @@ SHOWN_BY: Mapping[str, frozenset[str]] = {
     "gpu_off_bus": frozenset({"gpu_vanished"}),
     "pcie_downgrade": frozenset({"pcie_width", "pcie_gen", "pcie_replays", "slow_link"}),
     "ib_flap": frozenset({"link_down", "link_flap", "link_errors", "link_drops"}),
-    "slow_nic": frozenset({"slow_nic", "link_speed", "link_timeouts", "slow_link"}),
+    "slow_nic": frozenset({"slow_nic", "port_waits", "link_speed", "link_timeouts", "slow_link"}),
     "node_lost": frozenset({"node_silent", "node_lost"}),
     "cpu_contention": frozenset({"cpu_stolen"}),
 }

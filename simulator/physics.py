@@ -3,7 +3,8 @@
 A job is as slow as its slowest member: with speed s (clock ratio over its load and over what its host adds) and
 communication share c its step takes k = (1 - c)/min(s) + c * max(r) times as long, r being how much longer a transfer
 takes on its worst port. All members then do 1/k of their work per second: power above the idle context, tensor and SM
-activity and traffic fall by that factor, while utilisation stays high because waiting ranks spin.
+activity and traffic fall by that factor, while utilisation stays high because waiting ranks spin. Members are
+synchronous: a step moves the same bytes through each of them, so no member's share of the traffic shows a slow link.
 """
 
 from dataclasses import dataclass
@@ -98,9 +99,16 @@ def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
     share = gangs.level("communication_share")
     share = np.where(worst > 1.0, np.maximum(share, 0.1), share)
     factor = (1 - share) / speed + share * worst
-    factor[np.unique(gangs.slot[effects.port_down & (sends > 0)])] *= STALL
+    np.maximum.at(factor, cells, (through_pcie / BURST).ravel())  # no link carries more than it can
+    factor[stalled(gangs, effects)] *= STALL
     factor[0] = 1.0
     return factor
+
+
+def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
+    """Return the slots of jobs that wait for a port which is down: none of their members exchanges anything."""
+    waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (port_bytes_per_s(gangs) > 0)])
+    return waiting
 
 
 def own_speed(effects: Effects) -> NDArray[np.float64]:

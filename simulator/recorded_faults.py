@@ -251,9 +251,10 @@ class RecordingPlayer:
         self.gpu[_ENERGY] = self._raw_gpu[_ENERGY] - self._saved_mj
 
     def _show_ports(self, levels: Values, moved: Values) -> None:
-        """Counters grow by what was recorded, times what the job still sends."""
-        sent = levels[self.slot][:, :, 3] / self.effects.port_slow
-        sent = np.where(self.effects.port_down, 0.0, sent)
+        """Counters grow by what was recorded, times what the job still sends. Its members send alike."""
+        sent = levels[self.slot][:, :, 3]
+        waiting = np.unique(self.slot[self.effects.port_down & (self._port_rate > NETWORKED_BYTES_PER_S)])
+        sent = np.where(np.isin(self.slot, waiting) | self.effects.port_down, 0.0, sent)
         first = np.isnan(self.port)
         self.port = np.where(first, self._raw_port, self.port + np.nan_to_num(moved) * sent)
 

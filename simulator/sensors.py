@@ -195,10 +195,13 @@ class Sensors:
     def _follow_ports(
         self, gangs: RunningGangs, activity: physics.Activity, factor: Values, effects: Effects
     ) -> Values:
-        """Rates of the port counters; answers bytes/s sent per port (n, g)."""
+        """Set the rates of the port counters. Returns the bytes/s that each port sends (n, g).
+
+        A step exchanges the same bytes through each port of a gang, however slow one of them is.
+        """
         wobble = self.body.port_skew * (1 + 0.002 * self._noise)
-        sent = physics.port_bytes_per_s(gangs) * activity.ib * wobble / effects.port_slow
-        sent = np.where(effects.port_down, 0.0, sent)
+        sent = physics.port_bytes_per_s(gangs) * activity.ib * wobble
+        sent = np.where(np.isin(gangs.slot, physics.stalled(gangs, effects)), 0.0, sent)
         waits = np.minimum(0.01 + 0.2 * (1 - 1 / factor[gangs.slot]) + effects.port_wait, 0.95)
         self._port_rate[PORT_ROW["port_transmit_wait_total"]] = (
             np.where(sent > 0, waits, 0.0) * physics.WAIT_TICKS_PER_S

@@ -146,6 +146,8 @@ RULES = (
          says="{value} packets that nobody acknowledged in time in 10 min", evidence=COUNT, blames=LINK),
     Rule("slow_nic", PORT, "tx_bytes", "B/s", (0.02, 0.2, 0.8), "avoid", 3, 4, 180.0,
          says="moves {rate}, its sibling ports {usual_rate}", blames=LINK, by_ratio=True),
+    Rule("port_waits", PORT, "tx_wait", "times", (0.02, 0.2, 0.7), "avoid", 3, 4, 180.0,
+         says="its data waits {value} times as long to be sent as that of its sibling ports", blames=LINK),
     Rule("node_silent", NODE, "age_s", "s", (0.6, 0.6, 0.05), "avoid", 0, 0, 15.0,
          says="node has not answered for {age}", hard=True, blames=STOPPED, names_part=False),
     Rule("exporter_silent", NODE, "age_s", "s", (0.02, 0.05, 0.0), "watch", 0, 0, 15.0,

@@ -15,6 +15,8 @@ from models.risk.signals import Array
 
 FEWEST_NODES, FEWEST_GPUS = 2, 4
 GPU_CHANNELS = ("sm_clock_mhz", "usual_clock_mhz", "power_w", "power_limit_w", "sent_bytes_per_s", "cap", "model")
+SETTLED_MS = 1_800_000
+BEFORE = "before_bytes_per_s"  # the mean of half an hour, in `GangColumns.mean`
 _NUMBER = re.compile(r"\d+")
 
 
@@ -30,7 +32,7 @@ class GangColumns:
     @classmethod
     def none(cls) -> "GangColumns":
         last = dict.fromkeys((*GPU_CHANNELS, "bytes_per_s"), np.zeros(0))
-        mean = dict.fromkeys(("sm_clock_mhz", "sent_bytes_per_s", "bytes_per_s"), np.zeros(0))
+        mean = dict.fromkeys(("sm_clock_mhz", "sent_bytes_per_s", "bytes_per_s", BEFORE), np.zeros(0))
         return cls((), np.zeros(0, np.int32), last, mean)
 
     @classmethod
@@ -42,8 +44,8 @@ class GangColumns:
         last = dict(
             zip(GPU_CHANNELS, (clock, view.usual_clock, *named, cap_evidence(view), view.alike.trait), strict=True)
         )
-        sent = columns["pcie_tx_bytes_per_s_mean_2m"]
-        return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent})
+        sent, before = columns["pcie_tx_bytes_per_s_mean_2m"], columns["pcie_tx_bytes_per_s_mean_30m"]
+        return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent, BEFORE: before})
 
     @classmethod
     def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
@@ -52,7 +54,9 @@ class GangColumns:
         mean = np.nan_to_num(columns["rx_bytes_per_s_mean_2m"]) + np.nan_to_num(columns["tx_bytes_per_s_mean_2m"])
         speed = np.zeros(len(names)) if best is None else np.nan_to_num(best)
         waits = {"bytes_per_s": last, "tx_wait_per_s": columns["tx_wait_per_s"], "best_bytes_per_s": speed}
-        return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": columns["tx_wait_per_s_mean_2m"]})
+        before = columns["rx_bytes_per_s_mean_30m"] + columns["tx_bytes_per_s_mean_30m"]
+        waited = columns["tx_wait_per_s_mean_2m"]
+        return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": waited, BEFORE: before})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
         """The entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
@@ -96,6 +100,11 @@ class GangMembers:
     of_port: NDArray[np.int32]
     together: NDArray[np.bool_]
     nodes: tuple[str, ...]
+
+    def settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
+        """Return (entity,) whether its attempt is older than half an hour, so that means describe no other job."""
+        old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
+        return np.array([*old, False], bool)[of]
 
     def jobs_on(self, node: str) -> list[int]:
         return [index for index, attempt in enumerate(self.attempts) if node in attempt.hosts]

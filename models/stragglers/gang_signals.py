@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import robust_z
+from models.peers import Array, robust_z
 from models.risk.detectors import reports
 from models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
-from models.risk.signals import Signal, Signals
+from models.risk.signals import Mask, Signal, Signals
 from models.stragglers.gang import GangColumns, GangMembers
 from models.stragglers.power_caps import capped_nodes
 from models.stragglers.siblings import slow_siblings
@@ -97,7 +97,7 @@ def gang_signals(
     clocks = [one for one in _slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
     slow, dropping = untold_links(gangs, gpu, port, streaks.drops, now_ms)
     told = {signal.entity for signal in dropping}
-    links = _slow_ports(gangs, port) + [signal for signal in slow if signal.entity not in told]
+    links = _compared_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in told]
     return Signals.of(streaks.sustained(caps + clocks + links + dropping, now_ms))
 
 
@@ -123,13 +123,19 @@ def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     return list(worst.values())
 
 
-@reports("slow_nic")
-def _slow_ports(gangs: GangMembers, port: GangColumns) -> list[Signal]:
-    """Ports that move less than their node's others in the same gang."""
+def _compared_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[Signal]:
+    """Report the ports with a slow link, by comparison with their node's others in the same gang."""
     if not len(port.names) or not len(gangs.attempts):
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
-    slow, usual = slow_siblings(port, together, gangs.of_port, len(gangs.attempts))
+    settled = gangs.settled(gangs.of_port, now_ms)
+    slow, usual, waits = slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
+    return _slow_ports(port, slow, usual) + _waiting_ports(port, waits)
+
+
+@reports("slow_nic")
+def _slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
+    """Report the ports whose share of the traffic fell."""
     value = port.last["bytes_per_s"]
     return [
         Signal(
@@ -138,7 +144,17 @@ def _slow_ports(gangs: GangMembers, port: GangColumns) -> list[Signal]:
             port.names[row],
             float(value[row]),
             float(usual[row]),
-            min(1.0, 0.3 + 1.4 * (1 - float(value[row] / usual[row]))),
+            min(1.0, 0.3 + 1.4 * max(0.0, 1 - float(value[row] / usual[row]))),
         )
         for row in np.flatnonzero(slow).tolist()
+    ]
+
+
+@reports("port_waits")
+def _waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
+    """Report the ports whose data waits for far longer than that of their siblings. waits: (port,) of the siblings."""
+    value = port.last["tx_wait_per_s"]
+    return [
+        Signal("port_waits", int(port.node[row]), port.names[row], float(value[row] / max(waits[row], 1.0)), 1.0, 0.7)
+        for row in np.flatnonzero(np.isfinite(waits)).tolist()
     ]

@@ -3,12 +3,15 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from features.sums import divide
 from models.peers import Array, Rows, group_median, spread
 from models.risk.signals import Mask
-from models.stragglers.gang import GangColumns
+from models.stragglers.gang import BEFORE, GangColumns
 
 SLOW_PORT_RATIO, SLOWISH_PORT_RATIO, WAITING_RATIO = 0.7, 0.88, 1.5
 MEAN_SHARE = 0.3  # the two-minute mean shows a new fault only in part
+STUCK_RATIO = 3.0  # times the siblings' waits
+LEAST_WAIT_PER_S = 5e7  # ticks: a tenth of the time
 UNUSED_PORT_RATIO = 0.05
 BUSY_PORT_BYTES_PER_S = 1e8
 STALLED_BYTES_PER_S = 1e6  # what the others of a gang still move while one of its links is down
@@ -16,31 +19,46 @@ ALIKE = 0.03  # healthy ports of a node carry equal rates: their largest over th
 FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 
 
-def slow_siblings(port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int) -> tuple[Mask, Array]:
-    """(port,) which move less than their node's others in the same gang (healthy ones differ by 3 %), and what those
-    move. Far less is enough. Somewhat less needs longer waits than the others' too, or, where nobody tells of waiting,
-    others that are alike. Only ports of one speed are siblings: storage and management have others. gang: (port,) its
-    gang of `gangs`, where it works `together` with others."""
+def slow_siblings(
+    port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int, settled: Mask
+) -> tuple[Mask, Array, Array]:
+    """Return which ports move too little, what their siblings move (bytes/s), and where data waits too long.
+
+    All are (port,). The last is the siblings' waits in ticks/s where a port's data waits far longer, otherwise NaN.
+
+    Members of a synchronous gang move the same bytes however slow one link is, and healthy jobs may share out their
+    traffic unevenly. So a port is slow if its data waits for far longer than the siblings' data, or if its share of
+    their traffic fell below its own share of the last half hour. Falling far is enough. Falling somewhat needs longer
+    waits too, or, without counters of waiting, siblings that are alike. Only ports of one speed are siblings.
+    gang: (port,) its gang of `gangs`; together: (port,) whether it works with others there. settled: (port,) whether
+    its job has run for half an hour.
+    """
     speeds, speed = np.unique(port.last.get("best_bytes_per_s", np.zeros(len(port.names))), return_inverse=True)
     of_speed = gang.astype(np.int64) * len(speeds) + speed
     by_node = numbered(np.where(together, port.node.astype(np.int64) * gangs * len(speeds) + of_speed, -1))
     by_gang = numbered(np.where(together, of_speed, -1))
-    slow = together.copy()
-    usual = np.zeros(len(port.names))
+    before = port.mean[BEFORE]
+    before = np.where(before > UNUSED_PORT_RATIO * _greatest(before, by_node), before, np.nan)
+    share_before = divide(before, _sibling_median(before, by_node, by_gang)[0], np.nan)
+    fell, stuck = together & settled, together.copy()
+    usual = waits = np.zeros(len(port.names))
     for window, depth in ((port.mean, MEAN_SHARE), (port.last, 1.0)):
         moved = window["bytes_per_s"]
         moved = np.where(moved > UNUSED_PORT_RATIO * _greatest(moved, by_node), moved, np.nan)
         usual, siblings = _sibling_median(moved, by_node, by_gang)
-        waits, _ = _sibling_median(np.where(np.isfinite(moved), window["tx_wait_per_s"], np.nan), by_node, by_gang)
-        untold = np.isnan(window["tx_wait_per_s"])
-        waiting = window["tx_wait_per_s"] > WAITING_RATIO * waits
+        waited = window["tx_wait_per_s"]
+        waits, _ = _sibling_median(np.where(np.isfinite(moved), waited, np.nan), by_node, by_gang)
+        waiting = waited > WAITING_RATIO * waits
+        untold = np.isnan(waited)
         if untold.any():
             waiting |= untold & _alike(moved, by_node, by_gang)
-        slow &= siblings & (usual > BUSY_PORT_BYTES_PER_S)
+        busy = siblings & (usual > BUSY_PORT_BYTES_PER_S)
         far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
-        slow &= (moved < far * usual) | ((moved < somewhat * usual) & (waiting | (depth < 1)))
+        share = divide(moved, usual * share_before, np.nan)
+        fell &= busy & ((share < far) | ((share < somewhat) & (waiting | (depth < 1))))
+        stuck &= busy & (waited > depth * LEAST_WAIT_PER_S) & (waited > (1 + depth * (STUCK_RATIO - 1)) * waits)
     dead, others = _dead_ports(port, together, by_node)
-    return slow | dead, np.where(dead, others, usual)
+    return fell | dead, np.where(dead, others, usual), np.where(stuck, waits, np.nan)
 
 
 def _alike(moved: Array, by_node: Rows, by_gang: Rows) -> Mask:

@@ -1,9 +1,10 @@
 """Links whose counters nobody exports, by what each GPU of a gang sends over PCIe.
 
-An adapter takes what a rail carries from its own GPU over PCIe (GPUDirect RDMA), and collectives give each GPU of a
-node as much to send. So a GPU that sends less than its node's others, while the same place on another node does not,
-has a slow link; which part of it (PCIe, adapter, cable) nobody can tell. And while a link is down the whole gang waits:
-the others still retry, the GPU behind it sends next to nothing. That is a moment, so it must be seen twice.
+An adapter takes what a rail carries from its own GPU over PCIe (GPUDirect RDMA). A GPU whose share of its node's
+traffic falls below its own share of the last half hour, while the same place on another node does not, has a slow link.
+Which part of it (PCIe, adapter, cable) is unknown. A synchronous gang shows no such fall: it is slow, and no member is
+seen. While a link is down the whole gang waits. If the others still retry, the GPU behind it sends next to nothing.
+That is a moment, so it must be seen twice.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from features.sums import divide
 from models.peers import Array, group_median, spread
 from models.risk.detectors import reports
 from models.risk.signals import Mask, Signal
-from models.stragglers.gang import FEWEST_NODES, GangColumns, GangMembers, places
+from models.stragglers.gang import BEFORE, FEWEST_NODES, GangColumns, GangMembers, places
 from models.stragglers.siblings import (
     BUSY_PORT_BYTES_PER_S,
     FEWEST_SIBLINGS,
@@ -55,6 +56,7 @@ class SendingGpus:
         last, mean = (
             {"bytes_per_s": np.nan_to_num(window[SENT]), "tx_wait_per_s": unknown} for window in (gpu.last, gpu.mean)
         )
+        mean[BEFORE] = gpu.mean[BEFORE]
         return cls(gpu.names, GangColumns(gpu.names, gpu.node, last, mean), of, by_node, len(spans))
 
 
@@ -67,13 +69,13 @@ def untold_links(
     sending = SendingGpus.of_gangs(gangs, gpu, port)
     if not (sending.of >= 0).any():
         return [], _dropping({}, drops, now_ms)
-    return _slow_links(sending), _dropping(_dropped(sending), drops, now_ms)
+    return _slow_links(sending, gangs.settled(sending.of, now_ms)), _dropping(_dropped(sending), drops, now_ms)
 
 
 @reports("slow_link")
-def _slow_links(sending: SendingGpus) -> list[Signal]:
+def _slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
     columns = sending.columns
-    slow, usual = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs)
+    slow, usual, _ = slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs, settled)
     value = columns.last["bytes_per_s"]
     slow &= ~_low_by_design(sending, divide(value, usual))
     found = []

@@ -56,6 +56,8 @@ HEALTHY_PORT = {
     "tx_bytes_per_s": 10e9,
     "rx_bytes_per_s_mean_2m": 10e9,
     "tx_bytes_per_s_mean_2m": 10e9,
+    "rx_bytes_per_s_mean_30m": 10e9,
+    "tx_bytes_per_s_mean_30m": 10e9,
     "link_downed_count_30m": 0.0,
     "link_recoveries_count_30m": 0.0,
     "symbol_errors_count_10m": 0.0,
@@ -103,9 +105,10 @@ class SmallFleet:
 
     def start(self, job: str, nodes: list[str], gpus: tuple[int, ...] = tuple(range(8))) -> None:
         gang = Gang(len(nodes), len(nodes))
-        self.jobs.apply(Submitted(job=job, sequence=0, time_ms=START_MS, gang=gang, gpus_per_node=len(gpus)))
+        began_ms = START_MS - 3_600_000
+        self.jobs.apply(Submitted(job=job, sequence=0, time_ms=began_ms, gang=gang, gpus_per_node=len(gpus)))
         ranks = tuple(RankPlacement(rank, node, gpus) for rank, node in enumerate(nodes))
-        self.jobs.apply(Started(job=job, sequence=1, time_ms=START_MS, ranks=ranks))
+        self.jobs.apply(Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks))
 
     def frames(self) -> Frames:
         return Frames(

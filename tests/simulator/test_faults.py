@@ -1,6 +1,7 @@
 """Faults have the shape and the side effects that were seen in real fleets, and a truth that says when they show."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,17 +212,45 @@ def test_classic_port_counters_saturate() -> None:
     assert port(fleet, "symbol_error_total")[2, 1] == 65_535
 
 
-def test_a_slow_port_is_unequal_to_its_peers_and_slows_the_step_by_the_communication_share() -> None:
+def test_a_slow_port_waits_and_slows_the_step_while_all_ports_send_alike() -> None:
     fleet = gang_fleet()
     step_s = fleet.step_time_s("j")
-    fleet.faults.inject("slow_nic", "n001", 4, 0, slow=1.5, half_rate=False)
     run(fleet, 60)
-    before = {name: port(fleet, name) for name in ("port_data_transmitted_bytes_total", "port_transmit_wait_total")}
+    healthy = port(fleet, "port_data_transmitted_bytes_total").copy()
     run(fleet, 75)
+    usual = port(fleet, "port_data_transmitted_bytes_total") - healthy
+    fleet.faults.inject("slow_nic", "n001", 4, 75_000, slow=1.5, half_rate=False)
+    run(fleet, 90)
+    before = {name: port(fleet, name) for name in ("port_data_transmitted_bytes_total", "port_transmit_wait_total")}
+    run(fleet, 105)
     sent, waited = (port(fleet, name) - before[name] for name in before)
-    assert sent[0, 4] < 0.75 * np.delete(sent[0], 4).min()
+    share = sent[:2] / usual[:2]
+    assert share.max() / share.min() < 1.02
+    assert share.mean() == pytest.approx(1 / 1.15, rel=0.06)
     assert waited[0, 4] > 3 * np.delete(waited[0], 4).max()
     assert fleet.step_time_s("j") / step_s == pytest.approx(1.15, rel=0.06)  # 0.7 + 0.3 * 1.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("slow_nic", {"slow": 2.0, "half_rate": True}),
+        ("ib_flap", {"flaps": [(2.0, 20.0)], "symbols": 100}),
+        ("pcie_downgrade", {}),
+    ],
+)
+def test_a_step_moves_the_same_share_of_the_usual_bytes_through_each_member(kind: str, more: dict[str, Any]) -> None:
+    fleet = gang_fleet()
+    run(fleet, 90)
+    first = port(fleet, "port_data_transmitted_bytes_total").copy()
+    run(fleet, 105)
+    usual = port(fleet, "port_data_transmitted_bytes_total") - first
+    fleet.faults.inject(kind, "n001", 4, 105_000, **more)
+    for second in range(110, 140, 5):
+        first = port(fleet, "port_data_transmitted_bytes_total").copy()
+        run(fleet, second)
+        share = (port(fleet, "port_data_transmitted_bytes_total") - first)[:2] / usual[:2]
+        assert share.max() - share.min() < 0.02
 
 
 def test_a_slow_port_under_an_idle_node_is_not_visible() -> None:

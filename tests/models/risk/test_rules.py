@@ -48,7 +48,7 @@ def test_what_a_slow_gang_is_put_down_to() -> None:
     }  # fmt: skip
     assert names(lambda rule: rule.blames is STOPPED) == {"gpu_vanished", "node_silent", "node_lost", "link_down"}
     assert names(lambda rule: rule.blames is LINK) == {
-        "link_flap", "link_errors", "link_speed", "link_timeouts", "slow_nic",
+        "link_flap", "link_errors", "link_speed", "link_timeouts", "slow_nic", "port_waits",
         "pcie_width", "pcie_gen", "pcie_replays", "nvlink_errors", "slow_link", "link_drops",
     }  # fmt: skip
     assert names(lambda rule: rule.by_ratio) == {

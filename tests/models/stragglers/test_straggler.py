@@ -130,8 +130,9 @@ def test_a_port_that_moves_less_than_its_siblings_is_a_link(small_fleet):
 def test_ports_that_a_job_does_not_use_are_not_slow(small_fleet):
     fleet = small_fleet()
     fleet.start("train-1", fleet.names)
-    for name in ("rx_bytes_per_s", "tx_bytes_per_s", "rx_bytes_per_s_mean_2m", "tx_bytes_per_s_mean_2m"):
-        fleet.port[name].reshape(4, 8)[:, 2:] = 0.0  # two of eight carry all
+    for direction in ("rx", "tx"):
+        for window in ("", "_mean_2m", "_mean_30m"):
+            fleet.port[f"{direction}_bytes_per_s{window}"].reshape(4, 8)[:, 2:] = 80.0  # two of eight carry all
     assert fleet.tick(6).risk.reasons == {}
 
 

@@ -8,13 +8,14 @@ import pytest
 from tests.models.conftest import SmallFleet
 
 Small = Callable[..., SmallFleet]
-SENT, MEAN = "pcie_tx_bytes_per_s", "pcie_tx_bytes_per_s_mean_2m"
+SENT, MEAN, BEFORE = "pcie_tx_bytes_per_s", "pcie_tx_bytes_per_s_mean_2m", "pcie_tx_bytes_per_s_mean_30m"
 
 
 def sending(small_fleet: Small, nodes: int = 4, ports: bool = False) -> SmallFleet:
     """One gang whose GPUs all send alike; without `ports` nobody tells of InfiniBand."""
     fleet = small_fleet(nodes, ports=ports)
-    fleet.gpu[SENT], fleet.gpu[MEAN] = np.full(8 * nodes, 2e9), np.full(8 * nodes, 2e9)
+    for name in (SENT, MEAN, BEFORE):
+        fleet.gpu[name] = np.full(8 * nodes, 2e9)
     fleet.start("train-1", fleet.names)
     fleet.tick(2)
     return fleet
@@ -48,7 +49,7 @@ def test_a_gpu_that_sends_less_than_its_siblings_has_a_slow_link(small_fleet: Sm
 
 def test_two_rails_a_node_are_compared_over_the_gang(small_fleet: Small) -> None:
     fleet = sending(small_fleet)
-    for name, share in ((SENT, 1.0), (MEAN, 0.6)):
+    for name, share in ((SENT, 1.0), (MEAN, 0.6), (BEFORE, 0.0)):
         fleet.gpu[name][:] = 6e5
         fleet.gpu[name][0::8] = fleet.gpu[name][1::8] = 2e9
         fleet.gpu[name][9] = 2e9 * (1 - share * 0.26)
@@ -177,3 +178,41 @@ def test_fewer_replays_are_enough_where_nobody_tells_the_width_of_the_link(small
     assert fleet.flagged(fleet.tick(5)) == []
     fleet.gpu["pcie_link_width"][:] = fleet.gpu["pcie_max_link_width"][:] = np.nan
     assert fleet.flagged(fleet.tick(5)) == ["n002"]
+
+
+@pytest.mark.parametrize("ports", [False, True])
+def test_traffic_that_a_job_shares_out_unevenly_is_no_slow_link(small_fleet: Small, ports: bool) -> None:
+    fleet = sending(small_fleet, nodes=16, ports=ports)
+    uneven = np.exp(0.2 * np.random.default_rng(1).standard_normal(128))
+    for columns, names in ((fleet.gpu, (SENT, MEAN, BEFORE)), (fleet.port, tuple(fleet.port))):
+        for name in names:
+            if "bytes_per_s" in name and "speed" not in name and len(columns[name]):
+                columns[name][:] = columns[name] * uneven
+    assert fleet.flagged(fleet.tick(40)) == []
+
+
+def test_a_young_job_is_not_compared_with_the_half_hour_before_it(small_fleet: Small) -> None:
+    fleet = sending(small_fleet)
+    slow(fleet, 11, 0.5)
+    fleet.now_ms -= 3_300_000  # five minutes after its start
+    assert fleet.flagged(fleet.tick(8)) == []
+
+
+def test_a_port_whose_data_waits_is_named_though_it_moves_as_much_as_the_others(small_fleet: Small) -> None:
+    fleet = sending(small_fleet, ports=True)
+    for name in ("tx_wait_per_s", "tx_wait_per_s_mean_2m"):
+        fleet.port[name] = np.full(32, 1e7)
+        fleet.port[name][11] = 2e8
+    answer = fleet.tick(6)
+    assert fleet.flagged(answer) == ["n002"]
+    (said,) = fleet.sentences(answer, "n002")
+    assert said == "port mlx5_3: its data waits 20 times as long to be sent as that of its sibling ports"
+
+
+def test_waits_that_are_short_or_common_to_all_ports_accuse_none(small_fleet: Small) -> None:
+    fleet = sending(small_fleet, ports=True)
+    for usual, highest in ((1e5, 2e7), (2e8, 3e8)):
+        for name in ("tx_wait_per_s", "tx_wait_per_s_mean_2m"):
+            fleet.port[name] = np.full(32, usual)
+            fleet.port[name][11] = highest
+        assert fleet.flagged(fleet.tick(8)) == []
