@@ -22,6 +22,7 @@ DAY_S = 86_400
 ERRORS_DAYS = 14
 MOST_ERRORS = 672  # of two weeks: every third one at ten minutes
 FEWEST_ERRORS = 20
+MOST_AWAKE = 0.5  # of two weeks: a series that was awake for longer has enough errors of its own
 THIN_STEPS = 6
 # Sums over windows that overlap tell a spread as well as so many times as many that do not: the sum of the squares of
 # their autocorrelations 1 - k / window is 2 / 3 of a window.
@@ -118,7 +119,10 @@ class WokenSeries:
     def of(cls, panel: Panel, filled: Array, awake: Mask, origins: Bins) -> "WokenSeries":
         known_bins = np.isfinite(filled).cumsum(axis=1)
         slept = np.logical_or.accumulate(~awake & (known_bins > day_bins(panel.bin_s)), axis=1)
-        mask = (awake & slept)[:, origins].T
+        days = ERRORS_DAYS * day_bins(panel.bin_s)
+        lately = awake.cumsum(axis=1)
+        lately[:, days:] = lately[:, days:] - lately[:, :-days].copy()
+        mask = (awake & slept & (lately < MOST_AWAKE * np.minimum(known_bins, days)))[:, origins].T
         level = np.abs(filled[:, origins]).T
         if not mask.any():
             return cls(mask, level, level, level)
