@@ -7,6 +7,7 @@ A change of an attempt replaces what it contributed before, so order and repetit
                            running + gpus        running - gpus
 
 An attempt that is blocked (held, dependent, gated) is no demand until it is released.
+A request of our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised.
 An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
 always had its present size. Scopes are all pools, a pool (queue), and in it a job class or a user group. A scope takes
 130 kB, so a pool beyond MOST_POOLS counts in "all" only, and a class or group beyond its bound in its pool only. The
@@ -14,29 +15,25 @@ group "other" is the pool's remainder, so that groups add up.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from heapq import nsmallest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from features.contribution import EVERYTHING, OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
 from features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
 from features.finished_runs import FinishedRuns
 from features.gpu_residency import GpuResidency
 from features.job_records import JobRecords
+from features.open_demand import OpenDemand
 from features.request_series import RequestSeries
 from fleet.jobs import JobAttempt
 from fleet.stateful import Dump, Stateful
 
-Key = tuple[str, int]  # job, attempt
-Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")
-EVERYTHING = "all"
-OTHER = "other"
 BINS = {60: 24 * 60, 600: 35 * 24 * 6}  # seconds of a bin -> full bins kept: a day, and 35 days
 MOST_POOLS = 200
 MOST_CLASSES = 200
@@ -46,107 +43,11 @@ CLEARLY = 2.0  # a group takes another one's place when it has so many times its
 MOST_SWAPS = 20  # of groups at once
 
 
-class DemandScope(NamedTuple):
-    """Whose demand: EVERYTHING where it is not divided."""
-
-    pool: str = EVERYTHING
-    class_: str = EVERYTHING
-    group: str = EVERYTHING
-
-    @property
-    def kind(self) -> str:
-        """pool, class or group: which bound it counts against."""
-        return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "pool"
-
-
 UNKNOWN = "unknown"  # pool and class of the GPUs in use that no job event tells of
 UNKNOWN_SCOPES = tuple(
     DemandScope(*scope) for scope in ((EVERYTHING,), (UNKNOWN,), (EVERYTHING, UNKNOWN), (UNKNOWN, UNKNOWN))
 )
 MOST = {"pool": MOST_POOLS, "class": MOST_CLASSES, "group": MOST_GROUPS}
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group."""
-
-    pool: str
-    gpus: int
-    arrives: bool
-    submitted_ms: int | None
-    started_ms: int | None
-    ended_ms: int | None
-    class_: str = ""
-    group: str = ""
-    others: tuple[str, ...] = ()  # further pools that it waits in; "all" counts it once
-    jobs: int = 1
-
-    def row(self) -> tuple[Any, ...]:
-        """Its fields, in order."""
-        times = (self.submitted_ms, self.started_ms, self.ended_ms)
-        return self.pool, self.gpus, self.arrives, *times, self.class_, self.group, self.others, self.jobs
-
-    def edges(self) -> list[Edge]:
-        """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
-        gpus, submitted, started, ended = self.gpus, self.submitted_ms, self.started_ms, self.ended_ms
-        arrival = submitted if submitted is not None else started
-        assert arrival is not None, "no contribution without an arrival"
-        waits = gpus if submitted is not None else 0
-        edges = [(arrival, gpus * self.arrives, self.jobs * self.arrives, 0, waits)]
-        if started is not None:
-            edges.append((max(started, arrival), 0, 0, gpus, -waits))
-            if ended is not None:
-                edges.append((max(ended, started, arrival), 0, 0, -gpus, 0))
-        elif ended is not None:
-            edges.append((max(ended, arrival), 0, 0, 0, -waits))
-        return edges
-
-    def scopes(self) -> tuple[DemandScope, ...]:
-        """Those that it counts in, where there is room for them."""
-        return _scopes((self.pool, *self.others), self.class_, self.group)
-
-
-@lru_cache(maxsize=4096)
-def _scopes(pools: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
-    found = []
-    for each in dict.fromkeys((*pools, EVERYTHING)):
-        found.append(DemandScope(each))
-        if class_:
-            found.append(DemandScope(each, class_))
-        if group not in ("", EVERYTHING, OTHER):
-            found.append(DemandScope(each, group=group))
-    return tuple(found)
-
-
-def _edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
-    """Yield (sign, edge) of what changes from old to new. An attempt that goes on keeps the edges that it has."""
-    before, after = old.edges(), new.edges()
-    same = 0
-    while same < min(len(before), len(after)) and before[same] == after[same]:
-        same += 1
-    yield from ((-1, edge) for edge in before[same:])
-    yield from ((1, edge) for edge in after[same:])
-
-
-def contribution(attempt: JobAttempt) -> Contribution | None:
-    """What an attempt adds to the series; None when it is no demand for GPUs, or its arrival is not known yet."""
-    gpus, told = attempt.gpus, attempt.submission
-    if gpus <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
-        return None
-    if attempt.tasks != 1 and attempt.over_ms is not None:
-        return None  # it stood for tasks that count by their own names now
-    return Contribution(
-        attempt.queue,
-        gpus,
-        attempt.attempt <= 1 and not attempt.has_unseen_start,
-        attempt.eligible_ms,
-        attempt.started_ms,
-        attempt.over_ms,
-        attempt.class_,
-        (told.group or told.user) if told else "",
-        attempt.queues[1:],
-        attempt.tasks,
-    )
 
 
 class DemandSeries(Stateful):
@@ -156,6 +57,7 @@ class DemandSeries(Stateful):
         self.requests = RequestSeries()  # rates of served models
         self.records = JobRecords()  # waits, runs and cold starts
         self.residency = GpuResidency()  # how jobs use their GPUs
+        self.open = OpenDemand()  # what the placer's ledger adds to job events
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
         self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
         self._sizes: Counter[DemandScope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
@@ -174,7 +76,20 @@ class DemandSeries(Stateful):
         self._runs.update(attempt)
         self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
-        new, old = contribution(attempt), self._known.get(key)
+        self._change(key, self.open.with_promise(key, contribution(attempt)))
+
+    def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
+        """Count open requests of the placer's ledger, each once. requests: those that wait, and those whose GPUs are
+        promised and that no event shows running or over; promised: since when, Unix ms."""
+        found = {(row.job, row.attempt): contribution(row) for row in requests}
+        known = {key: change for key, change in found.items() if change is not None}
+        for key, change in self.open.changes(self._known, known, promised, now_ms):
+            self._change(key, change)
+        for key in self.open.forget(now_ms):
+            self._unknow(key)
+
+    def _change(self, key: Key, new: Contribution | None) -> None:
+        old = self._known.get(key)
         if new == old:
             return
         held: list[DemandScope] = []
@@ -182,7 +97,7 @@ class DemandSeries(Stateful):
             left_out = self._left_out.get(key, frozenset())
             held = [scope for scope in old.scopes() if scope in self and scope not in left_out]
         if old is not None and new is not None and list(new.scopes()) == held:
-            self._add_edges(_edges_between(old, new), held)
+            self._add_edges(edges_between(old, new), held)
             self._unknow(key)
             self._know(key, new, frozenset())
             return
@@ -362,6 +277,7 @@ class DemandSeries(Stateful):
             "since": [(*scope, since_ms) for scope, since_ms in self._since.items()],
             "unknown_use": [(*scope, gpus) for scope, gpus in self._unknown_use.items()],
             "runs": self._runs.dump(),
+            "open": self.open.dump()[0],
             "requests": requests,
             "records": self.records.dump(),
             "residency": self.residency.dump(),
@@ -393,6 +309,7 @@ class DemandSeries(Stateful):
             self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
         self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
         self._runs.load(about["runs"])
+        self.open.load(about.get("open", {"requested": [], "promised": [], "left": []}), {})
         self.requests.load(about["requests"], arrays)
         self.records.load(about["records"])
         self.residency.load(about["residency"])

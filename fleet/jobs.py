@@ -87,11 +87,16 @@ class JobAttempt:
 
     @property
     def state(self) -> str:
-        """queued, blocked, running, or how it ended ("failed" when a later attempt started and no event says why)."""
+        """queued, promised, blocked, running, or how it ended.
+
+        "failed" also when a later attempt started and no event says why.
+        """
         if self.over_ms is not None:
             return self.outcome or "failed"
         if self.started_ms is not None:
             return "running"
+        if self.ranks and self.source == "queue":
+            return "promised"
         return "blocked" if self.is_blocked else "queued"
 
     @property

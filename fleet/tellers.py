@@ -6,8 +6,10 @@ from typing import Literal
 from fleet.events import Phase, Step, Submitted
 from fleet.requests import RankPlacement
 
-Teller = Literal["events", "labels", "sdk"]
+Teller = Literal["events", "labels", "sdk", "queue"]
+REQUESTED = -1  # the sequence of a submission that is a request of our own queue; no event has it
 UNSEEN_START = {"fleetcast/start": "unseen"}  # a label of a submission: it ran when somebody first heard of it
+REQUEST_LABEL = "fleetcast/request"  # of such a submission: the id of the request
 TELLING = ("submission", "queued", "started", "end")  # groups of fields that say that a job waits, runs or ended
 
 
@@ -20,6 +22,8 @@ def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Telle
     told = [written[group] for group in TELLING if group in written]
     if any(sequence >= 0 for sequence in told):
         return "events"
+    if written.get("submission") == REQUESTED:
+        return "queue"
     if "started" in written or "submission" in written:
         return "labels"
     return "events" if submission is not None else "sdk"  # a submission that nothing wrote is a board's

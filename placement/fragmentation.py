@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest
 from placement.filters import screen
 from placement.fit import room_at
@@ -37,7 +36,7 @@ def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
 
 def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
     for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
-        rows = np.flatnonzero((view.inventory.pool == code) & (view.state == NodeState.IN_SERVICE))
+        rows = np.flatnonzero((view.inventory.pool == code) & view.in_service)
         milli, lost, idle = view.milli[rows], None, None
         if options.demand is not None:
             cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)

@@ -1,22 +1,54 @@
-"""Promises of the ledger, as other processes read them: an attempt that Fleetcast has placed passes every limit.
+"""The ledger as other processes read it: the promise to an attempt, and the requests that are open.
 
-The ledger's own process writes it. SQLite lets any number of processes read beside it (write-ahead log).
+An attempt that Fleetcast has placed passes every limit. The ledger's own process writes it. SQLite lets any number of
+processes read beside it (write-ahead log).
 """
 
 import logging
 import sqlite3
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from fleet import files
+from fleet.requests import PlacementRequest, RankPlacement
 from placement.ledger_rows import IntentState
 
 OF_ATTEMPT = """SELECT intents.request_id, intents.state FROM decisions JOIN intents USING (request_id)
 WHERE decisions.job = ? AND decisions.attempt = ? AND decisions.outcome = 'placed'
 ORDER BY decisions.cursor DESC LIMIT 1"""
+WAITING = "SELECT body, queued_ms FROM queue ORDER BY queued_ms, rowid"
+PROMISED = """SELECT decisions.body, intents.created_ms, intents.ranks FROM intents JOIN decisions USING (request_id)
+WHERE intents.state = 'active' ORDER BY intents.created_ms, intents.rowid"""
+STAND = "SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'audit'), count(*) FROM intents WHERE state = 'active'"
 HELD = frozenset({IntentState.ACTIVE, IntentState.SEEN, IntentState.ENDED})
+_Rows = TypeVar("_Rows")
 logger = logging.getLogger(__name__)
+_decode_request = msgspec.json.Decoder(PlacementRequest).decode
+_decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that waits in the queue since `since_ms`, or whose GPUs are promised since then: `ranks`, empty while
+    it waits."""
+
+    request: PlacementRequest
+    since_ms: int
+    ranks: tuple[RankPlacement, ...] = ()
+
+    @property
+    def attempt(self) -> tuple[str, int]:
+        """Its job and attempt."""
+        return self.request.job_name, self.request.attempt
+
+    @property
+    def is_promised(self) -> bool:
+        return bool(self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +74,24 @@ class PromiseReader:
         self._path = ledger
         self._db: sqlite3.Connection | None = None
         self._file = 0
+        self._open: tuple[OpenRequest, ...] = ()
+        self._stand: tuple[int, ...] = ()  # of the ledger, when `_open` was read
         self.unreadable = ""
 
     def find(self, job: str, attempt: int) -> Promise | None:
         """Return the newest promise to an attempt. Returns None if there is none, or if the ledger is unreadable."""
-        for is_last_try in (False, True):
-            try:
-                row = self._row(job, attempt)
-            except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-                self.close()
-                if is_last_try:
-                    self._set_unreadable(f"{self._path} cannot be read: {error}")
-            else:
-                self._set_unreadable("")
-                return None if row is None else Promise(str(row[0]), IntentState(row[1]))
-        return None
+        rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
+        return Promise(str(rows[0][0]), IntentState(rows[0][1])) if rows else None
+
+    def open(self) -> Sequence[OpenRequest]:
+        """Return the requests that wait, in order of arrival, and those whose promise no board has settled.
+
+        While the ledger is unreadable, these are the ones of the last time.
+        """
+        found = self._read(self._read_open)
+        if not self.unreadable:
+            self._open = found or ()
+        return self._open
 
     def admits(self, job: str, attempt: int) -> bool:
         """Return whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""
@@ -67,9 +102,38 @@ class PromiseReader:
         if self._db is not None:
             with suppress(sqlite3.Error):  # opened by another thread, which has ended
                 self._db.close()
-            self._db = None
+            self._db, self._stand = None, ()
 
-    def _row(self, job: str, attempt: int) -> tuple[str, str] | None:
+    def _read(self, read: Callable[[sqlite3.Connection], _Rows]) -> _Rows | None:
+        """Return what `read` finds. None of a state without a ledger, and where it cannot be read."""
+        for is_last_try in (False, True):
+            try:
+                db = self._connected()
+                found = None if db is None else read(db)
+            except (sqlite3.Error, OSError, ValueError) as error:
+                self.close()
+                if is_last_try:
+                    self._set_unreadable(f"{self._path} cannot be read: {error}")
+            else:
+                self._set_unreadable("")
+                return found
+        return None
+
+    def _read_open(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
+        """Each change of a request writes a line of audit, but for a promise whose job was seen."""
+        stand = tuple(db.execute(STAND).fetchone())
+        if stand == self._stand:
+            return self._open
+        waiting = [OpenRequest(_decode_request(body), since_ms) for body, since_ms in db.execute(WAITING)]
+        promised = [
+            OpenRequest(_decode_request(body), since_ms, _decode_ranks(ranks))
+            for body, since_ms, ranks in db.execute(PROMISED)
+        ]
+        self._stand = stand
+        return (*waiting, *promised)
+
+    def _connected(self) -> sqlite3.Connection | None:
+        """Return a connection to the ledger that is there now, None while there is none."""
         try:
             file = self._path.stat().st_ino
         except FileNotFoundError:
@@ -81,8 +145,7 @@ class PromiseReader:
             if not self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'intents'").fetchone()[0]:
                 self.close()  # the placer is making the file
                 return None
-        row: tuple[str, str] | None = self._db.execute(OF_ATTEMPT, (job, attempt)).fetchone()
-        return row
+        return self._db
 
     def _set_unreadable(self, why: str) -> None:
         if why and why != self.unreadable:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.nodes import NodeState
 from placement.paths import Timelines
 from placement.queue import Reservation
 from placement.start_time import Quantiles, StartBasis, basis_of, is_behind_unknown, quantiles_ms, unknown_sentence
@@ -106,7 +105,7 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
 def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
     """Unreserved free GPUs, then the head's, which are free until its shadow time."""
     kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
-    in_service = view.state == NodeState.IN_SERVICE
+    in_service = view.in_service
     found = []
     for mask, until_ms in ((view.free & ~kept, None), (kept, reservation.shadow_ms if reservation else None)):
         by_node = np.count_nonzero(mask[in_service], axis=1)

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.nodes import NodeState
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
 from placement.calendars import Array, Place, earliest_place
@@ -168,7 +167,7 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
 
 def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
     """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
-    free = int(np.count_nonzero(timelines.view.free[timelines.view.state == NodeState.IN_SERVICE]))
+    free = int(np.count_nonzero(timelines.view.free[timelines.view.in_service]))
     gpus = [timelines.gpus[name] for name in starts_ms]
     as_of_ms = timelines.now_ms
     if timelines.unknown and len(starts_ms) < len(timelines.starts_s):

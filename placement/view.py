@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.nodes import NodeState
 from fleet.topology import Topology
 from placement.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_rows
 
@@ -71,6 +72,16 @@ class Hearing(IntEnum):
     STALE = 1  # none arrived lately
     UNHEARD = 2  # none ever arrived, though the site has exporters
     UNCONFIRMED = 3  # the site has no exporters: the word of its scheduler counts
+
+
+def may_place(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
+    """(n,) nodes that are in service, and whose telemetry does not speak against them. hearing: (n,) None: unasked."""
+    serving = state == NodeState.IN_SERVICE
+    found: NDArray[np.bool_] = serving if hearing is None else serving & ~np.isin(hearing, UNSURE)
+    return found
+
+
+UNSURE = (Hearing.STALE, Hearing.UNHEARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +157,8 @@ class ClusterView:
 
     def __len__(self) -> int:
         return len(self.topology)
+
+    @property
+    def in_service(self) -> NDArray[np.bool_]:
+        """(n,) nodes on which something may be placed: in service, and heard lately where the site has exporters."""
+        return may_place(self.state, self.hearing)

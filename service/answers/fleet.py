@@ -1,13 +1,13 @@
 """The fleet at a glance, ingestion, health and readiness."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from ingest.archive.archive import ArchiveHealth
 from models.risk.scores import RISK_HORIZONS_S
-from service.answers.risk import StateName
+from service.answers.risk import HeldBy, StateName
 
 Quantiles = dict[str, float | None]  # p50, p99; null when there are no values
 SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `records` are the counts of a `RecordTally`
@@ -41,11 +41,12 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """held_by: unknown of one that is at work though no job holds it; else left out."""
+    """held_by: unknown of one that is at work though no job holds it, promise of one that is promised to `request`."""
 
     job: str | None
     usable: bool
-    held_by: Literal["unknown"] | msgspec.UnsetType = msgspec.UNSET
+    held_by: HeldBy | msgspec.UnsetType = msgspec.UNSET
+    request: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class FleetNode(msgspec.Struct, kw_only=True):
@@ -65,13 +66,21 @@ class FleetNode(msgspec.Struct, kw_only=True):
 
 
 class GpuCounts(msgspec.Struct):
-    """`running`: held by a job or in unknown use, which `unknown_use` counts by itself."""
+    """Every GPU that exists and is usable is `running`, `promised`, `free`, `unheard` or on a node
+    out of service.
+
+    `running`: held by a job or in unknown use, which `unknown_use` counts by itself. `promised`: a request was placed
+    there, and no event says yet that its job runs. `unheard`: of nodes in service that telemetry has not confirmed
+    lately, so that nothing is placed there.
+    """
 
     running: int
     free: int
     unusable: int
     total: int
     unknown_use: int = 0
+    promised: int = 0
+    unheard: int = 0
 
 
 class Warming(msgspec.Struct):

@@ -9,7 +9,7 @@ from fleet.events import Failed, JobEvent
 from fleet.requests import Gang, RankPlacement
 from service.answers.estimates import RunQuantiles
 
-JobState = Literal["queued", "blocked", "running", "finished", "failed", "preempted"]
+JobState = Literal["queued", "promised", "blocked", "running", "finished", "failed", "preempted"]
 
 
 class RemainingTime(msgspec.Struct, gc=False):
@@ -40,7 +40,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     ended_ms: int | None = None
     remaining_s: RemainingTime | None
     slow: bool
-    source: Literal["board", "labels", "sdk", "archive"] = "board"
+    source: Literal["board", "labels", "sdk", "queue", "archive"] = "board"
 
 
 class Jobs(msgspec.Struct):
@@ -49,8 +49,9 @@ class Jobs(msgspec.Struct):
 
 
 class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What an attempt was submitted with, by the keys of a placement request."""
+    """What an attempt was submitted with, by the keys of a placement request. request_id: of one in our own queue."""
 
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
     gang: Gang | int | msgspec.UnsetType = msgspec.UNSET
     gpus_per_node: int | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET

@@ -102,8 +102,14 @@ class UrgentSignals(msgspec.Struct):
     rows: Sequence[HardSignal] = ()
 
 
+HeldBy = Literal["unknown", "promise"]
+
+
 class GpuAnswer(msgspec.Struct, gc=False):
-    """What one GPU of a node does now; no readings where none was ever heard. held_by: as in `fleet.FleetGpu`."""
+    """What one GPU of a node does now; no readings where none was ever heard.
+
+    held_by, request: as in `fleet.FleetGpu`.
+    """
 
     index: int
     job: str | None
@@ -115,7 +121,8 @@ class GpuAnswer(msgspec.Struct, gc=False):
     sm_active: float | UnsetType = UNSET
     tensor_active: float | UnsetType = UNSET
     xid: float | UnsetType = UNSET
-    held_by: Literal["unknown"] | UnsetType = UNSET
+    held_by: HeldBy | UnsetType = UNSET
+    request: str | UnsetType = UNSET
 
 
 class HostAnswer(msgspec.Struct, gc=False):

@@ -11,12 +11,15 @@ from fleet.errors import SourceError
 from service.answers.placements import PlacerHealth
 from service.api.routes.context import Context
 from service.board.age import why_stale
+from service.board.free import use_on
+from service.board.gpu_use import GpuUse, use_sentence
 from service.board.mirror import BoardMirror
 from service.exit_reason import read_exit_reason
 from service.state_identity import refusal
 
 PLACER_S = 1.0  # wall
 PROBE = ".ready"
+ALL_KNOWN = "what runs where is known"
 
 
 class ReadinessCheck(msgspec.Struct, frozen=True):
@@ -30,7 +33,7 @@ class ReadinessCheck(msgspec.Struct, frozen=True):
 async def checks(context: Context) -> list[ReadinessCheck]:
     """In the order in which a starting service meets them."""
     meta = _meta(context)
-    found = [_board(context), _occupancy(meta), _sources(context), _history(meta)]
+    found = [_board(context), _occupancy(context, meta), _sources(context), _history(meta)]
     if context.mirror is not None:
         return [_mirror(context.mirror), *found]
     placer, state = await _placer(context)
@@ -71,9 +74,13 @@ def _ended(context: Context) -> str:
     return "".join(f"; {role} ended: {words}" for role, words in told.items() if words)
 
 
-def _occupancy(meta: Mapping[str, Any]) -> ReadinessCheck:
+def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
+    """GPUs at work for nobody known are no reason to be not ready: the placer leaves them alone."""
     if meta.get("occupancy_known", True):
-        return ReadinessCheck("occupancy", True, "what runs where is known")
+        board = context.cache.latest()
+        unknown = int((use_on(board) == GpuUse.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
+        known = f"what runs where is known but for this: {use_sentence(unknown, ())}" if unknown else ALL_KNOWN
+        return ReadinessCheck("occupancy", True, known)
     why = meta.get("occupancy_unknown") or "what runs where is not known yet"
     return ReadinessCheck("occupancy", False, f"{why}, so nothing is placed")
 

@@ -1,21 +1,63 @@
-"""Which GPUs of a board no work is known on: by jobs, and unless the operator ignores it by telemetry alone."""
+"""Which GPUs of a board nothing is known on, as the operator has it: unknown use may be ignored."""
 
+from collections import Counter
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from placement.view import Hearing, may_place
 from service.board.board import Board
+from service.board.gpu_use import GpuUse, gpu_use
 from service.config import PlacerConfig
+
+IGNORE = "ignore"
 
 
 def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
     """(n, g) GPUs at work that no job holds; None where such use is ignored, and of a board that does not say."""
-    if placer.unknown_use == "ignore" or "gpu.unknown_use" not in board:
+    if placer.unknown_use == IGNORE or "gpu.unknown_use" not in board:
         return None
     return board.array("gpu.unknown_use")
 
 
+def use_on(board: Board) -> NDArray[np.int8]:
+    """(n, g) GpuUse of each GPU. Raises KeyError when the board does not say who holds what."""
+    if "gpu.use" in board:
+        return board.array("gpu.use")
+    holder = board.array("gpu.job")
+    unknown = board.array("gpu.unknown_use") if "gpu.unknown_use" in board else np.zeros(holder.shape, bool)
+    return gpu_use(holder, np.full(holder.shape, -1, np.int32), unknown)
+
+
 def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """(n, g) nobody is known to use the GPU. Raises KeyError when the board does not say who holds what."""
-    nobody: NDArray[np.bool_] = board.array("gpu.job") < 0
-    in_use = unknown_use(board, placer)
-    return nobody if in_use is None or in_use.shape != nobody.shape else nobody & ~in_use
+    """(n, g) nothing is known to use the GPU. Raises KeyError when the board does not say who holds what."""
+    use = use_on(board)
+    nothing: NDArray[np.bool_] = use == GpuUse.NOTHING
+    return nothing | (use == GpuUse.UNKNOWN) if placer.unknown_use == IGNORE else nothing
+
+
+def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
+    """(n,) nodes of the board on which something may be placed."""
+    state = board.array("node.state")
+    return may_place(state, hearing(board, len(state), placer))
+
+
+def promises_on(board: Board, row: int) -> dict[str, int]:
+    """Return request → its GPUs that are promised on a node, in order of requests."""
+    if "gpu.promise" not in board:
+        return {}
+    names = msgspec.json.decode(board.raw("promises"), type=list[str])
+    promise = board.array("gpu.promise")[row][use_on(board)[row] == GpuUse.PROMISE]
+    return {names[number]: count for number, count in sorted(Counter(promise.tolist()).items())}
+
+
+def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
+    """(n,) Hearing of each node, None of a board that does not say. Hosts without telemetry count if so configured."""
+    if "node.hearing" not in board:
+        return None
+    stated = board.array("node.hearing")[:n]
+    found = np.concatenate([stated, np.full(n - len(stated), Hearing.UNHEARD, np.int8)])
+    if placer.unheard == "ignore":
+        found[found != Hearing.FRESH] = Hearing.UNCONFIRMED
+    return found

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from features.frame import FeatureFrame
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
+from fleet.tellers import REQUEST_LABEL
 from fleet.topology import Level, Topology
 from ingest.pages.unread import unread_samples
 from models.risk.node_signals import NODE_SILENT_S
@@ -18,7 +19,8 @@ from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, RiskScores
 from service.answers.estimates import RunQuantiles
 from service.answers.fleet import Ingestion
 from service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
-from service.answers.risk import GpuAnswer, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
+from service.answers.risk import GpuAnswer, HeldBy, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
+from service.board.gpu_use import GpuUse
 from service.pipeline.run_times.record import IssuedRunTime
 
 NO_ACTION = Action("none", "Nothing to do.")
@@ -107,7 +109,8 @@ def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
 
 
 DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
-READINGS = GpuAnswer.__struct_fields__[2:-1]
+READINGS = GpuAnswer.__struct_fields__[2:-2]
+HELD_BY: dict[GpuUse, HeldBy] = {GpuUse.UNKNOWN: "unknown", GpuUse.PROMISE: "promise"}
 
 
 def gpu_answers(
@@ -116,10 +119,10 @@ def gpu_answers(
     gpus: NDArray[np.integer],
     holder: NDArray[np.int32],
     jobs: Sequence[str],
-    unknown_use: NDArray[np.bool_],
+    use: NDArray[np.int8],
 ) -> list[list[GpuAnswer]]:
     """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`;
-    unknown_use: (n, g)."""
+    use: (n, g) GpuUse."""
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
     heard = (entity >= 0) & (entity < len(gpu.values))
@@ -134,8 +137,10 @@ def gpu_answers(
             at, map(GpuAnswer, index[heard].tolist(), map(named.__getitem__, at), *columns), strict=True
         ):
             answers[place] = answer
-    for place in np.flatnonzero(unknown_use[node, index]).tolist():
-        answers[place].held_by = "unknown"
+    of_each = use[node, index]
+    for kind, name in HELD_BY.items():
+        for place in np.flatnonzero(of_each == kind).tolist():
+            answers[place].held_by = name
     ends = np.cumsum(gpus).tolist()
     return [answers[end - count : end] for end, count in zip(ends, gpus.tolist(), strict=True)]
 
@@ -250,6 +255,7 @@ def asked_of(attempt: JobAttempt) -> Asks:
     if told is None:
         return Asks()
     return Asks(
+        request_id=told.labels.get(REQUEST_LABEL, msgspec.UNSET) if attempt.source == "queue" else msgspec.UNSET,
         gang=told.gang,
         gpus_per_node=told.gpus_per_node,
         priority=told.priority,

@@ -22,6 +22,7 @@ from models.demand.rows import DemandRow
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from service.answers.jobs import StragglerCause
+from service.board.gpu_use import GpuUse
 from service.exposition import Page, span
 from service.pipeline import documents
 from service.pipeline.tick import Tick
@@ -57,13 +58,16 @@ def fleet_page(tick: Tick) -> bytes:
 
 def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """state -> (n, g) mask. Every GPU that exists is in exactly one; `unusable` ones have vanished from their page."""
-    exists, held, usable = tick.exists, tick.held | tick.unknown_use, tick.usable
-    serving = (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    exists, usable = tick.exists, tick.usable
+    promised, nothing = tick.gpu_use == GpuUse.PROMISE, exists & (tick.gpu_use == GpuUse.NOTHING)
+    serving, in_service = tick.serving[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
     return {
-        "running": held & exists,
-        "free": exists & ~held & usable & serving,
-        "unusable": exists & ~held & ~usable,
-        "out_of_service": exists & ~held & usable & ~serving,
+        "running": exists & ~nothing & ~promised,
+        "promised": exists & promised,
+        "free": nothing & usable & serving,
+        "unheard": nothing & usable & in_service & ~serving,
+        "unusable": nothing & ~usable,
+        "out_of_service": nothing & usable & ~in_service,
     }
 
 
@@ -86,21 +90,23 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     )
     page.gauge(
         "gpus",
-        "GPUs by state; each is in one. Unusable: vanished. Out of service: its node is drained or lost.",
+        "GPUs by state; each is in one. Promised: placed, and not seen running. Unheard: its node has no fresh "
+        "telemetry. Unusable: vanished. Out of service: its node is drained or lost.",
         [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
     )
     page.number(
         "gpus_unknown_use",
         "GPUs among the running ones that telemetry shows at work and that no job event tells of.",
-        int(tick.unknown_use.sum()),
+        int((tick.gpu_use == GpuUse.UNKNOWN).sum()),
     )
     page.gauge(
         "jobs",
-        "Jobs that hold GPUs, that wait for resources, and that may not start yet (held, dependent, gated).",
+        "Jobs that hold GPUs, that are promised some, that wait, and that may not start yet (held, dependent, gated).",
         [
             ({"state": "running"}, len(tick.events.running)),
-            ({"state": "queued"}, sum(attempt.tasks for attempt in tick.events.queued)),
-            ({"state": "blocked"}, sum(attempt.tasks for attempt in tick.events.blocked)),
+            ({"state": "promised"}, len(tick.open.promised)),
+            ({"state": "queued"}, sum(attempt.tasks for attempt in tick.open.waiting)),
+            ({"state": "blocked"}, sum(attempt.tasks for attempt in tick.blocked)),
         ],
     )
     page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
@@ -201,12 +207,13 @@ def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mappin
 
 def _add_queues(page: Page, tick: Tick) -> int:
     """Returns how many queues are folded into "other"."""
-    by_queue: dict[str, dict[str, list[JobAttempt]]] = defaultdict(lambda: {"running": [], "queued": []})
-    for state, attempts in (("running", tick.events.running), ("queued", tick.events.queued)):
+    attempts_in = {"running": tick.events.running, "promised": tick.open.promised, "queued": tick.open.waiting}
+    by_queue: dict[str, dict[str, list[JobAttempt]]] = defaultdict(lambda: {state: [] for state in attempts_in})
+    for state, attempts in attempts_in.items():
         for attempt in attempts:
             for queue in attempt.queues:
                 by_queue[queue][state].append(attempt)
-    milli = {id(row): wanted_milli(row, tick.node_gpus) for row in (*tick.events.running, *tick.events.queued)}
+    milli = {id(row): wanted_milli(row, tick.node_gpus) for rows in attempts_in.values() for row in rows}
     size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
     for name in by_queue.keys() - set(shown):

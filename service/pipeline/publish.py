@@ -31,6 +31,7 @@ from service.answers.jobs import (
 )
 from service.answers.risk import NodeAnswer, NodeReason
 from service.board.board import Section, join_names
+from service.board.gpu_use import GpuUse, count_use
 from service.pipeline import documents
 from service.pipeline.documents import host_answers
 from service.pipeline.tick import Tick
@@ -91,6 +92,9 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.parts": tick.occupancy.parts,
         "gpu.unknown_use": tick.unknown_use,
         "names.job": join_names(tick.occupancy.jobs),
+        "gpu.use": tick.gpu_use,
+        "gpu.promise": tick.promise,
+        "promises": encode([request.request.request_id for request in tick.open.requests]),
         "names.live": _names(*events.running, *events.queued, *events.blocked),
         "names.ended": _names(*events.ended),
         "node.free_cpus": free_cpus,
@@ -123,8 +127,10 @@ def node_answers(tick: Tick) -> list[bytes]:
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
     gpus = documents.gpu_answers(
-        tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.unknown_use
+        tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.gpu_use
     )
+    for row, at in np.argwhere((tick.gpu_use == GpuUse.PROMISE) & tick.exists).tolist():
+        gpus[row][at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     risk = documents.encoded_risk_rows(score)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
     hosts = host_answers(tick.frames.node, len(topology))
@@ -211,9 +217,9 @@ def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) ->
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:
     """A job that waits as a placement request, and since when."""
+    asks = {**structs.asdict(documents.asked_of(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
-        **structs.asdict(documents.asked_of(attempt)),
-        request_id=attempt.job,
+        **asks,
         attempt=attempt.attempt,
         queue=attempt.queue,
         class_=attempt.class_,
@@ -237,7 +243,8 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
-    """Running, queued, blocked and lately ended attempts, in that order."""
+    """Running, promised, queued, blocked and lately ended attempts, in that order."""
+    lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     return [
         documents.job_row(
@@ -247,14 +254,14 @@ def job_rows(tick: Tick) -> list[JobRow]:
             attempt.job in slow,
             tick.run_times.get((attempt.job, attempt.attempt)),
         )
-        for attempt in (*tick.events.running, *tick.events.queued, *tick.events.blocked, *tick.events.ended[-100:])
+        for attempt in (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
     ]
 
 
 def job_details(tick: Tick) -> dict[str, JobDetail]:
     """What `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
     events = tick.events
-    rows = (*events.ended[-100:], *events.blocked, *events.queued, *events.running)
+    rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
     known = sorted(rows, key=lambda attempt: attempt.attempt)
     return {
         attempt.job: documents.job_detail(attempt, tick.run_times.get((attempt.job, attempt.attempt)))
@@ -264,14 +271,14 @@ def job_details(tick: Tick) -> dict[str, JobDetail]:
 
 def fleet_document(tick: Tick) -> FleetAnswer:
     """The console's first picture: numbers of the header strip and a row a node for the map."""
-    serving = (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    free = tick.usable & (tick.gpu_use == GpuUse.NOTHING)
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
     }
     jobs = tick.occupancy.jobs
     nodes = []
-    held = tick.held | tick.unknown_use
+    counts = count_use(tick.gpu_use)
     for row, (holders, answers) in enumerate(zip(tick.occupancy.holder.tolist(), tick.usable.tolist(), strict=True)):
         reasons = tick.fleet.risk.reasons.get(row, ())
         count = int(tick.topology.gpus[row])
@@ -293,21 +300,26 @@ def fleet_document(tick: Tick) -> FleetAnswer:
                 jobs=tick.occupancy.node_jobs.get(row, ()),
             )
         )
-    for row, at in np.argwhere(tick.unknown_use).tolist():
+    for row, at in np.argwhere(tick.gpu_use == GpuUse.UNKNOWN).tolist():
         nodes[row].gpus[at].held_by = "unknown"
+    for row, at in np.argwhere((tick.gpu_use == GpuUse.PROMISE) & tick.exists).tolist():
+        nodes[row].gpus[at].held_by = "promise"
+        nodes[row].gpus[at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     return FleetAnswer(
         as_of_ms=tick.now_ms,
         fleet_time_ms=tick.now_ms,
         horizon_s=RISK_HORIZONS_S[0],
         gpus=GpuCounts(
-            running=int(held.sum()),
-            free=int((tick.usable & ~held & serving).sum()),
+            running=counts[GpuUse.JOB] + counts[GpuUse.UNKNOWN],
+            free=int((free & tick.serving[:, None]).sum()),
             unusable=int((tick.exists & ~tick.usable).sum()),
             total=int(tick.exists.sum()),
-            unknown_use=int(tick.unknown_use.sum()),
+            unknown_use=counts[GpuUse.UNKNOWN],
+            promised=counts[GpuUse.PROMISE],
+            unheard=int((free & ~tick.serving[:, None] & (tick.node_state == NodeState.IN_SERVICE)[:, None]).sum()),
         ),
-        queued_gpus=ceil(sum(map(wanted_milli, tick.events.queued)) / WHOLE_GPU),
-        queued_jobs=sum(attempt.tasks for attempt in tick.events.queued),
+        queued_gpus=ceil(sum(map(wanted_milli, tick.open.waiting)) / WHOLE_GPU),
+        queued_jobs=sum(attempt.tasks for attempt in tick.open.waiting),
         at_risk=int(tick.flagged.sum()),
         nodes=nodes,
         name=tick.meta.fleet,

@@ -10,18 +10,22 @@ from numpy.typing import NDArray
 from features.extract import Frames
 from features.serving import ServedInstance
 from fleet.entities import Entities
+from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
 from fleet.topology import Topology
 from ingest.label_jobs import LabelHold
 from models.risk.gpu_signals import MISSED_SCRAPES
 from models.risk.node_signals import NODE_SILENT_S
 from models.risk.score import ScoredFleet
-from placement.view import Hearing
+from placement.promised import OpenRequest
+from placement.view import Hearing, may_place
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
+from service.board.gpu_use import NOBODY, GpuUse, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.occupancy import Occupancy, observe
+from service.pipeline.open_requests import OpenView
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
 from service.pipeline.unknown_use import UnknownUse, at_work
@@ -49,6 +53,8 @@ class TickInputs:
     gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
     listening: Mapping[str, Listening] = field(default_factory=dict)  # by source that reports starts of jobs
     has_exporters: bool = False  # exporters are configured, or another source of GPU samples
+    places_unheard: bool = False  # hosts without telemetry count as heard, as configured
+    open_requests: Sequence[OpenRequest] = ()  # of the placer's ledger: who waits there, and what it has promised
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 
@@ -110,6 +116,11 @@ class Tick(TickInputs):
         return found.astype(np.int8)
 
     @cached_property
+    def serving(self) -> NDArray[np.bool_]:
+        """(n,) nodes on which something may be placed."""
+        return may_place(self.node_state, None if self.places_unheard else self.hearing)
+
+    @cached_property
     def states(self) -> list[StateName]:
         """(n,) what answers call the state of each node."""
         return [documents.STATES[code] for code in self.state_codes.tolist()]
@@ -138,6 +149,38 @@ class Tick(TickInputs):
             ordered = free[np.argsort(~at_work[row, free], kind="stable")]
             lent[row, ordered[: self.topology.lent_gpus[row]]] = True
         return lent
+
+    @property
+    def jobs_are_known(self) -> bool:
+        """Return whether every source of jobs has answered once: before, GPUs at work may be those of jobs."""
+        return all(stated.until_ms > 0 for stated in self.listening.values())
+
+    @cached_property
+    def open(self) -> OpenView:
+        """Who waits, by events and in our own queue, and who is promised GPUs; each once."""
+        return OpenView.of(self.open_requests, self.events)
+
+    @cached_property
+    def blocked(self) -> list[JobAttempt]:
+        """Attempts that may not start yet, whatever is free, and that have no open request."""
+        open_jobs = {row.job for row in self.open.requested}
+        return [row for row in self.events.blocked if row.job not in open_jobs]
+
+    @cached_property
+    def promise(self) -> NDArray[np.int32]:
+        """(n, g) number in `open.requests` of the request to which the GPU is promised, NOBODY."""
+        found = np.full(self.gpu_rows.shape, NOBODY, np.int32)
+        for number, request in enumerate(self.open.requests):
+            for rank in request.ranks:
+                if (row := self.rows.get(rank.node)) is not None:
+                    found[row, list(rank.gpus)] = number
+        return found
+
+    @cached_property
+    def gpu_use(self) -> NDArray[np.int8]:
+        """(n, g) GpuUse: what is on each GPU."""
+        use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use)
+        return np.where(self.exists, use, np.int8(GpuUse.NOTHING))
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:

@@ -56,6 +56,7 @@ class InputCollector:
 
     def collect(self, now_ms: int) -> TickInputs:
         state, ingestion = self._saved.state, self._ingestion(now_ms)
+        open_requests = state.promises.open() if state.promises is not None else ()
         return TickInputs(
             now_ms=now_ms,
             topology=state.topology,
@@ -64,6 +65,8 @@ class InputCollector:
             gpu_rows=state.gpu_rows(),
             events=state.event_view(now_ms),
             interval_s=self._config.scrape.interval_s,
+            open_requests=open_requests,
+            places_unheard=self._config.placer.unheard == "ignore",
             gpu_models=self._gpu_models,
             has_exporters=bool(self._config.scrape.targets),
             served=served_instances(state.store, now_ms),

@@ -19,9 +19,9 @@ from placement.ledger import Intent, IntentState
 from placement.queue import Waiting
 from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
-from placement.view import Advice, ClusterView, Hearing, Inventory, RiskByTime
+from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
-from service.board.free import unknown_use
+from service.board.free import hearing, unknown_use
 from service.board.urgent import AWAY, forbids, struck
 from service.config import PlacerConfig
 from service.pipeline.occupancy import parts_on
@@ -146,16 +146,6 @@ class ViewDecoder:
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )
-
-
-def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
-    """(n,) Hearing of each node, None of a board that does not say. Hosts without telemetry count if so configured."""
-    if "node.hearing" not in board:
-        return None
-    found = _rows(board.array("node.hearing"), n, Hearing.UNHEARD)
-    if placer.unheard == "ignore":
-        found[found != Hearing.FRESH] = Hearing.UNCONFIRMED
-    return found
 
 
 def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from features import demand_series
-from features.demand_series import OTHER, TARGETS, DemandSeries
+from features.contribution import OTHER
+from features.demand_series import TARGETS, DemandSeries
 from fleet.events import Finished, JobEvent, Started, Submitted
 from fleet.jobs import JobTable
 

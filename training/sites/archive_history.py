@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.demand_series import BINS, EVERYTHING, TARGETS, DemandSeries, Target
+from features.contribution import EVERYTHING
+from features.demand_series import BINS, TARGETS, DemandSeries, Target
 from features.job_fold import JobFold
 from fleet.clock import moment
 from fleet.entities import Entities

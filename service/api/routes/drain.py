@@ -18,7 +18,8 @@ from service.api.routes.jobs import Object, find_job, part_of, start_like
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
-from service.board.free import unheld
+from service.board.free import promises_on, serving, unheld, use_on
+from service.board.gpu_use import GpuUse, gpus, use_sentence
 from service.config import PlacerConfig
 from service.pipeline.documents import probability
 
@@ -62,7 +63,11 @@ class PoolCounts(msgspec.Struct):
 
 
 class Drain(msgspec.Struct):
-    """`gpus_lost`: usable GPUs that leave the pool; free: of nodes in service. `p_day`: that it fails anyway."""
+    """`gpus_lost`: usable GPUs that leave the pool; free: of nodes in service. `p_day`: that it fails anyway.
+
+    `unknown_gpus`: GPUs here that are at work and that no event tells of. `promised`: requests that were placed here
+    and whose jobs no event shows running, with their GPUs here.
+    """
 
     node: str
     as_of_ms: int
@@ -76,6 +81,8 @@ class Drain(msgspec.Struct):
     gpus_in_service_after: int
     p_day: float | None
     jobs: list[HitJob]
+    unknown_gpus: int
+    promised: dict[str, int]
     queue_delay_s: float | None
     queue_reason: str
     sentence: str
@@ -92,6 +99,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
     as_of_ms = cache.as_of_ms(board, "gpu.job")
     about = _pool(cache, board, row, context.config.placer)
     jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
+    unknown, promised = _beside_jobs(board, row)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
     body = Drain(
         node=name,
@@ -99,9 +107,11 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
         **structs.asdict(about),
         p_day=probability(float(p_day)) if p_day >= 0 else None,
         jobs=jobs,
+        unknown_gpus=unknown,
+        promised=promised,
         queue_delay_s=None,
         queue_reason=NOT_PLAYED,
-        sentence=_sentence(name, about, jobs),
+        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()])),
     )
     return answer(context, board, as_of_ms, encode(body))
 
@@ -115,17 +125,26 @@ def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
 
+def _beside_jobs(board: Board, row: int) -> tuple[int, dict[str, int]]:
+    """Return the GPUs of a node in unknown use, and the requests to which GPUs there are promised."""
+    use = use_on(board)
+    if row >= len(use):
+        return 0, {}
+    return int((use[row] == GpuUse.UNKNOWN).sum()), promises_on(board, row)
+
+
 def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:
     cache.section(board, "node.pool")
     pool = board.array("node.pool")
     usable, free = board.array("gpu.usable"), unheld(board, placer)
     n = min(len(pool), len(usable))  # a topology of this moment may know more nodes than were scored
-    serving = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
-    able = (usable[:n] & serving[:, None]).sum(axis=1)
-    free_each = (usable[:n] & free[:n] & serving[:, None]).sum(axis=1)
+    open_here = serving(board, placer)[:n] & (pool[:n] == pool[row])
+    in_service = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
+    able = (usable[:n] & in_service[:, None]).sum(axis=1)
+    free_each = (usable[:n] & free[:n] & open_here[:, None]).sum(axis=1)
     lost, free_here = (int(able[row]), int(free_each[row])) if row < n else (0, 0)
     return PoolCounts(
-        in_service=bool(row < n and serving[row]),
+        in_service=bool(row < n and in_service[row]),
         pool=board.names("names.pool")[pool[row]] if pool[row] >= 0 else "",
         gpus_lost=lost,
         gpus_free_here=free_here,
@@ -182,20 +201,21 @@ async def _restart(
     return start_ms, "" if start_ms else start.answer.sentence or "the placer does not say"
 
 
-def _sentence(name: str, about: PoolCounts, jobs: list[HitJob]) -> str:
+def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str) -> str:
+    """others: what is on GPUs of the node beside jobs; empty where nothing is."""
     if not about.in_service:
         return f"{name} is out of service already: draining it changes nothing."
     pool = f" of pool {about.pool}" if about.pool else ""
+    lost = f"takes {gpus(about.gpus_lost)} out of service"
     left = f"leaves {about.gpus_free_after} of {about.gpus_free_now} free GPUs{pool}"
-    if not jobs:
-        return f"Nothing runs here: draining {name} interrupts nobody, takes {_gpus(about.gpus_lost)} and {left}."
-    total = sum(job.gpus for job in jobs)
-    whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {_gpus(total)}"
-    return f"Draining {name} now interrupts {whose}, takes {_gpus(about.gpus_lost)} out of service and {left}."
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
+    if jobs:
+        total = sum(job.gpus for job in jobs)
+        whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {gpus(total)}"
+        beside = f" Beside them: {others}." if others else ""
+        return f"Draining {name} now interrupts {whose}, {lost} and {left}.{beside}"
+    if others:
+        return f"{others[0].upper()}{others[1:]}: draining {name} would interrupt that, {lost} and {left}."
+    return f"Nothing runs here: draining {name} interrupts nobody, takes {gpus(about.gpus_lost)} and {left}."
 
 
 ROWS = (
@@ -235,6 +255,8 @@ ROWS = (
                     "restart_reason": "",
                 }
             ],
+            "unknown_gpus": 0,
+            "promised": {},
             "queue_delay_s": None,
             "queue_reason": NOT_PLAYED,
             "sentence": "Draining n042 now interrupts 1 job with 64 GPUs, takes 8 GPUs out of service and leaves 236 "

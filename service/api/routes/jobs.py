@@ -168,6 +168,8 @@ def _reasons(state: str) -> dict[str, str]:
     match state:
         case "queued":
             return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
+        case "promised":
+            return {"run_s": NOT_TOLD, "remaining_s": "it has not started", "start_ms": "its GPUs are promised already"}
         case "blocked":
             return {"run_s": NOT_TOLD, "remaining_s": "it has not started", "start_ms": "it may not start yet"}
         case "running":

@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ from features.job_records import JobRecord
 from features.request_series import ServingCapacity, request_rates
 from features.serving import ServedInstance
 from fleet.clock import Clock
+from fleet.jobs import JobAttempt
 from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
 from models.demand.forecaster import BIN_MS, DemandForecaster, Histories
 from models.demand.prescale import prescale
 from models.demand.rows import DemandRow
 from service.answers.fitted_models import ShadowModel
 from service.board.board import Board, Section
+from service.board.gpu_use import GpuUse
 from service.pipeline.capability import Capability
 from service.pipeline.demand.histories import read_histories
 from service.pipeline.demand.metrics import parts_page, trees_page
@@ -47,7 +50,18 @@ ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
 QUIET_WALL_S, MOST_PAUSES = 5.0, 12  # while somebody tells the past
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
-_Heard = tuple[int, Sequence[ServedInstance], Mapping[Key, ObservedGpus], int]  # when, and GPUs in unknown use
+
+
+@dataclass(frozen=True, slots=True)
+class HeardTick:
+    """What demand learns of one tick. unknown_use: GPUs, None while nobody can tell unknown use from a job's."""
+
+    time_ms: int
+    served: Sequence[ServedInstance]
+    gpus: Mapping[Key, ObservedGpus]
+    unknown_use: int | None
+    requests: Sequence[JobAttempt]
+    promised: Mapping[tuple[str, int], int]
 
 
 class DemandForecasts(Capability):
@@ -73,7 +87,7 @@ class DemandForecasts(Capability):
         self._trees = next((one for one in fitted if not isinstance(one, ShadowTrees)), None)
         self._shadow = next((one for one in fitted if isinstance(one, ShadowTrees)), None)
         self.shadow: ShadowModel | None = None  # how the challenger did
-        self._heard: deque[_Heard] = deque(maxlen=HEARD_KEPT)
+        self._heard: deque[HeardTick] = deque(maxlen=HEARD_KEPT)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
         self._is_told = False
@@ -85,8 +99,9 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        in_use = int(tick.unknown_use.sum())
-        self._heard.append((tick.now_ms, tick.served, gpu_looks(tick), in_use))
+        in_use = int((tick.gpu_use == GpuUse.UNKNOWN).sum()) if tick.jobs_are_known else None
+        promised = {row.attempt: row.since_ms for row in tick.open.requests}
+        self._heard.append(HeardTick(tick.now_ms, tick.served, gpu_looks(tick), in_use, tick.open.requested, promised))
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
@@ -132,10 +147,12 @@ class DemandForecasts(Capability):
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
         while self._heard:
-            heard_ms, served, looks, in_use = self._heard.popleft()
-            demand.requests.note(heard_ms, request_rates(served))
-            demand.residency.note(heard_ms, looks)
-            demand.note_unknown_use(heard_ms, in_use)
+            heard = self._heard.popleft()
+            demand.requests.note(heard.time_ms, request_rates(heard.served))
+            demand.residency.note(heard.time_ms, heard.gpus)
+            demand.note_requests(heard.requests, heard.promised, heard.time_ms)
+            if heard.unknown_use is not None:
+                demand.note_unknown_use(heard.time_ms, heard.unknown_use)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, state.topology, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from features.demand_series import EVERYTHING, OTHER, DemandSeries, Target
+from features.contribution import EVERYTHING, OTHER
+from features.demand_series import DemandSeries, Target
 from features.request_series import RequestSeries
 from fleet.topology import Topology
 from models.demand.forecaster import BIN_S, MINUTE_S, Histories, SeriesKey

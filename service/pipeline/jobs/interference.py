@@ -132,7 +132,7 @@ class Sharing(Capability):
         """What jobs that share hardware do to each other, and what isolations rest on."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
-        keys = self.co_runs.keys_of([*tick.events.running, *tick.events.queued])
+        keys = self.co_runs.keys_of([*tick.events.running, *tick.open.waiting])
         divided = tick.mig.keys() | _unheard(self.co_runs.divided - tick.mig.keys(), tick)
         self.co_runs.observe(tick.events.running, keys, divided, loads_of(tick), tick.now_ms, self._wiring)
         jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}

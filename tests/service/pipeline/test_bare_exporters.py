@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fleet.events import Finished, Started, Submitted
@@ -11,6 +12,7 @@ from ingest.inbox.records import decode_records
 from ingest.inbox.segments import Record, RecordKind
 from ingest.remote_write.decoder import WriteDecoder
 from ingest.source import Batch
+from service.answers.fleet import GpuCounts
 from service.config import PlacerConfig
 from tests.ingest.write_requests import gpu, message_v1, message_v2, packed
 from tests.service.bare_world import BUSY, GPUS, IDLE, NOW_MS, BareWorld, page
@@ -35,11 +37,15 @@ def test_gpus_that_telemetry_shows_at_work_get_nothing_and_the_decision_says_why
     assert refused.sentence.endswith(f"; {UNTOLD}")
 
 
+def counts(**stated: int) -> dict[str, int]:
+    return msgspec.to_builtins(GpuCounts(**{"running": 0, "free": 0, "unusable": 0, "total": 0, **stated}))
+
+
 def test_the_map_the_node_the_metrics_and_demand_tell_of_unknown_use(tmp_path: Path) -> None:
     world = BareWorld(tmp_path)
     board = world.run(240, n1=EMPTY, n3=FULL)
     fleet = board.json("doc.fleet")
-    assert fleet["gpus"] == {"running": 8, "free": 8, "unusable": 0, "total": 16, "unknown_use": 8}
+    assert fleet["gpus"] == counts(running=8, free=8, total=16, unknown_use=8)
     by_node = {row["node"]: row["gpus"] for row in fleet["nodes"]}
     assert by_node["n3"] == [{"job": None, "usable": True, "held_by": "unknown"}] * GPUS
     assert by_node["n1"] == [{"job": None, "usable": True}] * GPUS
@@ -133,7 +139,7 @@ def test_labels_alone_give_a_job_its_place_its_demand_and_its_run_time(
     assert (row["job"], row["queue"], row["gpus"], row["nodes"]) == (job, queue, 8, ["n1", "n2"])
     assert (row["state"], row["source"]) == ("running", "labels")
     assert board.json("doc.job")[job]["placement"][1] == {"rank": 1, "node": "n2", "gpus": [0, 1, 2, 3]}
-    assert board.json("doc.fleet")["gpus"] == {"running": 8, "free": 8, "unusable": 0, "total": 16, "unknown_use": 0}
+    assert board.json("doc.fleet")["gpus"] == counts(running=8, free=8, total=16)
     assert world.running() == world.running(pool=queue) == [8.0] * 3
     assert world.decide(board, gang=1, gpus_per_node=8).outcome == "refused"
     board = world.run(120, **empty)

@@ -144,7 +144,8 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
     tick = make_tick(node_state=[0, 1, 2, 0])
     assert np.sum([*gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
     told = of(series(fleet_page(tick)), "gpus", "state")
-    assert told == {("running",): 3, ("free",): 15, ("unusable",): 0, ("out_of_service",): 14}
+    none = {(state,): 0 for state in ("promised", "unheard", "unusable")}
+    assert told == {("running",): 3, ("free",): 15, ("out_of_service",): 14, **none}
 
 
 def test_nodes_are_counted_by_the_states_that_the_api_tells(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from models.versions.registry import Registry
 from service.board.board import Board, Section, encode_board
 from service.config import Config
 from service.pipeline.demand import forecasts
-from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts
+from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, HeardTick
 from service.pipeline.demand.histories import everybody, last_ten, read_histories
 from service.pipeline.demand.metrics import parts_page, trees_page
 from service.pipeline.demand.sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
@@ -154,7 +154,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     for minute in range(30):
         it.state.demand.requests.note(NOW_MS - (30 - minute) * MINUTE_MS, {("serve", "llama"): (10.0 + minute % 3, 2)})
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
-    made._heard.append((NOW_MS, [served(4.0), served(5.0)], {}, 0))
+    made._heard.append(HeardTick(NOW_MS, [served(4.0), served(5.0)], {}, 0, [], {}))
     asyncio.run(made.forecast(it.state))
     rows = {(row.pool, row.group): row for row in made.rows if row.target == "request_rate"}
     assert set(rows) == {("all", "all"), ("serve", "all"), ("serve", "llama")}

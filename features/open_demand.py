@@ -1,0 +1,91 @@
+"""OpenDemand: which attempts' demand follows the placer's ledger, until job events tell more.
+
+    requested   it waits in our own queue, and no event says so: its request counts as queued demand
+    promised    its GPUs are promised and no event says that it started: it counts as running since the promise
+
+An event that tells the same takes over, so that each attempt counts once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from features.contribution import Contribution, Key
+from fleet.stateful import Dump, Stateful
+
+KEPT_MS = 86_400_000  # an attempt that left the queue, in case that events tell of it after all
+
+
+class OpenDemand(Stateful):
+    """`promised`: attempt → when its GPUs were promised, Unix ms."""
+
+    def __init__(self) -> None:
+        self._requested: set[Key] = set()
+        self._left: dict[Key, int] = {}  # requested before → when it left the queue without a start
+        self.promised: dict[Key, int] = {}
+
+    def with_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
+        """Return what events say of an attempt, as running since its promise if they do not say that it started."""
+        self._requested.discard(key)
+        self._left.pop(key, None)
+        if change is None or change.started_ms is not None or change.ended_ms is not None:
+            self.promised.pop(key, None)
+            return change
+        return _since_promise(change, self.promised.get(key))
+
+    def changes(
+        self,
+        known: Mapping[Key, Contribution],
+        requests: Mapping[Key, Contribution],
+        promised: Mapping[Key, int],
+        now_ms: int,
+    ) -> Iterator[tuple[Key, Contribution]]:
+        """Yield what an attempt adds from now on, where the open requests change that.
+
+        known: of all attempts. requests: of those that wait in our own queue, and of those whose GPUs are promised.
+        """
+        for key in self._requested - requests.keys():
+            before = known.get(key)
+            if before is not None:
+                yield key, replace(_since_promise(before, self.promised.get(key)), ended_ms=now_ms)
+            self._requested.discard(key)
+            self._left[key] = now_ms
+            self.promised.pop(key, None)
+        for key in self.promised.keys() - promised.keys():
+            self.promised.pop(key)
+            if (before := known.get(key)) is not None and before.ended_ms is None:
+                yield key, replace(before, started_ms=None)
+        for key, change in requests.items():
+            before = known.get(key)
+            if before is None or (before.ended_ms is not None and key not in self._requested):
+                self._requested.add(key)
+                self._left.pop(key, None)
+                before = change
+                if key not in promised:
+                    yield key, change
+            if key in promised and before.started_ms is None:
+                self.promised[key] = promised[key]
+                yield key, _since_promise(before, promised[key])
+
+    def forget(self, now_ms: int) -> list[Key]:
+        """Return the attempts that left the queue a day ago, once."""
+        old = [key for key, left_ms in self._left.items() if left_ms < now_ms - KEPT_MS]
+        for key in old:
+            del self._left[key]
+        return old
+
+    def dump(self) -> Dump:
+        timed = {"promised": self.promised, "left": self._left}
+        about = {name: [[*key, time_ms] for key, time_ms in rows.items()] for name, rows in timed.items()}
+        return {"requested": [*map(list, self._requested)], **about}, {}
+
+    def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._requested = {(job, attempt) for job, attempt in about["requested"]}
+        self.promised = {(job, attempt): since_ms for job, attempt, since_ms in about["promised"]}
+        self._left = {(job, attempt): left_ms for job, attempt, left_ms in about["left"]}
+
+
+def _since_promise(change: Contribution, promised_ms: int | None) -> Contribution:
+    return change if promised_ms is None else replace(change, started_ms=promised_ms)

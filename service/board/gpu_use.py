@@ -1,0 +1,52 @@
+"""What is on each GPU: the one answer for the map, nodes, drains, metrics and sentences.
+
+Of several the first counts:
+
+    JOB       a job holds it, as events, labels or its training loop tell
+    PROMISE   a request was placed on it, and no event says yet that its job runs
+    UNKNOWN   telemetry shows it at work, and nobody says for whom
+    NOTHING   none of these is known
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOBODY = -1
+
+
+class GpuUse(IntEnum):
+    NOTHING = 0
+    UNKNOWN = 1
+    PROMISE = 2
+    JOB = 3
+
+
+def gpu_use(holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """(n, g) GpuUse. holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g)."""
+    uses = [holder != NOBODY, promise != NOBODY, unknown_use]
+    return np.select(uses, [GpuUse.JOB, GpuUse.PROMISE, GpuUse.UNKNOWN], GpuUse.NOTHING).astype(np.int8)
+
+
+def count_use(use: NDArray[np.int8]) -> dict[GpuUse, int]:
+    """Return how many GPUs each use has."""
+    counts = np.bincount(use.ravel(), minlength=len(GpuUse)).tolist()
+    return {kind: counts[kind] for kind in GpuUse}
+
+
+def use_sentence(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
+    """Say what is on GPUs beside jobs; empty where there is nothing. promises: requests with their GPUs here."""
+    parts = []
+    if unknown:
+        parts.append(f"{gpus(unknown)} {'is' if unknown == 1 else 'are'} at work; no event says for whom")
+    if promises:
+        named = ", ".join(f"{request_id!r} ({gpus(count)})" for request_id, count in promises[:3])
+        more = f" and {len(promises) - 3} more" if len(promises) > 3 else ""
+        parts.append(f"promised to {named}{more}")
+    return "; ".join(parts)
+
+
+def gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"

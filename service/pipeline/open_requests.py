@@ -1,0 +1,84 @@
+"""Open requests of the placer's ledger, as attempts beside those that job events tell of.
+
+A job waits once: its request in our own queue stands for it, whatever events say of its waiting. A job whose GPUs are
+promised does not wait. Once events say that it runs or has ended, its request says nothing any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.events import Submitted
+from fleet.jobs import JobAttempt
+from fleet.tellers import REQUEST_LABEL, REQUESTED
+from placement.promised import OpenRequest
+from service.pipeline.state import EventView
+
+Key = tuple[str, int]  # job, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """Who waits and who is promised GPUs, each once. waiting: attempts, in order of arrival, requests first.
+
+    promised: attempts with the ranks of their promise; requests: those promises, in the same order. requested: all
+    attempts that have an open request.
+    """
+
+    waiting: Sequence[JobAttempt]
+    promised: Sequence[JobAttempt] = ()
+    requests: Sequence[OpenRequest] = ()
+    requested: Sequence[JobAttempt] = ()
+
+    @classmethod
+    def of(cls, open_requests: Sequence[OpenRequest], events: EventView) -> "OpenView":
+        """Join the open requests and what events tell of the attempts that wait."""
+        if not open_requests:
+            return cls(events.queued)
+        over = {(row.job, row.attempt) for row in (*events.running, *events.ended)}
+        stated = {(row.job, row.attempt): row for row in events.queued}
+        promises = {row.attempt: row for row in open_requests if row.is_promised and row.attempt not in over}
+        waits = {row.attempt: row for row in open_requests if not (row.attempt in over or row.attempt in promises)}
+        waiting = [_attempt(row, stated.get(key)) for key, row in waits.items()]
+        promised = [_attempt(row, stated.get(key)) for key, row in promises.items()]
+        jobs = {job for job, _ in (*waits, *promises)}
+        others = [row for row in events.queued if row.job not in jobs]
+        return cls([*waiting, *others], promised, [*promises.values()], [*waiting, *promised])
+
+
+def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
+    """Return a request as an attempt. It waits since events first said so, if they did."""
+    request = row.request
+    since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)
+    submission = Submitted(
+        job=request.job_name,
+        attempt=request.attempt,
+        sequence=REQUESTED,
+        time_ms=since_ms,
+        tenant=request.tenant,
+        queue=request.queue,
+        user=request.user,
+        group=stated.submission.group if stated and stated.submission else "",
+        class_=request.class_,
+        gang=request.gang,
+        gpus_per_node=request.gpus_per_node,
+        gpu_model=request.gpu_model,
+        gpu_models=request.gpu_models,
+        gpu_share=request.gpu_share,
+        pool=request.pool,
+        priority=request.priority,
+        preemptible=request.preemptible,
+        limit_s=request.limit_s,
+        deadline_ms=request.deadline_ms,
+        tolerated_wait_s=request.tolerated_wait_s,
+        cpus=request.cpus,
+        host_memory_gib=request.host_memory_gib,
+        checkpoint_cost_s=request.checkpoint_cost_s,
+        labels={REQUEST_LABEL: request.request_id},
+    )
+    return JobAttempt(
+        request.job_name,
+        request.attempt,
+        submission=submission,
+        ranks=row.ranks,
+        written={"submission": REQUESTED},
+    )

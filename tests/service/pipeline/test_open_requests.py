@@ -1,0 +1,201 @@
+"""One truth of who waits, what is promised and what is on each GPU: every answer reads the same."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from features.demand_series import Target
+from fleet.clock import ManualClock
+from fleet.events import JobEvent, Queued, Started, Submitted
+from fleet.requests import PlacementRequest, RankPlacement
+from fleet.topology import NodeSpec, Topology
+from ingest.source import Batch
+from service.board.board import Board, BoardReader
+from service.config import Config
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.pipeline import Pipeline
+from service.placer.role import open_service
+from service.placer.service import PlacementService
+
+NOW_MS = 1_789_000_000_000
+NODES = 4
+
+
+class Site:
+    """A pipeline and a placer on one state folder, without telemetry: the events' word counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.config = Config(state=str(folder))
+        topology = Topology.build([NodeSpec(f"n{row}", gpus=8) for row in range(NODES)])
+        self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [])
+        self.tick()
+        self.placer: PlacementService = open_service(self.config)
+        self.placer.clock = self.clock
+
+    def tick(self) -> Board:
+        self.clock.advance(1)
+        asyncio.run(self.pipeline.tick())
+        board = BoardReader(self.config.board).latest()
+        assert board is not None
+        return board
+
+    def tell(self, *events: JobEvent) -> None:
+        self.pipeline.take(Batch(events=events))
+
+    def enqueue(self, job: str, gpus: int = 8, **facts: object) -> None:
+        self.placer.enqueue(request(job, gpus, **facts), "test")
+
+    def place(self, job: str, gpus: int = 8) -> None:
+        reply = msgspec.json.decode(self.placer.place(request(job, gpus), "test"))
+        assert reply["outcome"] == "placed", reply["sentence"]
+
+    def demand(self, target: Target) -> float:
+        """The newest level of all queues, once the forecaster has read what the ticks noted."""
+        forecasts = self.pipeline.capabilities[DemandForecasts]
+        asyncio.run(forecasts.forecast(self.pipeline.state))
+        demand = self.pipeline.state.demand
+        level = demand.series("all", target, self.clock.now_ms(), 60, 1)[-1]  # NaN before the first event
+        return float(np.nan_to_num(level))
+
+
+def request(job: str, gpus: int = 8, **facts: object) -> PlacementRequest:
+    return PlacementRequest(request_id=f"r-{job}", job=job, gpus_per_node=gpus, **facts)  # type: ignore[arg-type]
+
+
+def submitted(job: str, gpus: int = 8) -> Submitted:
+    return Submitted(job=job, sequence=1, time_ms=NOW_MS, gpus_per_node=gpus)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_requests_of_our_own_queue_wait_in_every_answer_with_or_without_an_event(site: Site) -> None:
+    site.enqueue("alone")
+    site.enqueue("told", 4)
+    site.tell(submitted("told", 4), submitted("elsewhere", 2))
+    board = site.tick()
+    fleet = board.json("doc.fleet")
+    assert (fleet["queued_jobs"], fleet["queued_gpus"]) == (3, 14)
+    rows = {row["job"]: row for row in board.json("doc.jobs")}
+    assert {job: row["state"] for job, row in rows.items()} == dict.fromkeys(("alone", "told", "elsewhere"), "queued")
+    assert rows["alone"]["source"] == "queue"
+    assert site.demand("queued") == 14
+
+
+def test_a_request_that_is_withdrawn_waits_no_more_and_may_come_back(site: Site) -> None:
+    site.enqueue("a")
+    site.tick()
+    assert site.demand("queued") == 8
+    site.placer.withdraw("r-a", "test")
+    board = site.tick()
+    assert board.json("doc.fleet")["queued_gpus"] == 0
+    assert site.demand("queued") == 0
+    site.placer.enqueue(msgspec.structs.replace(request("a"), request_id="r-again"), "test")
+    board = site.tick()
+    assert board.json("doc.fleet")["queued_gpus"] == 8
+    assert site.demand("queued") == 8
+
+
+def test_a_promise_is_named_and_neither_free_nor_waiting(site: Site) -> None:
+    site.enqueue("a")
+    assert site.placer.work_queue() == 1
+    board = site.tick()
+    fleet = board.json("doc.fleet")
+    gpus = fleet["gpus"]
+    assert (gpus["promised"], gpus["free"], gpus["running"], fleet["queued_gpus"]) == (8, 24, 0, 0)
+    held = [gpu for node in fleet["nodes"] for gpu in node["gpus"] if gpu.get("held_by") == "promise"]
+    assert {gpu["request"] for gpu in held} == {"r-a"}
+    assert [row["state"] for row in board.json("doc.jobs")] == ["promised"]
+    assert (site.demand("queued"), site.demand("running")) == (0, 8)
+    ranks = site.placer.ledger.active_intents()[0].ranks
+    site.tell(Started(job="a", sequence=2, time_ms=site.clock.now_ms(), ranks=ranks))
+    gpus = site.tick().json("doc.fleet")["gpus"]
+    assert (gpus["promised"], gpus["free"], gpus["running"]) == (0, 24, 8)
+    assert site.demand("running") == 8
+
+
+def test_a_promise_that_expires_leaves_no_demand(site: Site) -> None:
+    site.place("a")
+    site.tick()
+    assert site.demand("running") == 8
+    site.placer.cancel("r-a", "test")
+    site.tick()
+    assert (site.demand("running"), site.demand("queued")) == (0, 0)
+
+
+def test_a_blocked_job_with_a_request_waits_by_its_request(site: Site) -> None:
+    site.tell(submitted("a"), Queued(job="a", sequence=2, time_ms=NOW_MS, reason="JobHeldUser", blocked=True))
+    assert site.tick().json("doc.fleet")["queued_gpus"] == 0
+    site.enqueue("a")
+    board = site.tick()
+    assert board.json("doc.fleet")["queued_gpus"] == 8
+    assert [row["state"] for row in board.json("doc.jobs")] == ["queued"]
+
+
+def test_open_requests_survive_a_restart_of_the_pipeline(site: Site) -> None:
+    site.enqueue("a")
+    site.tick()
+    assert site.demand("queued") == 8
+    asyncio.run(site.pipeline.save())
+    topology = site.pipeline.state.topology
+    site.pipeline = Pipeline(site.config, site.clock, topology, lambda _: [])
+    site.tick()
+    assert site.demand("queued") == 8
+    site.placer.withdraw("r-a", "test")
+    site.tick()
+    assert site.demand("queued") == 0
+
+
+def test_the_same_sums_over_random_scenes(tmp_path: Path) -> None:
+    """Fleet, map, jobs, metrics and demand add up to the same, whatever runs, waits and is promised."""
+    rng = np.random.default_rng(7)
+    for number in range(40):
+        site = Site(tmp_path / str(number))
+        for at in range(int(rng.integers(1, 9))):
+            job, gpus = f"j{at}", int(rng.choice([1, 2, 8]))
+            if rng.random() < 0.5:
+                site.tell(submitted(job, gpus))
+            draw = rng.random()
+            if draw < 0.3:
+                rank = RankPlacement(0, f"n{int(rng.integers(NODES))}", tuple(range(gpus)))
+                site.tell(Started(job=job, sequence=2, time_ms=NOW_MS, ranks=(rank,)))
+            elif draw < 0.6:
+                site.enqueue(job, gpus)
+                if rng.random() < 0.3:
+                    site.placer.withdraw(f"r-{job}", "test")
+            elif draw < 0.7:
+                site.tell(Queued(job=job, sequence=3, time_ms=NOW_MS, reason="held", blocked=True))
+        site.tick()
+        site.placer.refresh()
+        if rng.random() < 0.7:
+            site.placer.work_queue()
+        _check_sums(site, site.tick())
+
+
+def _check_sums(site: Site, board: Board) -> None:
+    fleet, rows = board.json("doc.fleet"), board.json("doc.jobs")
+    gpus = fleet["gpus"]
+    parts = ("running", "promised", "free", "unusable", "unheard")
+    assert sum(gpus[part] for part in parts) == gpus["total"] == 8 * NODES
+    on_map = [gpu for node in fleet["nodes"] for gpu in node["gpus"]]
+    assert sum(gpu["job"] is not None for gpu in on_map) == gpus["running"]
+    assert sum(gpu.get("held_by") == "promise" for gpu in on_map) == gpus["promised"]
+    waiting = [row for row in rows if row["state"] == "queued"]
+    assert (len(waiting), sum(row["gpus"] for row in waiting)) == (fleet["queued_jobs"], fleet["queued_gpus"])
+    in_queue = {entry.request.job for entry in site.placer.ledger.queued()}
+    assert in_queue <= {row["job"] for row in waiting}
+    page = bytes(board.raw("metrics.fleet")).decode()
+    assert f'fleetcast_gpus{{state="promised"}} {gpus["promised"]}' in page
+    assert f'fleetcast_gpus{{state="free"}} {gpus["free"]}' in page
+    assert f'fleetcast_jobs{{state="queued"}} {fleet["queued_jobs"]}' in page
+    held = sum(len(rank.gpus) for row in site.placer.ledger.active_intents() for rank in row.ranks)
+    assert gpus["promised"] <= held
+    assert site.demand("queued") == fleet["queued_gpus"]
+    free = site.placer.observed().view
+    assert int(np.count_nonzero(free.free[free.in_service])) == gpus["free"]
