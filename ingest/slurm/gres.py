@@ -30,7 +30,7 @@ _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _MIG = re.compile(r"(?:^|[-_.:])((?:[0-9]c\.)?[0-9]g\.[0-9]+gb(?:[.+_][a-z]+)*)", re.IGNORECASE)
 
 
-class Part(NamedTuple):
+class HeldShards(NamedTuple):
     """Shards that a job holds of one GPU, and how many the GPU has."""
 
     gpu: int
@@ -53,7 +53,7 @@ class Gres:
     has_mig: bool = False
     shares: int = 0
     unit: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[HeldShards, ...] = ()
 
 
 NO_GRES = Gres()
@@ -68,7 +68,7 @@ def read_gres(text: str) -> Gres:
     >>> found.gpus, found.kind, found.milli
     (2, 'a100_3g.20gb', 858)
     >>> read_gres("shard:h100:4(4/8,0/8)").parts
-    (Part(gpu=0, held=4, size=8),)
+    (HeldShards(gpu=0, held=4, size=8),)
     """
     return _read_again(text) if len(text) < 256 else _read(text)
 
@@ -78,13 +78,13 @@ def _read(text: str) -> Gres:
     kind = unit = ""
     has_mig = False
     held: list[int] = []
-    parts: list[Part] = []
+    parts: list[HeldShards] = []
     for name, words, note in _GRES.findall(text[:10_000]) if _may_hold_gpus(text) else ():
         stated = [part for part in re.split("[:=]", words) if part and part != "(null)"]
         count = _amount(stated.pop()) if stated and _COUNT.fullmatch(stated[-1]) else 1
         if name != "gpu":
             shares, unit = max(shares, count), name
-            parts += (Part(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(note)))
+            parts += (HeldShards(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(note)))
             continue
         if stated:
             profile = read_profile(mig_profile(stated[0]))

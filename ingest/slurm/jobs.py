@@ -19,7 +19,7 @@ from ingest.node_names import expand_nodes
 from ingest.slurm.failures import ENDED as ENDED_STATES
 from ingest.slurm.failures import UNEXPLAINED, category
 from ingest.slurm.fields import WaitingTasks, label, model_name
-from ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, Part, mig_profile, without_profile
+from ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, without_profile
 from ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
@@ -58,7 +58,7 @@ class SlurmJob:
     shares: int = 0
     shares_per_node: int = 0
     unit: str = ""
-    parts: tuple[tuple[Part, ...], ...] = ()
+    parts: tuple[tuple[HeldShards, ...], ...] = ()
     user: str = ""
     group: str = ""
     account: str = ""
@@ -187,7 +187,7 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
     )
 
 
-class Shape(NamedTuple):
+class AskedSize(NamedTuple):
     """Members of a job, one a node, GPUs of each, and thousandths that a GPU of theirs is; None: whole ones."""
 
     gang: int
@@ -195,7 +195,7 @@ class Shape(NamedTuple):
     share: int | None = None
 
 
-def shape(job: SlurmJob, site: Site = SITE) -> Shape:
+def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
     """Return what the job holds, or asks for."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
@@ -203,19 +203,19 @@ def shape(job: SlurmJob, site: Site = SITE) -> Shape:
     if not per_node and (job.shares or job.shares_per_node):
         return _shared(job, gang, site)
     milli = round(job.milli / job.of_gpus) if job.of_gpus else WHOLE_GPU
-    return Shape(gang, per_node, milli if 0 < milli < WHOLE_GPU else None)
+    return AskedSize(gang, per_node, milli if 0 < milli < WHOLE_GPU else None)
 
 
-def _shared(job: SlurmJob, gang: int, site: Site) -> Shape:
+def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
     """Return the GPUs that shards amount to. Shards of an unknown size count as one GPU: nobody knows how much."""
     shares = -(-job.shares // gang) if job.shares else job.shares_per_node
     size = next((part.size for row in job.parts for part in row), 0) or site.shares_of_gpu.get(job.unit, 0)
     size = size or (MPS_OF_A_GPU if job.unit == "mps" else 0)
     if not size:
-        return Shape(gang, 1)
+        return AskedSize(gang, 1)
     gpus = min(-(-shares // size), MAX_GPUS)
     milli = max(1, round(WHOLE_GPU * shares / size / gpus))
-    return Shape(gang, gpus, milli if milli < WHOLE_GPU else None)
+    return AskedSize(gang, gpus, milli if milli < WHOLE_GPU else None)
 
 
 def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
@@ -231,7 +231,7 @@ def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple
     return tuple(RankPlacement(rank, node, held) for rank, (node, held) in enumerate(pairs)), ()
 
 
-def _milli(part: Part) -> int:
+def _milli(part: HeldShards) -> int:
     return max(1, round(WHOLE_GPU * part.held / part.size))
 
 

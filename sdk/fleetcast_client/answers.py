@@ -243,7 +243,8 @@ class Blocker(TypedDict):
 
 class Estimate(TypedDict, total=False):
     """`run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
-    most; `ignored`: keys of the request that changed nothing. What is None has its reason in `reasons`."""
+    most; `by`: what the start is known by; `start_as_of_ms`: when starts were sampled; `ignored`: keys of the request
+    that changed nothing. What is None has its reason in `reasons`."""
 
     as_of_ms: int
     request_id: str
@@ -258,6 +259,8 @@ class Estimate(TypedDict, total=False):
     similar: dict[str, Any]
     reasons: dict[str, str]
     ignored: list[str]
+    start_as_of_ms: int | None
+    by: str | None
 
 
 class QueueRow(TypedDict, total=False):
@@ -337,7 +340,7 @@ class WhyStep(TypedDict, total=False):
 
 
 class WhyWaiting(TypedDict, total=False):
-    """ladder: who comes before, what is short, and when it starts."""
+    """ladder: who comes before, what is short, and when it starts; starts_as_of_ms: when starts were sampled."""
 
     as_of_ms: int
     request_id: str
@@ -348,6 +351,7 @@ class WhyWaiting(TypedDict, total=False):
     sentence: str
     ladder: list[WhyStep]
     start_ms: dict[str, int] | None
+    starts_as_of_ms: int | None
 
 
 class ChargeRow(TypedDict, total=False):

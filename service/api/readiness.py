@@ -12,7 +12,7 @@ from service.answers.placements import PlacerHealth
 from service.api.routes.context import Context
 from service.board.age import why_stale
 from service.board.free import use_on
-from service.board.gpu_use import GpuUse, use_sentence
+from service.board.gpu_use import Occupant, use_sentence
 from service.board.mirror import BoardMirror
 from service.exit_reason import read_exit_reason
 from service.state_identity import refusal
@@ -78,7 +78,7 @@ def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     """GPUs at work for nobody known are no reason to be not ready: the placer leaves them alone."""
     if meta.get("occupancy_known", True):
         board = context.cache.latest()
-        unknown = int((use_on(board) == GpuUse.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
+        unknown = int((use_on(board) == Occupant.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
         known = f"what runs where is known but for this: {use_sentence(unknown, ())}" if unknown else ALL_KNOWN
         return ReadinessCheck("occupancy", True, known)
     why = meta.get("occupancy_unknown") or "what runs where is not known yet"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from placement.view import Hearing, may_place
 from service.board.board import Board
-from service.board.gpu_use import GpuUse, gpu_use
+from service.board.gpu_use import Occupant, gpu_use
 from service.config import PlacerConfig
 
 IGNORE = "ignore"
@@ -22,7 +22,7 @@ def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
 
 
 def use_on(board: Board) -> NDArray[np.int8]:
-    """(n, g) GpuUse of each GPU. Raises KeyError when the board does not say who holds what."""
+    """(n, g) Occupant of each GPU. Raises KeyError when the board does not say who holds what."""
     if "gpu.use" in board:
         return board.array("gpu.use")
     holder = board.array("gpu.job")
@@ -33,8 +33,8 @@ def use_on(board: Board) -> NDArray[np.int8]:
 def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     """(n, g) nothing is known to use the GPU. Raises KeyError when the board does not say who holds what."""
     use = use_on(board)
-    nothing: NDArray[np.bool_] = use == GpuUse.NOTHING
-    return nothing | (use == GpuUse.UNKNOWN) if placer.unknown_use == IGNORE else nothing
+    nothing: NDArray[np.bool_] = use == Occupant.NOTHING
+    return nothing | (use == Occupant.UNKNOWN) if placer.unknown_use == IGNORE else nothing
 
 
 def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
@@ -48,7 +48,7 @@ def promises_on(board: Board, row: int) -> dict[str, int]:
     if "gpu.promise" not in board:
         return {}
     names = msgspec.json.decode(board.raw("promises"), type=list[str])
-    promise = board.array("gpu.promise")[row][use_on(board)[row] == GpuUse.PROMISE]
+    promise = board.array("gpu.promise")[row][use_on(board)[row] == Occupant.PROMISE]
     return {names[number]: count for number, count in sorted(Counter(promise.tolist()).items())}
 
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 NOBODY = -1
 
 
-class GpuUse(IntEnum):
+class Occupant(IntEnum):
+    """What is on a GPU. The numbers are those of the board's `gpu.use`."""
+
     NOTHING = 0
     UNKNOWN = 1
     PROMISE = 2
@@ -25,15 +27,15 @@ class GpuUse(IntEnum):
 
 
 def gpu_use(holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """(n, g) GpuUse. holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g)."""
+    """(n, g) Occupant. holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g)."""
     uses = [holder != NOBODY, promise != NOBODY, unknown_use]
-    return np.select(uses, [GpuUse.JOB, GpuUse.PROMISE, GpuUse.UNKNOWN], GpuUse.NOTHING).astype(np.int8)
+    return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], Occupant.NOTHING).astype(np.int8)
 
 
-def count_use(use: NDArray[np.int8]) -> dict[GpuUse, int]:
+def count_use(use: NDArray[np.int8]) -> dict[Occupant, int]:
     """Return how many GPUs each use has."""
-    counts = np.bincount(use.ravel(), minlength=len(GpuUse)).tolist()
-    return {kind: counts[kind] for kind in GpuUse}
+    counts = np.bincount(use.ravel(), minlength=len(Occupant)).tolist()
+    return {kind: counts[kind] for kind in Occupant}
 
 
 def use_sentence(unknown: int, promises: Sequence[tuple[str, int]]) -> str:

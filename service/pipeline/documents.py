@@ -20,7 +20,7 @@ from service.answers.estimates import RunQuantiles
 from service.answers.fleet import Ingestion
 from service.answers.jobs import Asks, JobDetail, JobRow, JobState, PlacedRank, RemainingTime
 from service.answers.risk import GpuAnswer, HeldBy, HostAnswer, NodeRisk, RankedNode, RiskKind, StateName
-from service.board.gpu_use import GpuUse
+from service.board.gpu_use import Occupant
 from service.pipeline.run_times.record import IssuedRunTime
 
 NO_ACTION = Action("none", "Nothing to do.")
@@ -110,7 +110,7 @@ def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
 
 DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
 READINGS = GpuAnswer.__struct_fields__[2:-2]
-HELD_BY: dict[GpuUse, HeldBy] = {GpuUse.UNKNOWN: "unknown", GpuUse.PROMISE: "promise"}
+HELD_BY: dict[Occupant, HeldBy] = {Occupant.UNKNOWN: "unknown", Occupant.PROMISE: "promise"}
 
 
 def gpu_answers(
@@ -122,7 +122,7 @@ def gpu_answers(
     use: NDArray[np.int8],
 ) -> list[list[GpuAnswer]]:
     """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`;
-    use: (n, g) GpuUse."""
+    use: (n, g) Occupant."""
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
     heard = (entity >= 0) & (entity < len(gpu.values))

@@ -22,7 +22,7 @@ from models.demand.rows import DemandRow
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from service.answers.jobs import StragglerCause
-from service.board.gpu_use import GpuUse
+from service.board.gpu_use import Occupant
 from service.exposition import Page, span
 from service.pipeline import documents
 from service.pipeline.tick import Tick
@@ -59,7 +59,7 @@ def fleet_page(tick: Tick) -> bytes:
 def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """state -> (n, g) mask. Every GPU that exists is in exactly one; `unusable` ones have vanished from their page."""
     exists, usable = tick.exists, tick.usable
-    promised, nothing = tick.gpu_use == GpuUse.PROMISE, exists & (tick.gpu_use == GpuUse.NOTHING)
+    promised, nothing = tick.gpu_use == Occupant.PROMISE, exists & (tick.gpu_use == Occupant.NOTHING)
     serving, in_service = tick.serving[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
     return {
         "running": exists & ~nothing & ~promised,
@@ -97,7 +97,7 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     page.number(
         "gpus_unknown_use",
         "GPUs among the running ones that telemetry shows at work and that no job event tells of.",
-        int((tick.gpu_use == GpuUse.UNKNOWN).sum()),
+        int((tick.gpu_use == Occupant.UNKNOWN).sum()),
     )
     page.gauge(
         "jobs",

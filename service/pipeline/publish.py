@@ -31,7 +31,7 @@ from service.answers.jobs import (
 )
 from service.answers.risk import NodeAnswer, NodeReason
 from service.board.board import Section, join_names
-from service.board.gpu_use import GpuUse, count_use
+from service.board.gpu_use import Occupant, count_use
 from service.pipeline import documents
 from service.pipeline.documents import host_answers
 from service.pipeline.tick import Tick
@@ -129,7 +129,7 @@ def node_answers(tick: Tick) -> list[bytes]:
     gpus = documents.gpu_answers(
         tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.gpu_use
     )
-    for row, at in np.argwhere((tick.gpu_use == GpuUse.PROMISE) & tick.exists).tolist():
+    for row, at in np.argwhere((tick.gpu_use == Occupant.PROMISE) & tick.exists).tolist():
         gpus[row][at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     risk = documents.encoded_risk_rows(score)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
@@ -271,7 +271,7 @@ def job_details(tick: Tick) -> dict[str, JobDetail]:
 
 def fleet_document(tick: Tick) -> FleetAnswer:
     """The console's first picture: numbers of the header strip and a row a node for the map."""
-    free = tick.usable & (tick.gpu_use == GpuUse.NOTHING)
+    free = tick.usable & (tick.gpu_use == Occupant.NOTHING)
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
@@ -300,9 +300,9 @@ def fleet_document(tick: Tick) -> FleetAnswer:
                 jobs=tick.occupancy.node_jobs.get(row, ()),
             )
         )
-    for row, at in np.argwhere(tick.gpu_use == GpuUse.UNKNOWN).tolist():
+    for row, at in np.argwhere(tick.gpu_use == Occupant.UNKNOWN).tolist():
         nodes[row].gpus[at].held_by = "unknown"
-    for row, at in np.argwhere((tick.gpu_use == GpuUse.PROMISE) & tick.exists).tolist():
+    for row, at in np.argwhere((tick.gpu_use == Occupant.PROMISE) & tick.exists).tolist():
         nodes[row].gpus[at].held_by = "promise"
         nodes[row].gpus[at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     return FleetAnswer(
@@ -310,12 +310,12 @@ def fleet_document(tick: Tick) -> FleetAnswer:
         fleet_time_ms=tick.now_ms,
         horizon_s=RISK_HORIZONS_S[0],
         gpus=GpuCounts(
-            running=counts[GpuUse.JOB] + counts[GpuUse.UNKNOWN],
+            running=counts[Occupant.JOB] + counts[Occupant.UNKNOWN],
             free=int((free & tick.serving[:, None]).sum()),
             unusable=int((tick.exists & ~tick.usable).sum()),
             total=int(tick.exists.sum()),
-            unknown_use=counts[GpuUse.UNKNOWN],
-            promised=counts[GpuUse.PROMISE],
+            unknown_use=counts[Occupant.UNKNOWN],
+            promised=counts[Occupant.PROMISE],
             unheard=int((free & ~tick.serving[:, None] & (tick.node_state == NodeState.IN_SERVICE)[:, None]).sum()),
         ),
         queued_gpus=ceil(sum(map(wanted_milli, tick.open.waiting)) / WHOLE_GPU),

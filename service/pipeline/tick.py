@@ -21,7 +21,7 @@ from placement.promised import OpenRequest
 from placement.view import Hearing, may_place
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
-from service.board.gpu_use import NOBODY, GpuUse, gpu_use
+from service.board.gpu_use import NOBODY, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.occupancy import Occupancy, observe
@@ -178,9 +178,9 @@ class Tick(TickInputs):
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
-        """(n, g) GpuUse: what is on each GPU."""
+        """(n, g) Occupant: what is on each GPU."""
         use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use)
-        return np.where(self.exists, use, np.int8(GpuUse.NOTHING))
+        return np.where(self.exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:

@@ -20,7 +20,15 @@ HEAD = {"job": "a", "sequence": 1, "attempt": 1, "time_ms": NOW_MS}
 GANG = {"min": 1, "desired": 2, "step": 1}
 PLACE = {"rank": 0, "node": "n1", "gpus": [0], "gpu_share": 500}
 FULL: dict[str, dict[str, Any]] = {
-    "submitted": {"gang": GANG, "gpus_per_node": 1, "gpu_share": 5, "priority": 1, "deadline_ms": NOW_MS, "cpus": 1},
+    "submitted": {
+        "gang": GANG,
+        "gpus_per_node": 1,
+        "gpu_share": 5,
+        "priority": 1,
+        "deadline_ms": NOW_MS,
+        "cpus": 1,
+        "tasks": 1,
+    },
     "queued": {},
     "started": {"ranks": [PLACE]},
     "phase": {"name": "evaluation", "rank": 0, "node": "n1", "gpus": [0]},

@@ -19,7 +19,7 @@ from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
 from service.board.free import promises_on, serving, unheld, use_on
-from service.board.gpu_use import GpuUse, gpus, use_sentence
+from service.board.gpu_use import Occupant, gpus, use_sentence
 from service.config import PlacerConfig
 from service.pipeline.documents import probability
 
@@ -130,7 +130,7 @@ def _beside_jobs(board: Board, row: int) -> tuple[int, dict[str, int]]:
     use = use_on(board)
     if row >= len(use):
         return 0, {}
-    return int((use[row] == GpuUse.UNKNOWN).sum()), promises_on(board, row)
+    return int((use[row] == Occupant.UNKNOWN).sum()), promises_on(board, row)
 
 
 def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:

@@ -235,8 +235,10 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
 def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
     """Raises UnknownEntity for a GPU that nobody heard of where the node is known to have fewer."""
     readings, counts = board.array(READINGS), board.array("node.gpus")
+    count = int(counts[row]) if row < len(counts) else 0
+    has = f"node {asked.node[:200]!r} has {count} GPUs, from 0 on: " if count else ""
     if row >= len(readings) or not 0 <= asked.gpu < readings.shape[1]:
-        raise UnknownEntity(f"no GPU {asked.gpu} on node {asked.node[:200]!r}")
+        raise UnknownEntity(f"{has}no GPU {asked.gpu} on node {asked.node[:200]!r}")
     told = readings[row, asked.gpu].astype(np.float64).tolist()
     gpu = f"{asked.node}/{asked.gpu}"
     sight = ObservedGpu(
@@ -246,9 +248,8 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
         seen.holders.get(gpu, []),
         seen.somewhere.get(asked.node, []),
     )
-    count = int(counts[row]) if row < len(counts) else 0
     if count and asked.gpu >= count and not sight.heard:
-        raise UnknownEntity(f"node {asked.node[:200]!r} has {count} GPUs, from 0 on: no GPU {asked.gpu}")
+        raise UnknownEntity(f"{has}no GPU {asked.gpu}")
     return sight
 
 

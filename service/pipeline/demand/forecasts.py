@@ -30,7 +30,7 @@ from models.demand.prescale import prescale
 from models.demand.rows import DemandRow
 from service.answers.fitted_models import ShadowModel
 from service.board.board import Board, Section
-from service.board.gpu_use import GpuUse
+from service.board.gpu_use import Occupant
 from service.pipeline.capability import Capability
 from service.pipeline.demand.histories import read_histories
 from service.pipeline.demand.metrics import parts_page, trees_page
@@ -99,7 +99,7 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        in_use = int((tick.gpu_use == GpuUse.UNKNOWN).sum()) if tick.jobs_are_known else None
+        in_use = int((tick.gpu_use == Occupant.UNKNOWN).sum()) if tick.jobs_are_known else None
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
         self._heard.append(HeardTick(tick.now_ms, tick.served, gpu_looks(tick), in_use, tick.open.requested, promised))
         return self.latest

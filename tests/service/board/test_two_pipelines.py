@@ -185,7 +185,7 @@ def test_two_pipelines_say_of_a_fleet_what_one_says(tmp_path: Path, topology: An
     # and it was worth comparing
     assert here["stragglers"]["gang"]["slow"]
     assert here["stragglers"]["gang"]["culprit"]["name"] == "n2/1"
-    assert {"n2", "n5", "n6", "n7", "n0"} <= here["reasons"].keys()
+    assert {"n2", "n6", "n7", "n0"} <= here["reasons"].keys()
     assert [row["job"] for row in here["jobs"]].count("gang") == 1
     assert msgspec.json.decode(two.board().text("doc.ingestion"))["samples_total"] > 4000
 

@@ -293,7 +293,7 @@ def test_options_of_both_are_checked_at_the_start() -> None:
         ("kueue", {"hold_s": -1}, "options.hold_s = -1: must be 0 to 86400"),
         ("kueue", {"controller": "fleetcast"}, "options.controller = 'fleetcast': must be like fleetcast.io/forecast"),
         ("kueue", {"server": "http://far.example"}, "must be like https://HOST:6443"),
-        ("kueue", {"colour": "red"}, "colour.*; it takes controller, gate"),
+        ("kueue", {"colour": "red"}, "options.colour: no such key; there are controller, gate"),
         ("topology", {"labels": {"row": "x.io/y"}}, "options.labels.row: no level of a topology"),
         ("topology", {"labels": {"rack": "kubernetes.io/hostname"}}, "none of kubernetes.io"),
         ("topology", {"labels": {"rack": "no label"}}, "must be a label like fleetcast.io/rack"),

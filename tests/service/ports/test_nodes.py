@@ -258,7 +258,7 @@ def test_options_are_checked_at_the_start() -> None:
     for options, says in (
         ({"taint": "NoExecute"}, "options.taint = 'NoExecute': must be empty, PreferNoSchedule or NoSchedule"),
         ({"server": "http://far.example"}, "options.server = 'http://far.example': must be like https://HOST:6443"),
-        ({"colour": "red"}, "colour.*; it takes taint, slinky, server, token_file, ca_file"),
+        ({"colour": "red"}, "options.colour: no such key; there are taint, slinky, server, token_file, ca_file"),
     ):
         with pytest.raises(ConfigError, match=says):
             make_door("nodes", options)

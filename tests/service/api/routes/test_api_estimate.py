@@ -76,6 +76,8 @@ def test_an_estimate_tells_run_time_needs_and_start(tmp_path: Path, placer: Fake
         "similar": {"run_s": "user and name", "needs": "user and name", "runs_seen": 40},
         "reasons": {},
         "ignored": [],
+        "start_as_of_ms": NOW_MS,
+        "by": None,
     }
     method, path, body = placer.asked[0]
     assert (method, path, json.loads(body)) == ("POST", "/estimate", REQUEST)

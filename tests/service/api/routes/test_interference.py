@@ -35,6 +35,11 @@ class Fleet:
     def take(self, **more: Any) -> None:
         self.pipeline.take(Batch(**more))
 
+    def has_board(self, index: int) -> None:
+        """Let n1 have a GPU of which nothing is heard."""
+        self.pipeline.state.entities.of_node(EntityKind.GPU, "n1", index)
+        self.tick()
+
     def event(self, kind: Any, job: str, **more: Any) -> Any:
         self.sequence += 1
         return kind(job=job, sequence=self.sequence, **({"time_ms": self.now_ms} | more))
@@ -329,6 +334,7 @@ def test_what_no_metric_tells_is_unknown_and_a_use_below_a_limit_is_no_proof_of_
 
 @pytest.mark.parametrize("expected", [{"mig": False}, {"mig": True}, {"jobs": []}, {"mig_profile": "1g.10gb"}])
 def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, expected: Any) -> None:
+    fleet.has_board(7)
     told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": expected})
     assert told["ok"] is None
     assert "Nothing was heard of this GPU" in told["sentence"]
@@ -338,6 +344,7 @@ def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, e
 
 @pytest.mark.parametrize("expected", [{"mig": False}, {"mig": True}, {"mig_profile": "1g.10gb"}])
 def test_a_job_tells_nothing_of_the_division_of_a_gpu_that_is_silent(fleet: Fleet, expected: Any) -> None:
+    fleet.has_board(7)
     fleet.start("a-1", 7)
     told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": {**expected, "jobs": ["a-1"]}})
     rows = {row["field"]: row for row in told["checks"]}
