@@ -52,7 +52,7 @@ def test_a_topology_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", free_port()))
         sock.listen()
         yield sock
 
@@ -73,6 +73,7 @@ def test_ports_of_our_own_roles_that_still_end_are_waited_for(tmp_path: Path, ta
     """A supervisor that was killed leaves roles behind, which end a moment later."""
     port = taken.getsockname()[1]
     config = override(Config(state=str(tmp_path)), api_port=port)
+    config = msgspec.structs.replace(config, placer=msgspec.structs.replace(config.placer, port=free_port()))
     lock = (tmp_path / "placer.lock").open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
