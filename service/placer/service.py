@@ -164,7 +164,10 @@ class PlacementService:
         return self.observed()
 
     def _promises(self) -> list[Intent]:
-        """The active intents; when the clock was set, each lasts as long as it was to."""
+        """The active intents; when the clock was set, each lasts as long as it was to, and never less than its stamp.
+
+        A process that started since may not know that the clock was set forward before it was set back.
+        """
         active = self.ledger.active_intents()
         by_ms = self._watch.set_by_ms()
         if by_ms:
@@ -173,7 +176,7 @@ class PlacementService:
             self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
         if not self._postponed_ms:
             return active
-        now = [replace(row, expires_ms=row.expires_ms + self._postponed_ms[row.request_id]) for row in active]
+        now = [replace(row, expires_ms=row.expires_ms + max(0, self._postponed_ms[row.request_id])) for row in active]
         self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
         return now
 
