@@ -76,7 +76,7 @@ def sections(folder: Path, target: str) -> dict[str, dict[str, Any]]:
         "fleet": {"topology": str(folder / "topology.toml")},
         "scrape": {"targets": [target]},
         "pipeline": {"tick_s": 6.0, "snapshot_s": 15.0, "sources": [source]},
-        "placer": {"intent_expires_s": 360_000.0},
+        "placer": {"intent_expires_s": 360_000.0, "unheard": "ignore"},  # one exporter for sixteen nodes
         "adapters": {"adapter": [{"use": "band_file", "mode": "write", "options": {"path": str(folder / "bands")}}]},
     }
 
