@@ -58,6 +58,6 @@ def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | No
         return None
     stated = board.array("node.hearing")[:n]
     found = np.concatenate([stated, np.full(n - len(stated), Hearing.UNHEARD, np.int8)])
-    if placer.unheard == "ignore":
+    if placer.unheard == IGNORE:
         found[found != Hearing.FRESH] = Hearing.UNCONFIRMED
     return found

@@ -236,9 +236,10 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
     """Raises UnknownEntity for a GPU that nobody heard of where the node is known to have fewer."""
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0
-    has = f"node {asked.node[:200]!r} has {count} GPUs, from 0 on: " if count else ""
+    known = f", which has {count} GPUs, from 0 on" if count else ""
+    missing = UnknownEntity(f"no GPU {asked.gpu} on node {asked.node[:200]!r}{known}")
     if row >= len(readings) or not 0 <= asked.gpu < readings.shape[1]:
-        raise UnknownEntity(f"{has}no GPU {asked.gpu} on node {asked.node[:200]!r}")
+        raise missing
     told = readings[row, asked.gpu].astype(np.float64).tolist()
     gpu = f"{asked.node}/{asked.gpu}"
     sight = ObservedGpu(
@@ -249,7 +250,7 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
         seen.somewhere.get(asked.node, []),
     )
     if count and asked.gpu >= count and not sight.heard:
-        raise UnknownEntity(f"{has}no GPU {asked.gpu}")
+        raise missing
     return sight
 
 
