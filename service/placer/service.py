@@ -77,6 +77,7 @@ class PlacementService:
         self.own_decisions, self.own_lines = OwnNumbers(ledger, DECISIONS), OwnNumbers(ledger, LINES)
         self._watch = ClockWatch(clock, STEP_MS)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
+        self._inherited = frozenset(row.request_id for row in ledger.active_intents())  # of the process before
         self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
@@ -164,9 +165,10 @@ class PlacementService:
         return self.observed()
 
     def _promises(self) -> list[Intent]:
-        """The active intents; when the clock was set, each lasts as long as it was to, and never less than its stamp.
+        """The active intents; when the clock was set, each lasts as long as it was to.
 
-        A process that started since may not know that the clock was set forward before it was set back.
+        An intent of the process before lasts to its stamp at least: that process may have seen the clock set forward
+        before this one sees it set back.
         """
         active = self.ledger.active_intents()
         by_ms = self._watch.set_by_ms()
@@ -176,9 +178,13 @@ class PlacementService:
             self._postponed_ms.update({row.request_id: by_ms for row in active})  # adds to what is there
         if not self._postponed_ms:
             return active
-        now = [replace(row, expires_ms=row.expires_ms + max(0, self._postponed_ms[row.request_id])) for row in active]
+        now = [replace(row, expires_ms=row.expires_ms + self._postponement_ms(row.request_id)) for row in active]
         self._postponed_ms = Counter({row.request_id: self._postponed_ms[row.request_id] for row in active})
         return now
+
+    def _postponement_ms(self, request_id: str) -> int:
+        by_ms = self._postponed_ms[request_id]
+        return max(0, by_ms) if request_id in self._inherited else by_ms
 
     def _with_promises(self, base: Observed) -> "_View":
         """The view of the ledger as it is now; where promises were only added since the last one, from that one."""

@@ -37,6 +37,17 @@ def test_a_promise_lasts_as_long_as_it_was_to_when_the_clock_is_set(world: World
     assert world.service.ledger.intent_state("r2") is IntentState.ACTIVE
 
 
+def test_a_promise_of_the_process_before_lasts_to_its_stamp_when_the_clock_is_set_back(world: World) -> None:
+    world.place("r1", gang=1)
+    for by_ms in (7_200_000, -7_200_000):
+        world.clock.time_ms += by_ms
+        world.board.as_of_ms = world.clock.now_ms()
+        world.board.publish()
+        world.place("dry", gang=1, dry_run=True)
+        assert world.service.ledger.intent_state("r1") is IntentState.ACTIVE
+        world.restart()
+
+
 def test_nothing_is_placed_while_nobody_knows_what_runs(world: World) -> None:
     why = "what runs is not known: all is lost"
     world.board.writer.publish([_meta(world, why)], NOW_MS)
