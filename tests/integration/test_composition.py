@@ -5,12 +5,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from cli.run import RoleName
+from service.answers.risk import StateName
 from tests.dashboards.grafana import ROOT
 from tests.integration.service_process import Service
 
@@ -51,6 +52,6 @@ def test_the_roles_of_the_composition_work_together_and_end_when_asked(tmp_path:
         composed.until("readiness", lambda: composed.get("/readyz"), 60)
         status, decision, _ = composed.request("POST", "/v1/placements", {"request_id": "a", "gpus_per_node": 8})
         assert (status, decision["outcome"]) == (200, "placed"), decision
-        assert composed.get("/metrics").count("fleetcast_nodes{") == 6
+        assert composed.get("/metrics").count("fleetcast_nodes{") == len(get_args(StateName))
         assert {name: process.poll() for name, process in processes.items()} == dict.fromkeys(processes)
     assert {name: process.returncode for name, process in processes.items()} == dict.fromkeys(processes, 0)

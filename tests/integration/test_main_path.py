@@ -66,8 +66,8 @@ def test_a_page_served_by_hand_is_scored_without_any_configuration(
 
     page.write_text(gpu_page(without=1))
     service.until(
-        "the vanished series",
-        lambda: any("vanished" in sentence for sentence in reasons(service, "hand01")),
+        "the GPU that is not listed",
+        lambda: any("no longer lists 1 of 4 GPUs" in sentence for sentence in reasons(service, "hand01")),
         30,
     )
 

@@ -111,6 +111,13 @@ def _batch(events: list[dict[str, Any]]) -> Batch:
     )
 
 
+def forget_withdrawn(state: FleetState) -> None:
+    """Take out the demand of requests that no event tells of: it depends on the boards that saw them wait."""
+    of_events = {(row.job, row.attempt) for row in state.jobs}
+    for key in state.demand._known.keys() - of_events:
+        state.demand._change(key, None)
+
+
 def check_tables(killed: FleetState, straight: FleetState) -> None:
     """Jobs, nodes and demand of both runs are equal, and no event counted twice."""
     jobs, expected = ({(row.job, row.attempt): row for row in state.jobs} for state in (killed, straight))
@@ -122,6 +129,8 @@ def check_tables(killed: FleetState, straight: FleetState) -> None:
     assert killed.nodes.nodes == straight.nodes.nodes
     assert sorted(killed.demand.pools()) == sorted(straight.demand.pools())
     now_ms = max(row.ended_ms or 0 for row in jobs.values())
+    for state in (killed, straight):
+        forget_withdrawn(state)
     for pool in straight.demand.pools():
         for target in ("arriving", "arriving_jobs", "running", "queued", "wanted"):
             series = [state.demand.series(pool, target, now_ms, 60, DAY_BINS) for state in (killed, straight)]

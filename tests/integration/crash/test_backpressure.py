@@ -115,7 +115,7 @@ class WriteFlood(WriteSender):
     def once(self) -> None:
         first_ms = max(self._next_ms, time.time_ns() // 1_000_000)
         self._next_ms = first_ms + WRITE_SAMPLES
-        told = [(time_ms, float(time_ms % 97)) for time_ms in range(first_ms, self._next_ms)]
+        told = [(time_ms, float(1 + time_ms % 97)) for time_ms in range(first_ms, self._next_ms)]
         rows = [(gpu(name, 0, node), told) for node in WRITE_NODES for name in WRITE_METRICS]
         self.post(Version.V1, packed(message_v1(rows)))
         self.samples += len(rows) * len(told)
