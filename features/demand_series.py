@@ -159,10 +159,11 @@ class DemandSeries(Stateful):
                 bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
-        """Whether a scope has bins. Makes them for a new scope, unless there are too many of its kind."""
+        """Whether a scope has bins. Makes them for a new scope, unless there are too many of its kind, or its pool has
+        none."""
         if scope in self:
             return True
-        if self._listed[scope.kind] >= MOST[scope.kind]:
+        if not self._has_pool(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
             return False
         self._attempts[scope] = 0
         self._listed[scope.kind] += 1
@@ -170,9 +171,17 @@ class DemandSeries(Stateful):
             self._bins[scope, bin_s] = _empty(bin_s)
         return True
 
+    def _has_pool(self, scope: DemandScope) -> bool:
+        return scope.kind == "pool" or DemandScope(scope.pool) in self
+
     def pools(self) -> tuple[str, ...]:
         """Names of queues that attempts named, sorted, and "all" at the end."""
         return (*sorted(scope.pool for scope in self.scopes("pool")), EVERYTHING)
+
+    @property
+    def lists_no_more_pools(self) -> bool:
+        """Whether demand of further pools counts in "all" only."""
+        return self._listed["pool"] >= MOST_POOLS
 
     def scopes(self, kind: str) -> list[DemandScope]:
         """Scopes of a kind that attempts count in, sorted; without `DemandScope()` and the rest of the groups."""
@@ -220,7 +229,9 @@ class DemandSeries(Stateful):
             return
         sizes = self._sizes
         listed = sorted((sizes[scope], scope) for scope in self._attempts if scope.kind == "group")
-        waiting = nsmallest(MOST_SWAPS, ((-size, scope) for scope, size in sizes.items() if scope not in self))
+        waiting = nsmallest(
+            MOST_SWAPS, ((-sizes[scope], scope) for scope in sizes if scope not in self and self._has_pool(scope))
+        )
         pairs = zip(listed, waiting, strict=False)
         swaps = {large: small for (less, small), (more, large) in pairs if -more > CLEARLY * less}
         if swaps:

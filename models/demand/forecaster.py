@@ -2,7 +2,8 @@
 
 `DemandForecaster` turns histories into rows of `/demand`. Each target has contests (models/demand/contest.py): of all
 series by the minute for the nearest horizons; of pools and classes by ten minutes, with the costliest forecasters; of
-user groups, which are sparse, by ten minutes. Medians of classes, and of groups, add up to their pool's (hierarchy.py).
+user groups, which are sparse, by ten minutes. Medians of pools add up to "all", those of classes and of groups to their
+pool (hierarchy.py).
 
 Every call forecasts anew from the newest values; the gates move when a bin is over. A call tests a part of each long
 history, so that all contests soon have a record.
@@ -20,7 +21,7 @@ from fleet.stateful import Dump, Stateful
 from models.demand import contest as demand_contest
 from models.demand.contest import Contest
 from models.demand.gate import are_whole
-from models.demand.hierarchy import MEDIAN, in_whole_numbers, reconciled
+from models.demand.hierarchy import add_up
 from models.demand.naive import FORECASTERS, forward_filled
 from models.demand.rows import DemandRow
 from models.demand.smoothers import group_smoothers, smoothers
@@ -169,7 +170,7 @@ class DemandForecaster(Stateful):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
                     old[:, :, rows] = contest.serve(panel, back).values
-        _add_up(forecast.values, inputs.keys, heard, _counts(inputs))
+        add_up(forecast.values, inputs.keys, heard, _counts(inputs), _ceilings(inputs))
         for row in np.flatnonzero(heard).tolist():
             yield self._row(inputs, row, forecast, old[:, :, row])
 
@@ -344,20 +345,10 @@ def _counts(inputs: Histories) -> NDArray[np.bool_]:
     return np.asarray(are_whole(inputs.ten_minute).all(axis=1) & are_whole(inputs.minutes).all(axis=1))
 
 
-def _add_up(values: Array, keys: Sequence[SeriesKey], heard: NDArray[np.bool_], counts: NDArray[np.bool_]) -> None:
-    """Classes and groups made to sum to their pool, in place. values: (quantile, horizon, series); counts: (series,)
-    which are served in whole numbers."""
-    at = {one: row for row, one in enumerate(keys) if heard[row]}
-    parts: dict[tuple[SeriesKey, str], list[int]] = {}
-    for one, row in at.items():
-        if one.is_part:
-            parts.setdefault((one._replace(group=EVERYTHING), "group"), []).append(row)
-        elif one.class_ != EVERYTHING:
-            parts.setdefault((one._replace(class_=EVERYTHING), "class"), []).append(row)
-    for (whole, _), rows in parts.items():
-        if whole in at:
-            given_way = reconciled(values[:, :, rows], values[MEDIAN, :, at[whole]])
-            values[:, :, rows] = in_whole_numbers(given_way) if counts[[at[whole], *rows]].all() else given_way
+def _ceilings(inputs: Histories) -> Array:
+    """(series,) the most that a series is forecast: its capacity, or what it has reached; inf for none."""
+    reached = [np.nan_to_num(values).max(axis=1, initial=0.0) for values in (inputs.minutes, inputs.ten_minute)]
+    return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)
 
 
 def _drawn(ten_minute: Array) -> Array:

@@ -1,36 +1,108 @@
-"""Make the medians of a pool's classes, or of its groups, sum to the pool's own median.
+"""Make the medians of the pools sum to the median of all, and those of a pool's classes and groups to the pool's.
 
-The whole is forecast better, so the parts give way. Where they fall short, each rises in proportion to the width of its
-80 % band: the least sure gives way most. Where they exceed it, all quantiles scale down alike. Quantiles stay in order.
-Counts are whole numbers afterwards, too.
+The whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion to the
+width of each part's 80 % band, so that the least certain part moves most. No median leaves 0 to its part's ceiling.
+Quantiles stay in order. A job that waits in several pools counts in each pool's present value and once in "all", so the
+pools' forecasts share it.
 """
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from features.contribution import EVERYTHING
 from models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 MEDIAN = QUANTILES.index(0.5)
 LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
+TIE = 1e-9  # weight of a median beside the width of a band: it decides where no band has any width
 
 
-def reconciled(parts: Array, whole: Array) -> Array:
-    """(quantile, horizon, part) whose medians sum to `whole`, (horizon,) the median of the sum.
+class SeriesScope(Protocol):
+    """The pool, class and group of a series; EVERYTHING where it is not divided."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def class_(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+
+
+def add_up(values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: Mask, ceilings: Array) -> None:
+    """Adjust pools to "all", then classes and groups to their pool, in place.
+
+    values: (quantile, horizon, series). is_known: (series,), whether the series takes part. counts: (series,), whether
+    it is forecast in whole numbers. ceilings: (series,), inf for none.
+    """
+    at = {(key.pool, key.class_, key.group): row for row, key in enumerate(keys) if is_known[row]}
+    for whole, rows in _families(list(at), at):
+        parts = reconciled(values[:, :, rows], values[MEDIAN, :, whole], ceilings[rows])
+        values[:, :, rows] = in_whole_numbers(parts) if counts[[whole, *rows]].all() else parts
+
+
+def _families(keys: list[tuple[str, str, str]], at: dict[tuple[str, str, str], int]) -> list[tuple[int, list[int]]]:
+    """Return (row of a whole, rows of its parts), wholes before the parts that are wholes themselves."""
+    families: dict[tuple[int, str], list[int]] = {}
+    for key in sorted(keys, key=lambda key: key[2] != EVERYTHING):
+        pool, class_, group = key
+        if group != EVERYTHING:
+            kind, whole = "group", (pool, class_, EVERYTHING)
+        elif class_ != EVERYTHING and (pool, EVERYTHING, EVERYTHING) in at:
+            kind, whole = "class", (pool, EVERYTHING, EVERYTHING)
+        else:
+            kind, whole = "pool", (EVERYTHING, class_, EVERYTHING)
+        if whole in at and whole != key:
+            families.setdefault((at[whole], kind), []).append(at[key])
+    order = ("pool", "class", "group")
+    return [(whole, rows) for (whole, kind), rows in sorted(families.items(), key=lambda one: order.index(one[0][1]))]
+
+
+def reconciled(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
+    """Return parts whose medians sum to the whole, as far as that is not negative.
+
+    parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for none; where
+    all parts are at their ceilings and the whole is above them, the ceilings give way.
 
     >>> reconciled(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
     [[3.0, 3.0]]
     """
-    total = parts[MEDIAN].sum(axis=1)
-    missing = np.maximum(whole - total, 0.0)
-    width = parts[HIGH_80] - parts[LOW_80]
-    width = np.where(width.sum(axis=1, keepdims=True) > 0, width, 1.0)
-    lift = missing[:, None] * (width / width.sum(axis=1, keepdims=True))
+    median = parts[MEDIAN]
+    limit = np.full(parts.shape[-1], np.inf) if ceilings is None else ceilings
     bound = np.maximum(whole, 0.0)
-    is_over = total > bound
-    scale = np.where(is_over, bound, 1.0) / np.where(is_over, total, 1.0)
-    return np.asarray(parts * scale[:, None] + lift)
+    missing = bound - median.sum(axis=1)
+    weight = parts[HIGH_80] - parts[LOW_80] + TIE * (1 + median)
+    room = np.maximum(limit - median, 0.0)
+    room = np.where((room.sum(axis=1) < missing)[:, None], np.inf, room)
+    shift = divide(np.maximum(missing, 0.0), weight, room) - divide(np.maximum(-missing, 0.0), weight, median)
+    moved = median + shift
+    top = np.where(moved > limit, moved, limit)
+    return np.asarray(np.clip(parts + shift, 0.0, np.maximum(top, moved)))
+
+
+def divide(amount: Array, weight: Array, room: Array) -> Array:
+    """Divide an amount in proportion to weights, at most `room` to each part. Returns (horizon, part).
+
+    amount: (horizon,). weight, room: (horizon, part).
+
+    >>> divide(np.array([6.0]), np.array([[1.0, 1.0]]), np.array([[1.0, 9.0]])).tolist()
+    [[1.0, 5.0]]
+    """
+    given = np.zeros_like(weight)
+    for _ in range(weight.shape[1]):
+        open_weight = np.where(given < room, weight, 0.0)
+        left = np.maximum(amount - given.sum(axis=1), 0.0)
+        total = open_weight.sum(axis=1)
+        per_weight = np.divide(left, total, out=np.zeros_like(total), where=total > 0)
+        given = np.minimum(given + open_weight * per_weight[:, None], room)
+        if not ((given >= room) & (open_weight > 0)).any():
+            break
+    return given
 
 
 def in_whole_numbers(parts: Array) -> Array:
@@ -40,7 +112,7 @@ def in_whole_numbers(parts: Array) -> Array:
     >>> in_whole_numbers(np.full((7, 1, 3), 10 / 3))[3].tolist()
     [[4.0, 3.0, 3.0]]
     """
-    median = np.floor(parts[MEDIAN])
+    median = np.floor(parts[MEDIAN] + TIE)
     missing = np.rint(parts[MEDIAN].sum(axis=1) - median.sum(axis=1))
     rank = np.argsort(np.argsort(median - parts[MEDIAN], axis=1, kind="stable"), axis=1)
     median += rank < missing[:, None]

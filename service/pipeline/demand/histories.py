@@ -22,23 +22,26 @@ SERVING = "inference"
 
 
 def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
-    """Pools, then classes, then groups with what each pool has beyond them."""
-    groups = [SeriesKey(*scope) for scope in demand.scopes("group")]
+    """Pools, then classes, then groups with what each pool has beyond them. "all" has pools beyond the listed ones."""
+    pools = demand.pools()
+    groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.pool in pools]
     others = [SeriesKey(pool, group=OTHER) for pool in dict.fromkeys(key.pool for key in groups)]
     classes = [SeriesKey(*scope) for scope in demand.scopes("class")]
-    return (*map(SeriesKey, demand.pools()), *classes, *groups, *others)
+    unlisted = [SeriesKey(OTHER)] if demand.lists_no_more_pools and OTHER not in pools else []
+    return (*map(SeriesKey, pools), *unlisted, *classes, *groups, *others)
 
 
 async def read_histories(demand: DemandSeries, topology: Topology, now_ms: int) -> list[Histories]:
     """One a target, in the order of `forecaster.TARGETS`. Reading is sliced: events are taken in meanwhile."""
     keys = everybody(demand)
+    listed = {SeriesKey(*scope) for kind in ("pool", "class", "group") for scope in demand.scopes(kind)}
     tables: dict[tuple[Target, int], Array] = {
         (target, bin_s): np.full((len(keys), bins), np.nan) for target in READ for bin_s, bins in SPANS.items()
     }
     for row, one in enumerate(keys):
         if row % AT_A_TIME == 0:
             await asyncio.sleep(0)
-        for (target, bin_s), table in tables.items() if one.group != OTHER else ():
+        for (target, bin_s), table in tables.items() if OTHER not in (one.pool, one.group) or one in listed else ():
             table[row] = demand.series(one.pool, target, now_ms, bin_s, SPANS[bin_s], one.class_, one.group)
     for table in tables.values():
         _fill_others(table, keys)
@@ -63,8 +66,12 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
 
 
 def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
-    """What a pool has beyond its groups. table: (series, bin)."""
+    """Fill in what "all" has beyond the listed pools, and a pool beyond its groups. table: (series, bin)."""
     rows = {one: row for row, one in enumerate(keys)}
+    unlisted = rows.get(SeriesKey(OTHER))
+    if unlisted is not None and not np.isfinite(table[unlisted]).any():
+        pools = [row for one, row in rows.items() if one == SeriesKey(one.pool) and one.pool not in (EVERYTHING, OTHER)]
+        table[unlisted] = np.maximum(table[rows[SeriesKey(EVERYTHING)]] - np.nan_to_num(table[pools]).sum(axis=0), 0.0)
     for one, row in rows.items():
         if one.group == OTHER:
             groups = [at for other, at in rows.items() if other.pool == one.pool and other.is_part and at != row]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from features import demand_series
 from features.serving import ServedInstance
 from fleet.clock import ManualClock, SystemClock
 from fleet.events import Started, Submitted
@@ -88,6 +89,31 @@ def test_every_pool_class_and_group_is_forecast_and_they_add_up(tmp_path: Path) 
         sums = np.sum([row.values[MEDIAN] for row in groups], axis=0)
         np.testing.assert_allclose(sums, pool.values[MEDIAN], atol=0.3)
         assert pool.horizons_s == list(HORIZONS_S)
+
+
+def medians_of(document: Any, target: str) -> dict[str, Any]:
+    """Pool -> its served medians."""
+    rows = [row for row in document["series"] if row["target"] == target and row["class"] == row["group"] == "all"]
+    return {row["pool"]: np.array(row["values"][MEDIAN]) for row in rows}
+
+
+@pytest.mark.parametrize("most_pools", [200, 1])
+def test_served_pools_add_up_to_all_with_those_beyond_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_pools: int
+) -> None:
+    monkeypatch.setitem(demand_series.MOST, "pool", most_pools)
+    monkeypatch.setattr(demand_series, "MOST_POOLS", most_pools)
+    it = kept(tmp_path)
+    tell(it.state)
+    submission = {"queue": "debug", "queues": ("debug", "train"), "class_": "batch", "gpus_per_node": 8}
+    event = Submitted(job="both", sequence=1, time_ms=NOW_MS - 20 * MINUTE_MS, **submission)
+    it.state.apply(Batch(events=(event,)), NOW_MS)
+    document = board(forecast(it).latest).json("doc.demand")
+    for target in ("running", "queued", "wanted", "arriving"):
+        found = medians_of(document, target)
+        whole = found.pop("all")
+        assert set(found) == ({"train", "serve", "debug"} if most_pools > 1 else {"serve", "other"})
+        np.testing.assert_allclose(sum(found.values()), whole, atol=0.3)
 
 
 def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
