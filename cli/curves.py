@@ -111,8 +111,11 @@ def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **option
 
 
 def file_at(curve: str, at: float | str, seed: int) -> "FaultFile":
-    """The run of a seed at one point of a curve: all faults and look-alikes so strong, or scraped so often, or as
-    usual where some of its telemetry is left out afterwards."""
+    """Return the run of a seed at one point of a curve.
+
+    Its faults are that strong beside look-alikes of full strength, or it is scraped that often. Where telemetry is left
+    out afterwards, the run is as usual.
+    """
     from msgspec.structs import replace
 
     from simulator.fault_file import DrawTable, FaultFile, FleetTable, JobsTable

@@ -204,10 +204,14 @@ LEAST_LEFT = 0.05  # of a clock or an activity
 
 
 def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
-    """Every fault and look-alike `times` as strong: twice as far from what is usual, for 2.
+    """Make every fault `times` as strong: twice as far from what is usual, for 2. Look-alikes keep their full strength.
+
+    Weak faults must be found beside look-alikes that are as strong as ever.
 
     >>> scaled(USUAL, 0.5).power_brake.clock
     (0.7, 0.75)
+    >>> scaled(USUAL, 0.5).power_cap == USUAL.power_cap
+    True
     """
 
     def moved(name: str, span: Span) -> Span:
@@ -216,6 +220,8 @@ def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
         return round(low, 6), round(high, 6)
 
     def kind_scaled(row: Kind) -> Kind:
+        if isinstance(row, Decoy):
+            return row
         own = [name for name in row.__struct_fields__ if name in NEUTRAL]
         return msgspec.structs.replace(row, **{name: moved(name, getattr(row, name)) for name in own})
 
