@@ -25,7 +25,8 @@ FEWEST_ERRORS = 20
 MOST_AWAKE = 0.5  # of two weeks: a series that was awake for longer has enough errors of its own
 THIN_STEPS = 6
 # Sums over windows that overlap tell a spread as well as so many times as many that do not: the sum of the squares of
-# their autocorrelations 1 - k / window is 2 / 3 of a window.
+# their autocorrelations 1 - k / window is 2 / 3 of a window. So bands of few errors are stretched. With all errors of
+# two weeks they are plain: stretched ones would be too wide, and the baseline of every comparison weaker than it is.
 TOLD_BY_OVERLAP = 1.5
 LEVEL_DAYS = 7
 # Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
@@ -181,7 +182,8 @@ def window_quantiles(
         window = np.sort(window, axis=-1)  # NaN last
         known = np.isfinite(window).sum(axis=-1)
         counts[first : first + chunk] = known.T
-        told = 1 + np.maximum(known - 1, 0) * min(1.0, TOLD_BY_OVERLAP * thin / overlap)
+        missing = 1 - (known / count) ** 2
+        told = 1 + np.maximum(known - 1, 0) * min(1.0, TOLD_BY_OVERLAP * thin / overlap) ** missing
         out[:, first : first + chunk] = sorted_quantiles(window, known, told).transpose(0, 2, 1)
     return out, counts
 

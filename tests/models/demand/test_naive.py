@@ -1,9 +1,20 @@
 """Forecasters to check by hand."""
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from models.demand.naive import Persistence, RecentLevel, SeasonalNaive, forward_filled, window_quantiles
+from models.demand.naive import (
+    Persistence,
+    RecentLevel,
+    SeasonalNaive,
+    error_window,
+    forward_filled,
+    window_quantiles,
+)
 from models.forecast import QUANTILES, Panel
+from tests.fuzz.bounds import examples
 
 
 def panel(values):
@@ -53,6 +64,27 @@ def test_quantiles_of_a_window_are_those_of_numpy():
     assert counts.tolist() == [[4, 4], [5, 5]]  # bin 9 has 9, 6, 3, 0 behind it
     assert np.allclose(found[:, 0], np.quantile(values[:, [0, 3, 6, 9]], QUANTILES, axis=1, method="weibull"))
     assert np.allclose(found[:, 1], np.quantile(values[:, [37, 40, 43, 46, 49]], QUANTILES, axis=1, method="weibull"))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([6, 36, 144]), st.integers(0, 300))
+@examples(12)
+def test_bands_of_two_weeks_are_the_plain_quantiles_of_the_errors(seed, step, later):
+    """At each lead: a stretched baseline loses to every challenger that is not."""
+    last = 15 * 144 + later
+    walk = np.cumsum(np.random.default_rng(seed).normal(size=last + 1))
+    count, thin = error_window(step, 600)
+    ends = last - thin * np.arange(count)
+    plain = np.quantile(walk[ends] - walk[ends - step], QUANTILES, method="weibull")
+    served = Persistence().forecast(panel(walk), np.array([last]), (step,))[:, 0, 0, 0]
+    np.testing.assert_allclose(served - walk[last], plain, atol=1e-9)
+
+
+@pytest.mark.parametrize("days", [3, 5, 8, 11, 15])
+def test_bands_of_a_day_ahead_hold_what_they_say_while_errors_become_many(days):
+    walks = np.cumsum(np.random.default_rng(1).normal(size=(200, 17 * 144)), axis=1)
+    low, high = Persistence().forecast(panel(walks), np.array([days * 144]), (144,))[[1, 5], 0, 0]
+    outcome = walks[:, days * 144 + 144]
+    assert 0.68 <= ((low <= outcome) & (outcome <= high)).mean() <= 0.9
 
 
 def test_the_band_of_a_day_ahead_holds_what_it_says_after_a_few_days():
