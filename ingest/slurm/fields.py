@@ -17,6 +17,7 @@ from ingest.slurm.numbers import count_numbers, numbers
 MAX_TASKS = 1000  # of an array that get names of their own while they wait
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGTP]?)i?B?[nc]?", re.IGNORECASE)
+_MASK = re.compile(r"0x([0-9A-Fa-f]{1,25000})")
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
@@ -32,10 +33,18 @@ class WaitingTasks:
 def tasks(text: str) -> WaitingTasks:
     """Return the tasks that an array still has, as `1-3,5%2` says. Slurm ends a list that it cuts with dots.
 
+    slurmdbd stores a mask in hexadecimal digits, whose lowest bit is task 0. A text of another form names no task.
+
     >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
+    >>> tasks("0x1E%2").named
+    (1, 2, 3, 4)
     """
     stated = text.strip("[]").partition("%")[0]
+    if (mask := _MASK.fullmatch(stated)) is not None:
+        bits = int(mask[1], 16)
+        found = [task for task in range(bits.bit_length()) if bits >> task & 1]
+        return WaitingTasks(tuple(found[:MAX_TASKS]), len(found))
     whole = stated.removesuffix("...").removesuffix(",")
     named = tuple(numbers(whole, MAX_TASKS))
     return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, whole != stated)

@@ -61,11 +61,14 @@ def read_accounting(body: bytes) -> Read[SlurmJob]:
 
 
 def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
-    """Add an error for each array of which Slurm listed only some tasks; those count."""
-    why = "Slurm listed only some of its tasks; set SLURM_BITSTR_LEN=0 where its commands run"
-    read.bad += [
-        RecordError("array_cut", f"array {job.id.partition('_')[0]}: {why}") for job in read.rows if job.is_cut
-    ]
+    """Add an error for each array of which Slurm listed only some tasks, or none that can be read. Those that can be
+    read count, else the array counts as one task."""
+    cut = "Slurm listed only some of its tasks; set SLURM_BITSTR_LEN=0 where its commands run"
+    unread = "its list of tasks is no list of numbers such as 0-99:2, so it counts as one task"
+    for job in read.rows:
+        if job.is_cut:
+            array, _, task = job.id.partition("_")
+            read.bad.append(RecordError("array_cut", f"array {array}: {cut if task else unread}"))
     return read
 
 
@@ -145,8 +148,8 @@ def _limit_s(value: Number) -> float | None:
 
 
 def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
-    array, task = number(row.array_job_id) or 0, number(row.array_task_id)
-    waiting = WaitingTasks() if task is not None or not array else tasks(row.array_task_string or "")
+    array, task, text = number(row.array_job_id) or 0, number(row.array_task_id), row.array_task_string or ""
+    waiting = WaitingTasks() if task is not None or not array else tasks(text)
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
     comments = (row.state_description, row.comment, row.admin_comment, row.system_comment)
     job = SlurmJob(
@@ -184,7 +187,7 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
         status=_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if waiting.named else [job]
+    return each_task(job, array, waiting) if text and array and task is None else [job]
 
 
 def _tres_text(rows: list[Tres]) -> str:
@@ -202,8 +205,8 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
     told = row.comment
     texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
     restarts = number(row.restart_cnt, 1e6)
-    array, task = number(row.array.job_id) or 0, number(row.array.task_id)
-    waiting = WaitingTasks() if task is not None or not array else tasks(row.array.task or "")
+    array, task, text = number(row.array.job_id) or 0, number(row.array.task_id), row.array.task or ""
+    waiting = WaitingTasks() if task is not None or not array else tasks(text)
     job = SlurmJob(
         id=job_id(row.job_id, (array, task), (number(row.het.job_id) or 0, number(row.het.job_offset) or 0)),
         states=_upper(row.state.current),
@@ -230,7 +233,7 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
         status=_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if waiting.named else [job]
+    return each_task(job, array, waiting) if text and array and task is None else [job]
 
 
 def _of_node(row: NodeInfo) -> list[SlurmNode]:
@@ -267,10 +270,6 @@ def _of_group(group: NodeGroup) -> list[SlurmNode]:
         for entries in (group.nodes.nodes, group.nodes.hostnames, group.nodes.addresses)
     )
     gres = read_gres(group.gres.total or "")
-    if not len(names) == len(hosts) == len(addresses):  # sorted each by itself, or not told
-        return [SlurmNode(name, states, reason, told_ms, gres) for name in names]
-    others = zip(hosts, addresses, strict=True)
-    return [
-        SlurmNode(name, states, reason, told_ms, gres, other_names=also)
-        for name, also in zip(names, others, strict=True)
-    ]
+    # sinfo sorts the names of a group and neither its hosts nor its addresses: only one node has a host for sure.
+    others = (*hosts, *addresses) if len(names) == len(hosts) == 1 else ()
+    return [SlurmNode(name, states, reason, told_ms, gres, other_names=others) for name in names]

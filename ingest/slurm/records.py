@@ -1,10 +1,11 @@
 """Records of Slurm's answers: the good ones, the bad ones, and those with a byte that was replaced.
 
-People write names, comments and reasons in any encoding. A byte that is no UTF-8, a control character or half a
-surrogate pair costs itself and no record.
+People write names, comments and reasons in any encoding. A byte that is no UTF-8, a control character, half a surrogate
+pair or a backslash that escapes nothing costs itself and no record. NaN and infinities are unknown numbers.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -53,16 +54,33 @@ class Read(Generic[Told]):
 def with_text(record: bytes) -> bytes | None:
     """Return a JSON document with replacements for what is no text; None if it is text, or no JSON even then."""
     try:
-        found = json.loads(record.decode("utf-8", "replace"), strict=False)
+        found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_no_number)
         mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return None
     return None if _is_text(record) else mended
 
 
+_ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
+
+
+def _escaped(text: str) -> str:
+    """Return a JSON text in which a backslash that begins no escape of JSON stands for itself."""
+    return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
+
+
+def _no_number(constant: str) -> None:
+    """Read NaN and infinities, which are no JSON, as unknown."""
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def _is_text(record: bytes) -> bool:
     try:
-        json.dumps(json.loads(record.decode("utf-8")), ensure_ascii=False).encode("utf-8")
+        found = json.loads(record.decode("utf-8"), parse_constant=_refuse_constant)
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         return False
     return True

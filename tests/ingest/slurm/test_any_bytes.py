@@ -73,3 +73,20 @@ def test_what_became_of_every_record_adds_up() -> None:
     batch = asyncio.run(polled.source.next())
     tally = batch.counted()
     assert (tally.read, tally.refused, sum(tally.ignored.values()), tally.unread, tally.all) == (3, 1, 1, 0, 5)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+@pytest.mark.parametrize("key", ["billable_tres", "priority"])
+def test_a_number_that_is_no_json_is_unknown_and_costs_no_job(number: bytes, key: str) -> None:
+    read = read_queue(queue(old_job(7), old_job(8, **{key: 123_456}), old_job(9)).replace(b"123456", number))
+    assert ([job.id for job in read.rows], read.bad, read.replaced) == (["7", "8", "9"], [], 1)
+    found = read_nodes(nodes(node("n1") | {"free_mem": 123_456}, node("n2")).replace(b"123456", number))
+    assert ([row.name for row in found.rows], found.bad) == (["n1", "n2"], [])
+
+
+@pytest.mark.parametrize(
+    ("written", "name"), [(rb"a\xb", r"a\xb"), (rb"C:\data", r"C:\data"), (rb"a\u12", r"a\u12"), (rb"a\\\d", r"a\\d")]
+)
+def test_a_backslash_that_escapes_nothing_stands_for_itself(written: bytes, name: str) -> None:
+    read = read_queue(queue(old_job(7), new_job(8, name="DIRT")).replace(b"DIRT", written))
+    assert ([job.name for job in read.rows], read.bad, read.replaced) == (["llama|7b", name], [], 1)

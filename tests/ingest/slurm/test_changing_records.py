@@ -13,7 +13,7 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import JobEvent, Queued, Submitted
 from fleet.jobs import JobAttempt, JobTable
-from ingest.slurm.json import read_queue
+from ingest.slurm.json import read_accounting, read_queue
 from ingest.slurm.reasons import is_blocked
 from ingest.slurm.source import SlurmSource
 from ingest.slurm.text import read_jobs
@@ -163,6 +163,27 @@ def test_steps_count_in_a_big_array_and_a_list_that_slurm_cut_is_said_to_be_cut(
     read = read_queue(queue(array("0,2,4,...")))
     assert [job.id for job in read.rows] == ["500_0", "500_2", "500_4"]
     assert [error.reason for error in read.bad] == ["array_cut"]
+
+
+@pytest.mark.parametrize(("text", "tasks"), [("0x1F", 5), ("0x1E%2", 4), ("0x" + "F" * 500, 2000), ("0xa0", 2)])
+def test_a_mask_of_slurmdbd_names_the_tasks_that_wait(text: str, tasks: int) -> None:
+    listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
+    for read in (
+        read_accounting(queue(listed)),
+        read_queue(queue(array(text))),
+        read_jobs(accounts(account(f"500_[{text}]"))),
+    ):
+        assert (sum(job.tasks for job in read.rows), read.bad) == (tasks, [])
+    rows = read_queue(queue(array("0xa0"))).rows
+    assert [job.id for job in rows] == ["500_5", "500_7"]
+
+
+@pytest.mark.parametrize("text", ["all", "1-3;5", "0xZZ", "1-3,?"])
+def test_an_array_whose_tasks_cannot_be_read_stays_one_job_and_is_a_bad_record(text: str) -> None:
+    for read in (read_queue(queue(array(text))), read_jobs(accounts(account(f"500_[{text}]")))):
+        assert [job.id for job in read.rows] == ["500"]
+        assert [error.reason for error in read.bad] == ["array_cut"]
+        assert "counts as one task" in read.bad[0].detail
     text = b"JobID|State|Submit|ReqTRES|JobName\n8_[1-3000%9]|PENDING|1760000000|gres/gpu=2|x\n"
     assert sum(job.tasks for job in read_jobs(text).rows) == 3000
 

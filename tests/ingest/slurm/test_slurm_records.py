@@ -274,6 +274,21 @@ def test_nodes_in_every_form() -> None:
     ]
 
 
+def grouped(names: list[str], hosts: list[str], addresses: list[str]) -> bytes:
+    """`sinfo --json` of 23.02 and later: one group of nodes in one state."""
+    listed = {"nodes": names, "hostnames": hosts, "addresses": addresses}
+    return json.dumps({"sinfo": [{"node": {"state": ["IDLE"]}, "nodes": listed, "gres": {"total": "gpu:8"}}]}).encode()
+
+
+def test_a_group_of_nodes_joins_no_host_that_may_be_of_another_node() -> None:
+    """sinfo sorts the names of a group, and neither its hosts nor its addresses."""
+    (one,) = read_nodes(grouped(["p5-1"], ["ip-10-0-0-9"], ["10.0.0.9"])).rows
+    assert one.other_names == ("ip-10-0-0-9", "10.0.0.9")
+    for addresses in (["10.0.0.9", "10.0.0.5"], ["10.0.0.[9,5]"]):
+        pair = read_nodes(grouped(["p5-1", "p5-2"], ["ip-10-0-0-9", "ip-10-0-0-5"], addresses)).rows
+        assert [(row.name, row.other_names) for row in pair] == [("p5-1", ()), ("p5-2", ())]
+
+
 def test_what_becomes_of_a_node() -> None:
     drained = SlurmNode("n1", ("IDLE", "DRAIN"), "Xid 79", T * 1000)
     events, now = changes(drained, {}, "slurm", NOW_MS)
