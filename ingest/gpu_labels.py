@@ -27,7 +27,10 @@ _JOB = re.compile(rf"(.+)-{_RANDOM}{{5}}")
 _ROLE = re.compile(r"(.+?)-(?:worker|master|launcher|chief|ps|leader|head|evaluator)s?(?:-\d+)+")
 _PODS = (("exported_pod", "exported_namespace"), ("pod", "namespace"))
 _JOBS = ("hpc_job", "job_id")
-_WORKER = re.compile(r"slurmd([-_].*)?|ray-(head|worker|node)|pbs[-_]mom|condor[-_](startd|execute)|sge[-_]execd")
+_WORKER = re.compile(
+    r"slurmd([-_].*)?|ray[-_](head|worker|node)|pbs[-_]mom|(ht)?condor[-_](startd|execute|worker)|sge[-_]execd"
+    r"|(yarn[-_])?node[-_]?manager|dask[-_]worker"
+)
 _NONE = frozenset({"", "0", "none", "None", "N/A"})
 
 

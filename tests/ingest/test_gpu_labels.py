@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingest.gpu_labels import job_label, owner_of
+from ingest.gpu_labels import host_pod, job_label, owner_of
 
 OWN = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpu-operator", "container": "nvidia-dcgm-exporter"}
 
@@ -17,6 +17,19 @@ def test_a_prometheus_that_keeps_its_own_labels_renames_the_pods() -> None:
     found = job_label({**OWN, "exported_pod": "bert-x7k2p", "exported_namespace": "nlp", "exported_container": "main"})
     assert found is not None
     assert (found.job, found.queue) == ("nlp/bert", "nlp")
+
+
+@pytest.mark.parametrize("container", ["slurmd", "ray-worker", "htcondor-execute", "yarn-nodemanager", "dask-worker"])
+@pytest.mark.parametrize("prefix", ["", "exported_"])
+def test_the_worker_of_another_scheduler_is_a_host_and_no_job(container: str, prefix: str) -> None:
+    stated = {f"{prefix}{key}": value for key, value in (("pod", "w-0"), ("namespace", "a"), ("container", container))}
+    assert (job_label(stated), host_pod(stated)) == (None, ("w-0", "a"))
+
+
+@pytest.mark.parametrize("container", ["torch", "worker", "dask-worker-image-job", "notebook", "main"])
+def test_other_containers_are_jobs(container: str) -> None:
+    stated = {"pod": "w-0", "namespace": "a", "container": container}
+    assert (job_label(stated) is None, host_pod(stated)) == (False, None)
 
 
 def test_the_exporters_own_pod_holds_nothing() -> None:

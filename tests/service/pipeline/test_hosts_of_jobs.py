@@ -42,7 +42,13 @@ def labels(pod: str, container: str, namespace: str = "ml") -> dict[str, str]:
     return {"pod": pod, "namespace": namespace, "container": container}
 
 
-@pytest.mark.parametrize("container", ["slurmd", "slurmd-pyxis", "ray-worker", "ray-head", "pbs_mom", "condor_startd"])
+@pytest.mark.parametrize(
+    "container",
+    [
+        *("slurmd", "slurmd-pyxis", "ray-worker", "ray-head", "pbs_mom", "condor_startd", "htcondor-execute"),
+        *("nodemanager", "dask-worker"),
+    ],
+)
 def test_gpus_of_a_host_are_held_by_nobody_until_they_work(tmp_path: Path, container: str) -> None:
     world = BareWorld(tmp_path)
     about = labels("worker-0", container)
