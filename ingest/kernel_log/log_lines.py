@@ -48,6 +48,7 @@ _message = re.compile(  # how messages begin that the ring buffer holds without 
     r"(?:\[\.\.\.\] )?NVRM: |nvidia|mlx5|amdgpu |pcieport |pciehp|\[drm|\[Hardware Error\]|AER: |PCIe Bus Error"
     r"|\{\d{1,9}\}\[Hardware|[0-9a-f]{4}:[0-9a-f]{2}:|(?:PCI|pci) |\[ *[TC]\d{1,9}\] "
 )
+_headless = re.compile(rf"{_ZONE}\S{{1,253}} (?:NVRM: |mlx5_core |amdgpu )")  # a template of syslog left "kernel:" out
 _syslog = re.compile(
     rf"(?:\d{{1,9}} )?(?:<\d{{1,3}}>)?1 (?:{_ISO}|-) (?P<host>\S{{1,255}}) (?P<program>\S{{1,48}}) "
     rf"\S{{1,128}} \S{{1,32}} (?:-|(?:\[(?:[^\]\\]|\\.){{1,1500}}\])+)(?: |$)\ufeff?(?:{_BOOTED} ?)?"
@@ -150,7 +151,7 @@ def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
         return LogLine(rest[found.end() :], time_ms, host=host, hostless=not host)
     if _message.match(rest) is not None:
         return LogLine(rest, time_ms)
-    if _program.match(rest) is not None:
+    if _program.match(rest) is not None and _headless.match(rest) is None:
         return NOTHING
     raise _unknown(rest)
 

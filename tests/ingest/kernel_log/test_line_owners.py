@@ -64,6 +64,17 @@ def test_a_form_that_is_not_understood_drains_nobody(tmp_path: Path) -> None:
     assert list(told(followed(log, node="n9").node_events)) == ["n9"], "the option names the host"
 
 
+@pytest.mark.parametrize("stamp", ["Nov 25 22:00:01", "2026-11-25T22:00:01Z", "Wed 2026-11-25 22:00:01 UTC"])
+def test_a_message_without_its_program_is_a_bad_record_and_no_line_of_another_program(
+    tmp_path: Path, stamp: str
+) -> None:
+    """A template of syslog may leave "kernel:" out. Any user may write such a line, so it is no evidence either."""
+    (tmp_path / "kern.log").write_text(f"{stamp} n017 {XID}\n{stamp} n017 sshd[7]: NVRM: hello\n")
+    batch = followed(tmp_path / "kern.log")
+    assert batch.node_events == ()
+    assert [error.reason for error in batch.bad] == ["unknown_form"]
+
+
 @pytest.mark.parametrize("year", [1970, 1999, 2286])
 def test_an_absurd_time_is_a_bad_record(year: int) -> None:
     events, bad = KernelReader().read([f"{year}-12-01T00:00:00+00:00 n1 kernel: {XID}".encode()], NOW_MS)
