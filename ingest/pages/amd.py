@@ -49,6 +49,11 @@ def _gauge(metric: str, scale: float = 1.0) -> _Reading:
     return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.DCGM, _BLANK)
 
 
+def _amount(metric: str, scale: float) -> _Reading:
+    """A total that is never 0, as what a board has or has used so far."""
+    return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
+
+
 def _sensor(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
     """A gauge that is never 0: virtual functions print 0 for what they cannot see."""
     return _Reading(metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
@@ -91,10 +96,10 @@ READINGS = {
     "gpu_junction_temperature": _sensor("gpu_temp_c"),
     "gpu_edge_temperature": _sensor("gpu_temp_c"),
     "gpu_memory_temperature": _sensor("memory_temp_c"),
-    "gpu_total_vram": _total("fb_total_bytes", _MIB),
+    "gpu_total_vram": _amount("fb_total_bytes", _MIB),
     "gpu_used_vram": _total("fb_used_bytes", _MIB),
     "gpu_free_vram": _total("fb_free_bytes", _MIB),
-    "gpu_energy_consumed": _total("energy_j", 1e-6),
+    "gpu_energy_consumed": _amount("energy_j", 1e-6),
     "gpu_ecc_correct_total": _total("ecc_sbe_volatile"),
     "gpu_ecc_uncorrect_total": _total("ecc_dbe_volatile"),
     "gpu_xgmi_link_rx": _total("nvlink_rx_bytes_per_s", 1024.0, Fold.RATE),

@@ -88,8 +88,9 @@ EXPORTER_ONLY = frozenset(
 )
 
 _PERCENT = frozenset({203, 204, 206, 207})
-# A board that answers has a clock, a temperature, power and a link: 0 is how virtual functions say "not available".
-_POSITIVE = frozenset({100, 101, 140, 150, 155, 164, 235, 236, 237, 238, 250})
+# A board that answers has a clock, a temperature, power, a link and memory, and it has used energy: 0 is how virtual
+# functions say "not available".
+_POSITIVE = frozenset({100, 101, 140, 150, 155, 156, 164, 235, 236, 237, 238, 250})
 _RATIO = frozenset(range(1001, 1009))
 _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
     156: 1e-3,  # mJ

@@ -13,11 +13,13 @@ from fleet.samples import EntityKind
 from ingest.node_names import node_name
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
-from ingest.series import Fold, Series, part_of
+from ingest.series import Fold, Form, Series, part_of
 from ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
-_PHYSICAL = re.compile(r"(?:eth|em|ib)\d+|en[a-zA-Z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+")
+_PHYSICAL = re.compile(  # neither bonds, nor representors, which count what a virtual function sends through its port
+    r"(?:eth|em|ib)\d+|en(?!bond)(?![a-zA-Z0-9]*pf\d+[vs]f\d+)[a-zA-Z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+"
+)
 _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
 
 
@@ -30,6 +32,7 @@ class _Reading:
     label: str = ""
     pattern: re.Pattern[str] | None = None
     optional: bool = False  # a line without the label counts
+    form: Form = Form.PLAIN
 
 
 def _reading(
@@ -38,8 +41,9 @@ def _reading(
     label: str = "",
     pattern: re.Pattern[str] | None = None,
     optional: bool = False,
+    form: Form = Form.PLAIN,
 ) -> _Reading:
-    return _Reading(metric_row(EntityKind.NODE, metric), fold, label, pattern, optional)
+    return _Reading(metric_row(EntityKind.NODE, metric), fold, label, pattern, optional, form)
 
 
 _MODES = {"steal": _reading("cpu_steal_s", Fold.MEAN), "idle": _reading("cpu_idle_s", Fold.MEAN)}
@@ -47,7 +51,7 @@ _READINGS = {
     "node_pressure_cpu_waiting_seconds_total": _reading("cpu_pressure"),
     "node_pressure_memory_waiting_seconds_total": _reading("memory_pressure"),
     "node_pressure_io_waiting_seconds_total": _reading("io_pressure"),
-    "node_memory_MemTotal_bytes": _reading("memory_total_bytes"),
+    "node_memory_MemTotal_bytes": _reading("memory_total_bytes", form=Form.POSITIVE),
     "node_memory_MemAvailable_bytes": _reading("memory_available_bytes"),
     "node_memory_numa_numa_hit_total": _reading("numa_hits", Fold.SUM),
     "node_memory_numa_numa_miss_total": _reading("numa_misses", Fold.SUM),
@@ -58,7 +62,9 @@ _READINGS = {
     "node_network_transmit_bytes_total": _reading("net_tx_bytes", Fold.SUM, "device", _PHYSICAL),
     "node_network_receive_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
     "node_network_transmit_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
-    "node_hwmon_power_average_watt": _reading("bmc_power_w", label="chip", pattern=_POWER_METER, optional=True),
+    "node_hwmon_power_average_watt": _reading(
+        "bmc_power_w", label="chip", pattern=_POWER_METER, optional=True, form=Form.POSITIVE
+    ),
 }
 _CPU = "node_cpu_seconds_total"
 _PARTS = ("cpu", "device", "node")  # labels that split a sum: CPUs, drives and interfaces, NUMA nodes
@@ -82,7 +88,7 @@ class HostResolver(Resolver):
             return SkipRule.OTHER_PART
         node = self.entities.node(node_name(target.node, self.entities))
         part = part_of(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
-        return Series(EntityKind.NODE, reading.metric, node, node, fold=reading.fold, part=part)
+        return Series(EntityKind.NODE, reading.metric, node, node, form=reading.form, fold=reading.fold, part=part)
 
 
 def _counts(reading: _Reading, labels: Mapping[str, str]) -> bool:

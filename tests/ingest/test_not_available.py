@@ -114,3 +114,19 @@ def test_no_board_is_at_zero_or_below(numbers: list[float]) -> None:
     )
     assert all(value > 0 for value in desk.words(batch).values())
     assert batch.counted().all == len(numbers)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{name}{amd_labels(0)} 0" for name in ("gpu_total_vram", "amd_gpu_total_vram", "gpu_energy_consumed")),
+        *(f"DCGM_FI_DEV_{name}{labels(0)} 0" for name in ("FB_TOTAL", "TOTAL_ENERGY_CONSUMPTION")),
+        "node_memory_MemTotal_bytes 0",
+        'node_hwmon_power_average_watt{chip="power_meter_acpi_x",sensor="power1"} 0',
+    ],
+)
+def test_nothing_has_no_memory_and_no_machine_has_used_no_energy(line: str) -> None:
+    desk = Desk()
+    assert desk.decode(line) == {}
+    assert desk.tally.ignored == {SkipRule.NO_DATA: 1}
+    assert len(desk.decode(f"{line.rpartition(' ')[0]} 7")) == 1

@@ -61,6 +61,12 @@ def test_drives_and_interfaces_that_would_count_twice_do_not_count() -> None:
     assert values == {"nvme_read_bytes n1": 5.0, "net_rx_bytes n1": 21.0}
 
 
+@pytest.mark.parametrize("device", ["enbond0", "enp1s0f0npf0vf1", "enp1s0f0np0pf0sf88", "bond0", "eth0.100", "veth1"])
+def test_what_passes_through_another_interface_counts_once(device: str) -> None:
+    lines = [f'node_network_receive_bytes_total{{device="{name}"}} 100' for name in ("enp1s0f0np0", device, "eth1")]
+    assert Desk("n1").decode(*lines) == {"net_rx_bytes n1": 200.0}
+
+
 def test_pressure_memory_and_numa_belong_to_the_node() -> None:
     values = Desk("n1").decode(
         "node_pressure_cpu_waiting_seconds_total 14.5",
