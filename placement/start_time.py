@@ -184,6 +184,8 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
 def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int) -> str:
     """`room in 40 min (p90 65 min), once the 3 requests that wait have started`."""
     if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
+        if not free:
+            return "room within a minute, when the next job ends"
         return f"room now: {count_of(free, 'GPU')} {'is' if free == 1 else 'are'} free"
     lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
     if not waiting:

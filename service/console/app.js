@@ -34,7 +34,7 @@ const JOB_PARTS = [
   ["checkpoint", "/checkpoint", "checkpoint", 9900],
 ];
 
-const state = { header: null, columns: null, layout: {}, jobs: null, ingestion: {}, room: null };
+const state = { header: null, columns: null, layout: {}, jobs: null, ingestion: {}, wanted: null };
 const clock = new FleetClock();
 const token = new Token(byId("ask"));
 
@@ -160,14 +160,14 @@ function summarize() {
   strip.tick(state.header, nowMs, fresh);
   drawer.tell(fresh);
   const header = object(state.header);
-  outlook.trust(fresh, state.ingestion, { risk: risk.calibration, horizonS: risk.horizonS, demand: state.room?.record, queue: object(queue.body).record });
+  outlook.trust(fresh, state.ingestion, { risk: risk.calibration, horizonS: risk.horizonS, demand: state.wanted?.record, queue: object(queue.body).record });
   if (!state.columns) return;
-  outlook.health(header, state.columns, state.jobs === null ? null : slowJobs(state.jobs).length);
+  outlook.health(header, state.columns, state.jobs?.length ? slowJobs(state.jobs).length : null);
   outlook.look(risk.ranking, risk.horizonS, (event, name) => {
     event.preventDefault();
     openNode(name);
   });
-  outlook.room(header, state.room, queue.body, nowMs);
+  outlook.room(queue.body, nowMs);
 }
 
 function note(id) {
@@ -210,8 +210,8 @@ for (const [name, path, part, everyMs] of JOB_PARTS) {
     failed: (error) => drawer.job && drawer.view.failed(part === "update" ? "facts" : part, error),
   });
 }
-feed.add({ name: "spikes", everyMs: 4900, path: () => "/spikes", apply: (body) => spikes.update(body, nowOf(body)), failed: note("spikes-foot") });
-feed.add({ name: "use", everyMs: 4900, path: () => "/utilisation", apply: (body) => use.update(body), failed: note("use-foot") });
+feed.add({ name: "spikes", everyMs: 4900, path: () => "/spikes", apply: (body) => spikes.update(body, nowOf(body), state.header), failed: note("spikes-foot") });
+feed.add({ name: "use", everyMs: 4900, path: () => "/utilisation", apply: (body) => use.update(body, state.header), failed: note("use-foot") });
 feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs(), state.header), failed: note("queue-foot") });
 feed.add({ name: "queues", everyMs: 4900, path: () => "/queues", apply: (body) => queues.update(body), failed: note("queues-foot") });
 feed.add({
@@ -245,7 +245,7 @@ feed.add({
   path: () => "/jobs",
   apply: (body) => {
     state.jobs = rows(object(body).rows);
-    for (const job of stragglers.wanted(state.jobs)) askStraggler(job);
+    for (const job of stragglers.wanted(state.jobs, state.header)) askStraggler(job);
     if (map.job) acts.select(map.job);
   },
   failed: note("stragglers-foot"),
@@ -260,7 +260,7 @@ feed.add({
     demand.pools(body);
     const series = rows(object(body).series);
     const isFleet = (row) => (text(row.pool) || "all") === "all" && (text(row.class) || "all") === "all";
-    state.room = series.find((row) => row.target === "wanted" && isFleet(row)) ?? null;
+    state.wanted = series.find((row) => row.target === "wanted" && isFleet(row)) ?? null;
   },
 });
 

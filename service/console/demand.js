@@ -26,7 +26,7 @@ const LATE_MS_PER_S = 50; // a forecast is a little older than now: its end is r
 const READ_AT_S = [1800, 3600, 10_800, 21_600, 43_200, 86_400, 259_200];
 
 /** Points [[ms, value], …] of a quantile of a series, [] when it has none near. */
-export function quantileOf(series, wanted) {
+function quantileOf(series, wanted) {
   const quantiles = list(series.quantiles).map(num);
   let at = -1;
   quantiles.forEach((quantile, index) => {

@@ -48,6 +48,7 @@ export function drainView(open) {
       [`Free GPUs${pool}`, `${dash(body.gpus_free_now)} → ${dash(body.gpus_free_after)}`],
       [`GPUs in service${pool}`, `${dash(body.gpus_in_service_now)} → ${dash(body.gpus_in_service_after)}`],
       ["Jobs interrupted", whole(jobs.length)],
+      ...(num(body.unknown_gpus) > 0 ? [["GPUs at work for unknown jobs", whole(body.unknown_gpus)]] : []),
       ["If left alone: it fails within 24 h", percent(num(body.p_day))],
     ];
     keyed(

@@ -19,6 +19,7 @@ import {
   sentence,
   span,
   text,
+  unknownUse,
   whole,
 } from "./format.js";
 import { drainView } from "./drain.js";
@@ -81,12 +82,22 @@ export function nodeView(acts) {
     showReasons(parts.reasons, alike(rows(answer.reasons)), context.nowMs, isKnown);
     timeline.reasons = rows(answer.reasons);
     showRisk(parts.risk, rows(answer.risk));
-    parts.idle.hidden = held.length > 0;
+    say(parts.idle, unexplained(gpus) || "Nothing runs here.");
+    parts.idle.hidden = held.length > 0 && !unexplained(gpus);
     showJobs(parts.jobs, held, known, context.nowMs, acts);
     showGpus(parts.gpus, gpus, new Set(rows(answer.reasons).map((reason) => text(reason.entity))), text(answer.node));
     say(parts.foot, `model ${text(answer.model) || "unknown"} · as of ${clockTime(num(answer.as_of_ms))} UTC`);
   };
   return { element, timeline, drain, update };
+}
+
+/** GPUs that are held without a job that runs: by whom, as far as anyone says. */
+function unexplained(gpus) {
+  const without = gpus.filter((gpu) => !text(gpu.job));
+  const promised = without.filter((gpu) => gpu.held_by === "promise");
+  const requests = [...new Set(promised.map((gpu) => text(gpu.request)))].join(", ");
+  const unknown = unknownUse(without.filter((gpu) => gpu.held_by === "unknown").length);
+  return [unknown, promised.length && `${count(promised.length, "GPU")} ${promised.length === 1 ? "is" : "are"} promised to ${requests}`].filter(Boolean).map((line) => `${line}.`).join(" ");
 }
 
 function factsOf(answer, gpus) {

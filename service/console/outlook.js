@@ -7,7 +7,6 @@ import {
   clockTime,
   count,
   duration,
-  figure,
   happening,
   horizon,
   list,
@@ -17,11 +16,9 @@ import {
   percent,
   rows,
   sentence,
-  span,
   text,
   whole,
 } from "./format.js";
-import { quantileOf } from "./demand.js";
 import { start as startOf } from "./queue.js";
 import { verdict as verdictOf } from "./trust.js";
 
@@ -67,34 +64,39 @@ export function look(ranking, horizonS, open) {
   say(byId("look-detail"), sentence(first.reason) || advice(first.action, ""));
 }
 
-/** The two horizons [after, by] between which a path first comes to the line or below it; null when it does not. */
-function firstBelow(path, limit) {
-  const at = path.findIndex(([, value], index) => index > 0 && value <= limit);
-  return at < 0 ? null : [path[at - 1][0], path[at][0]];
+const NOW_S = 60; // a start that is nearer than this is one of now, as the placer's sentence has it
+
+/** "Sampled 40 s ago. ": start times and room are as old as the futures that they were sampled from. */
+function sampled(asOfMs, nowMs) {
+  if (!(num(asOfMs) > 0)) return "";
+  const ageS = (nowMs - asOfMs) / 1000;
+  return ageS < 1 ? "Sampled just now. " : `Sampled ${duration(ageS)} ago. `;
 }
 
-/** "In 30–60 min": no finer than the horizons, between which nothing is forecast. */
-function between([after, by], nowMs) {
-  const [soon, late] = [Math.max(0, (after - nowMs) / 1000), (by - nowMs) / 1000];
-  if (late <= 600) return "Any moment";
-  return soon === 0 ? `Within ${duration(late)}` : `In ${span(soon, late)}`;
+/** Return the headline for a newcomer of one GPU: what the placer forecasts behind all that wait, here and in other queues. */
+function roomLine(forecast, nowMs) {
+  const { p50, p90 } = object(forecast.opens_ms);
+  if (num(p50) === null || num(p90) === null) return text(forecast.sentence).startsWith("no room") ? "No" : "Not known yet";
+  const isNow = p90 - num(forecast.as_of_ms) < 1000 * NOW_S && num(forecast.free_gpus) > 0;
+  if (isNow) return `Yes: ${count(forecast.free_gpus, "GPU")} free now`;
+  const { line } = startOf(forecast.opens_ms, nowMs);
+  return line.charAt(0).toUpperCase() + line.slice(1);
 }
 
-/** Why no start time is known: the placer's own reason, where it gives one. */
-function unknownStart(waiting, room) {
-  const { opens_ms: opens, sentence: said } = object(room);
-  return opens === null && text(said) ? `Room: ${text(said)}.` : `When ${waiting.length === 1 ? "it starts" : "they start"} is not known yet.`;
-}
-
-/** When the next and the last of those who wait start, and one more: the queue's own forecasts (`room` of its answer). */
-export function roomOfQueue(waiting, free, nowMs, room) {
+/** Return {line, detail} of requests that wait in this engine's queue, by the start times of its rows. */
+export function roomOfQueue(waiting, forecast, nowMs) {
   const known = waiting.map((row) => object(row.start_ms)).filter(({ p50, p90 }) => num(p50) !== null && num(p90) !== null);
-  const wait = `${count(waiting.length, "job")} ${waiting.length === 1 ? "waits" : "wait"}, ${count(free ?? 0, "GPU")} ${free === 1 ? "is" : "are"} free.`;
-  if (known.length === 0) return { line: "Not known yet", detail: `${wait} ${unknownStart(waiting, room)}` };
+  const free = num(forecast.free_gpus);
+  const wait = `${count(waiting.length, "job")} ${waiting.length === 1 ? "waits" : "wait"}${free === null ? "" : `, ${count(free, "GPU")} ${free === 1 ? "is" : "are"} free`}.`;
+  const said = text(forecast.sentence);
+  if (known.length === 0) {
+    const why = num(object(forecast.opens_ms).p50) === null && said ? `Room: ${said}.` : `When ${waiting.length === 1 ? "it starts" : "they start"} is not known yet.`;
+    return { line: "Not known yet", detail: `${wait} ${why}` };
+  }
   const order = known.sort((a, b) => a.p50 - b.p50);
   const last = order.at(-1);
   const unknown = waiting.length - known.length;
-  const opens = object(object(room).opens_ms);
+  const opens = object(forecast.opens_ms);
   const more = num(opens.p50) === null ? "" : ` One more GPU after them: ${startOf(opens, nowMs).line}.`;
   const end = waiting.length === 1 ? more : ` The last starts ${clockTime(last.p50, nowMs)}–${clockTime(last.p90, nowMs)} (p50–p90).${more}`;
   return {
@@ -103,46 +105,18 @@ export function roomOfQueue(waiting, free, nowMs, room) {
   };
 }
 
-/**
- * Whether there is room. Where jobs wait in this engine's queue: when they start. Else when demand (running plus queued)
- * fits in what is in service. `series`: the "wanted" forecast of all pools; `queue`: its answer.
- */
-export function room(header, series, queue, nowMs) {
-  const waiting = rows(object(queue).rows);
-  if (waiting.length && nowMs !== null) {
-    const { line, detail } = roomOfQueue(waiting, num(object(header.gpus).free), nowMs, object(queue).room);
-    say(byId("room"), line);
-    return say(byId("room-detail"), detail);
-  }
-  const gpus = object(header.gpus);
-  const free = num(gpus.free);
-  const capacity = (num(gpus.running) ?? 0) + (free ?? 0);
-  const queued = num(header.queued_gpus) ?? 0;
+/** Show whether there is room. The answer of `GET /v1/queue` decides alone: nothing here computes room a second time. */
+export function room(queue, nowMs) {
   const [line, detail] = [byId("room"), byId("room-detail")];
-  const median = series ? quantileOf(series, 0.5) : [];
-  const path = nowMs === null || num(gpus.running) === null ? [] : [[nowMs, gpus.running + queued], ...median.filter(([at]) => at > nowMs)];
-  if (path.length < 2) {
-    say(line, free === null || !num(gpus.total) ? NONE : `${count(free, "GPU")} free now`);
-    say(detail, "No forecast yet.");
-    return;
+  const forecast = object(object(queue).room);
+  const waiting = rows(object(queue).rows);
+  if (nowMs === null || (!text(forecast.sentence) && !waiting.length)) {
+    say(line, NONE);
+    return say(detail, object(queue).rows === undefined ? "The placer has not answered yet." : "The placer has sampled no future yet.");
   }
-  const ends = path.at(-1)[0];
-  const within = `the next ${duration((ends - nowMs) / 1000)}`;
-  const full = path[0][1] > capacity || queued > (free ?? 0);
-  if (full) {
-    const at = firstBelow(path, capacity);
-    const early = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.05)], capacity);
-    const late = firstBelow([[path[0][0], path[0][1]], ...quantileOf(series, 0.95)], capacity);
-    say(line, at === null ? `${early === null ? "Not" : "Perhaps not"} in ${within}` : between(at, nowMs));
-    const opens = late === null ? `after ${clockTime(ends, nowMs)}` : clockTime(late[1], nowMs);
-    const range = `It opens between ${clockTime(Math.max(early?.[0] ?? nowMs, nowMs), nowMs)} and ${opens} (90 %, to the horizons of the forecast).`;
-    say(detail, `${whole(queued)} GPUs wait, ${whole(free)} are free. ${early === null ? "Demand stays above what is in service, even at its 5 % quantile." : range}`);
-    return;
-  }
-  const peak = path.reduce((most, point) => (point[1] > most[1] ? point : most));
-  const fills = peak[1] > capacity;
-  say(line, fills ? `Yes, until about ${clockTime(path.find(([, value]) => value > capacity)[0], nowMs)}` : `Yes: ${count(free, "GPU")} free now`);
-  say(detail, fills ? `The median forecast passes the ${whole(capacity)} GPUs in service then.` : `The median forecast peaks at ${figure(peak[1])} of ${whole(capacity)} GPUs near ${clockTime(peak[0], nowMs)}, within ${within}.`);
+  const said = waiting.length ? roomOfQueue(waiting, forecast, nowMs) : { line: roomLine(forecast, nowMs), detail: `${sentence(forecast.sentence)}.` };
+  say(line, said.line);
+  return say(detail, sampled(forecast.as_of_ms ?? object(queue).starts_as_of_ms, nowMs) + said.detail);
 }
 
 /** `records`: of trust.js. Old or missing data decide before any record does. */

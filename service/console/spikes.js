@@ -1,7 +1,7 @@
 // Load peaks ahead, and what busy GPUs really do: two small panels.
 
 import { byId, h, keyed, say, unique } from "./dom.js";
-import { amount, clockTime, count, duration, num, object, percent, rows, short, text, whole, words } from "./format.js";
+import { amount, clockTime, count, duration, num, object, percent, rows, short, text, whole, withoutJobs, words } from "./format.js";
 
 const SHOWN = 6;
 const DOMAINS = { rack: "rack", rail: "rail", power: "power domain", storage: "storage" };
@@ -35,7 +35,7 @@ function lookedAt(body) {
 }
 
 export class Spikes {
-  update(body, nowMs) {
+  update(body, nowMs, header) {
     const all = pressing(object(body).rows);
     const asOfMs = num(object(body).as_of_ms);
     say(byId("spikes-sub"), all.length > SHOWN ? `${SHOWN} of ${whole(all.length)}` : "");
@@ -47,7 +47,7 @@ export class Spikes {
       (item, row) => this.write(item.firstChild.children, row, nowMs),
     );
     const seen = `${lookedAt(object(body))}${asOfMs === null ? "" : ` · as of ${clockTime(asOfMs)}`}`;
-    say(byId("spikes-foot"), all.length ? `The highest minute of the next 15, summed over jobs${seen}` : "No load peak is foreseen: no running job was looked at yet, or none has a load that is known.");
+    say(byId("spikes-foot"), all.length ? `The highest minute of the next 15, summed over jobs${seen}` : withoutJobs(header, "No load peak is foreseen: no running job was looked at yet, or none has a load that is known."));
   }
 
   write([name, place, at, why], row, nowMs) {
@@ -66,7 +66,7 @@ export class Use {
     this.open = open;
   }
 
-  update(body) {
+  update(body, header) {
     const answer = object(body);
     const all = unique(rows(answer.rows).filter((row) => text(row.job)), (row) => text(row.job));
     const gpusOf = (verdicts) => all.filter((row) => verdicts.includes(row.verdict)).reduce((sum, row) => sum + (num(row.gpus) ?? 0), 0);
@@ -83,7 +83,7 @@ export class Use {
     );
     const asOf = num(answer.as_of_ms) === null ? "" : ` · as of ${clockTime(answer.as_of_ms)}`;
     const longest = Math.max(0, ...all.map((row) => num(row.span_s) ?? 0));
-    say(byId("use-foot"), all.length ? `${longest ? `Of the last ${duration(longest)}; busy` : "Busy"} is what the driver calls so${lookedAt(answer)}${asOf}` : "No running job was looked at yet.");
+    say(byId("use-foot"), all.length ? `${longest ? `Of the last ${duration(longest)}; busy` : "Busy"} is what the driver calls so${lookedAt(answer)}${asOf}` : withoutJobs(header, "No running job was looked at yet."));
   }
 
   write([, place, verdict, why], row) {

@@ -1,7 +1,7 @@
 // Jobs that run slower than they should, and who holds each back.
 
 import { byId, h, keyed, say } from "./dom.js";
-import { clockTime, count, figure, list, num, object, rows, sentence, text, times, words } from "./format.js";
+import { clockTime, count, figure, list, num, object, rows, sentence, text, times, withoutJobs, words } from "./format.js";
 
 const SHOWN = 6;
 
@@ -24,8 +24,9 @@ export class Stragglers {
     this.bodies = new Map();
   }
 
-  /** Which jobs to ask for now. */
-  wanted(jobs) {
+  /** Which jobs to ask for now. header: of the fleet. */
+  wanted(jobs, header) {
+    this.header = header;
     const names = slowJobs(jobs);
     this.total = rows(jobs).filter((row) => text(row.state) === "running").length;
     for (const name of this.bodies.keys()) if (!names.includes(name)) this.bodies.delete(name);
@@ -44,7 +45,7 @@ export class Stragglers {
     const found = slow.filter((name) => this.bodies.has(name)).slice(0, SHOWN);
     say(byId("stragglers-sub"), found.length ? `${slow.length} of ${count(this.total, "running job")}` : "");
     keyed(this.root, found, (name) => name, (name) => this.make(name), (item, name) => this.write(item, name, this.bodies.get(name)));
-    say(byId("stragglers-foot"), found.length ? "Steps against what the job's own past and its peers say." : `No slow job among ${count(this.total ?? 0, "running job")}.`);
+    say(byId("stragglers-foot"), found.length ? "Steps against what the job's own past and its peers say." : this.total ? `No slow job among ${count(this.total, "running job")}.` : withoutJobs(this.header, "No job runs."));
   }
 
   make(name) {

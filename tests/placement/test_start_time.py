@@ -12,7 +12,7 @@ from placement.paths import MOST_CALENDARS, Timelines, timelines
 from placement.queue import Waiting
 from placement.run_draws import PATHS, left_of
 from placement.slots import milli_of
-from placement.start_time import StartEstimate, estimate_start, start_times
+from placement.start_time import StartEstimate, _room_sentence, estimate_start, start_times
 from placement.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
@@ -235,3 +235,16 @@ def test_few_of_many_jobs_end_at_the_lowest_level_that_is_known() -> None:
 def test_past_its_limit_a_job_does_not_end_now() -> None:
     run_s = RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, 40_000.0)
     assert run_s[0] > 60_000
+
+
+@pytest.mark.parametrize(
+    ("free", "p90_s", "sentence"),
+    [
+        (7, 0, "room now: 7 GPUs are free"),
+        (1, 30, "room now: 1 GPU is free"),
+        (0, 30, "room within a minute, when the next job ends"),
+    ],
+)
+def test_room_names_free_gpus_only_where_there_are_some(free: int, p90_s: int, sentence: str) -> None:
+    opens_ms = {"p10": NOW_MS, "p50": NOW_MS, "p90": NOW_MS + 1000 * p90_s}
+    assert _room_sentence(free, 0, opens_ms, NOW_MS) == sentence

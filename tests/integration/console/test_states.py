@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.integration.console.page import SETTLED_COLOUR, Opener
 from tests.service.console_scene import Scene
@@ -72,23 +72,63 @@ def test_an_empty_fleet_is_told_how_to_begin(open_console: Opener) -> None:
 
 
 class Elsewhere(Scene):
-    """Slurm's own jobs wait, none in this engine's queue, and demand falls between two horizons that lie far apart."""
+    """A fleet in which jobs of Slurm wait and none in this engine's queue, while the demand forecast falls at once."""
+
+    room: dict[str, Any] | None = None
 
     def fleet(self) -> dict[str, Any]:
         return super().fleet() | {"queued_gpus": 1920, "queued_jobs": 15, "gpus": GPUS}
 
+    def queue(self) -> dict[str, Any]:
+        return {"as_of_ms": self.now_ms(), "rows": [], "room": self.room}
 
-def test_who_waits_elsewhere_is_said_and_no_minute_that_no_forecast_knows(open_console: Opener) -> None:
-    quantiles = (0.05, 0.5, 0.95)
-    issued_ms = Scene(drift=False).fleet()["as_of_ms"]
-    series = {"pool": "all", "class": "all", "target": "wanted", "now": 3000, "issued_ms": issued_ms}
-    series |= {"quantiles": quantiles, "horizons_s": [600, 3600, 7200], "values": [[2000, 900, 900]] * 3}
-    override = {"/v1/queue": {"rows": []}, "/v1/demand": {"as_of_ms": issued_ms, "series": [series]}}
-    page = open_console(Elsewhere(drift=False), override=override).page
+
+def elsewhere(open_console: Opener, opens_s: tuple[int, int, int] | None, sentence: str, free: int = 0) -> Page:
+    """Open a console whose queue forecasts room at these quantiles, sampled 40 s ago, whatever demand forecasts say."""
+    scene = Elsewhere(drift=False, speed=0.001)
+    now_ms = scene.now_ms()
+    opens_ms = (
+        None if opens_s is None else {f"p{at}": now_ms + 1000 * s for at, s in zip((10, 50, 90), opens_s, strict=True)}
+    )
+    scene.room = {"free_gpus": free, "waiting_gpus": 1920, "opens_ms": opens_ms, "sentence": sentence}
+    scene.room |= {"as_of_ms": now_ms - 40_000, "by": "runs"}
+    series = {"pool": "all", "class": "all", "target": "wanted", "now": 3000, "issued_ms": now_ms}
+    series |= {"quantiles": (0.05, 0.5, 0.95), "horizons_s": [600, 3600], "values": [[0, 0]] * 3}
+    override = {"/v1/demand": {"as_of_ms": now_ms, "series": [series]}}
+    return open_console(scene, override=override).page
+
+
+def test_room_for_jobs_that_wait_elsewhere_is_the_answer_of_the_queue(open_console: Opener) -> None:
+    page = elsewhere(open_console, (600, 1800, 3600), "room in 30 min (p90 60 min), once the 15 requests have started")
     waits = "Nobody waits in this engine's queue; 15 jobs with 1,920 GPUs wait in others."
     expect(page.locator("#queue-foot")).to_have_text(waits)
-    expect(page.locator("#room")).to_have_text(re.compile(r"^In \d+–\d+\smin$"))
-    expect(page.locator("#room-detail")).to_contain_text("(90 %, to the horizons of the forecast)")
+    expect(page.locator("#room")).to_have_text(re.compile(r"^In 30–60\smin$"))
+    expect(page.locator("#room-detail")).to_have_text(
+        re.compile(r"^Sampled 4\d\ss ago\. Room in 30 min .* have started\.$")
+    )
+
+
+@pytest.mark.parametrize(
+    ("opens_s", "sentence", "free", "line"),
+    [
+        (None, "no room: does not fit even when all jobs have ended", 7, "No"),
+        (None, "not known: behind 2 jobs whose run time is not known", 7, "Not known yet"),
+        ((0, 0, 0), "room now: 7 GPUs are free", 7, "Yes: 7 GPUs free now"),
+        ((0, 0, 10), "room within a minute, when the next job ends", 0, "Any moment"),
+    ],
+)
+def test_the_room_tile_never_says_more_than_the_queue(
+    open_console: Opener, opens_s: tuple[int, int, int] | None, sentence: str, free: int, line: str
+) -> None:
+    page = elsewhere(open_console, opens_s, sentence, free)
+    expect(page.locator("#room")).to_have_text(line)
+    expect(page.locator("#room-detail")).to_contain_text(sentence[1:])
+
+
+def test_without_an_answer_of_the_queue_the_room_tile_says_nothing(open_console: Opener) -> None:
+    page = open_console(Elsewhere(drift=False)).page
+    expect(page.locator("#room-detail")).to_have_text("The placer has sampled no future yet.")
+    expect(page.locator("#room")).to_have_text("–")
 
 
 def test_nodes_that_nobody_heard_of_are_not_called_healthy(open_console: Opener) -> None:
