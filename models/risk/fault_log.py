@@ -91,6 +91,14 @@ class FaultLog:
         known = self._last.get(name)
         return known is not None and known.seen_ms + SAME_MS >= self._now_ms
 
+    def has_failed(self, name: str) -> bool:
+        """Return whether the node has a fault now, or fell with many others and is not back."""
+        return name in self._common or self.has_now(name)
+
+    def failed_by(self, at_ms: int) -> set[str]:
+        """Return the nodes that had a fault at a time, or one that might come back as the same."""
+        return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
+
     def begun(self, after_ms: int, until_ms: int) -> set[str]:
         """The nodes of which a fault began in (after, until]."""
         return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}

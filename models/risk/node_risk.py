@@ -96,6 +96,16 @@ def base_hazard(horizon_s: float) -> Array:
     return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
 
 
+def usual_risk(risk: Array) -> Array:
+    """Return (kind, horizon) of an ordinary node: the median of the known ones, published rates where none is known."""
+    return published_risk() if np.isnan(risk).all() else np.asarray(np.nanmedian(risk, axis=2))
+
+
+def published_risk() -> Array:
+    """Return (kind, horizon) of an ordinary node by published rates."""
+    return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
+
+
 def prior_excess(levels: Array) -> Excess:
     """Rule priors as independent hazards, scaled by each signal's strength. levels: (node, rule)."""
     prior = np.array([rule.prior for rule in RULES]).T

@@ -80,7 +80,7 @@ class RiskRecord:
             if name not in self.rows:
                 self.rows[name] = len(self.names)
                 self.names.append(name)
-        away = np.array([faults.has_now(name) for name in names], bool)
+        away = np.array([faults.has_failed(name) for name in names], bool)
         told = np.full(len(self.names), np.nan, np.float32)
         told[[self.rows[name] for name in names]] = np.where(away, np.nan, p)
         if np.isfinite(told).any():
@@ -106,6 +106,10 @@ class RiskRecord:
             row = self.rows.get(name, len(came))
             if row < len(came):
                 came[row] = 1.0
+        for name in faults.failed_by(issue.issued_ms):  # a fault may become known after its node's forecast
+            row = self.rows.get(name, len(came))
+            if row < len(came):
+                issue.p[row] = np.nan
         known = np.isfinite(issue.p)
         p, came = issue.p[known].astype(np.float64), came[known]
         place = np.searchsorted(EDGES, p, side="right")

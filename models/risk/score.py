@@ -16,12 +16,13 @@ from fleet.nodes import NodeRecord
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.risk.detectors import check_complete
+from models.risk.fault_rate import has_warning
 from models.risk.local import Local
 from models.risk.node_events import drained_before, event_signals
 from models.risk.node_risk import RiskFit, score_nodes, shipped_fit
 from models.risk.record import RiskRecord
 from models.risk.rules import RULES, STOPPED
-from models.risk.scores import RISK_HORIZONS_S, RiskScores
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from models.risk.signals import Signals
 from models.risk.site_risk import SiteHazard, SiteRisk
 from models.risk.state import RiskState
@@ -34,6 +35,7 @@ BEHIND_MS = 60_000
 KINDS = (GPU, PORT, NODE)
 GPU_AT, PORT_AT, NODE_AT = range(len(KINDS))
 KIND_AT = np.array([KINDS.index(rule.kind) for rule in RULES])
+FAIL, HOUR, DAY = RISK_KINDS.index("fail"), RISK_HORIZONS_S.index(3600), RISK_HORIZONS_S.index(86_400)
 HARD_RULES = np.array([rule.hard for rule in RULES])
 
 check_complete()  # the imports above register the function of every rule
@@ -75,7 +77,7 @@ def score_fleet(
 ) -> ScoredFleet:
     """The fleet's risk by topology rows, and its stragglers. fit: None for the shipped coefficients; site: a site's own
     fit; shadow: another one, which is only recorded. Nodes not in the topology wait for its next generation. Writes
-    `record`, `shadow`, `paces` and what `fold_evidence` does."""
+    `record`, `rate`, `shadow`, `paces` and what `fold_evidence` does."""
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
     seen = fold_evidence(moment, state)
@@ -83,11 +85,14 @@ def score_fleet(
     def told(risk: SiteRisk | None) -> SiteHazard | None:
         return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
 
-    history = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
+    expected = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
+    history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit knows its rate
     given = seen.signals, seen.known, now_ms, fit or shipped_fit(), history
     risk = score_nodes(*given, topology, told(site))
     if site is not None:
         risk = replace(risk, model=site.name)
+    warned = has_warning(risk.values[FAIL, HOUR], history[HOUR])
+    state.rate.step(expected[DAY], warned, names, state.faults, now_ms)
     state.record.step(risk.values, names, state.faults, now_ms)
     if shadow is not None:
         state.shadow = state.shadow if state.shadow.model == shadow.name else RiskRecord(model=shadow.name)

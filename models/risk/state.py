@@ -1,8 +1,8 @@
 """RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
 
     written by score_local    rules, clocks, slots, alike, links, scrapes     of the entities of one pipeline
-    written by score_fleet    faults, record, outcomes, streaks, paces, repairs, witnesses, days, shadow     of the
-                              fleet, where it is scored
+    written by score_fleet    faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow     of
+                              the fleet, where it is scored
 
 Beside them, `faults.prior` is set at the start, `faults.take` brings the site's own fit, and `move` follows the clock.
 """
@@ -16,6 +16,7 @@ from fleet.stateful import Dump, Stateful
 from models.risk.alike import AlikeDevices
 from models.risk.day_levels import DayLevels
 from models.risk.fault_log import FaultLog
+from models.risk.fault_rate import FaultRate
 from models.risk.gpu_signals import UsualClocks
 from models.risk.heat import Slots
 from models.risk.job_outcomes import JobOutcomes
@@ -29,7 +30,7 @@ from models.risk.witnesses import Witnesses
 from models.stragglers.gang_signals import GangStreaks
 from models.stragglers.paces import Paces
 
-NEWEST = frozenset({"witnesses"})  # owners that a snapshot of the version before lacks
+NEWEST = frozenset({"witnesses", "rate"})  # owners that a snapshot of the version before lacks
 
 
 class RiskState(Stateful):
@@ -44,6 +45,7 @@ class RiskState(Stateful):
         self.links = PortLinks()
         self.scrapes = ScrapeTimes()
         self.faults = FaultLog()
+        self.rate = FaultRate()
         self.record = RiskRecord()
         self.outcomes = JobOutcomes()
         self.streaks = GangStreaks(interval_s)

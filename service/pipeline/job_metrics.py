@@ -17,7 +17,6 @@ from fleet.topology import Level
 from models.jobs.checkpointing import ettr, plan_of
 from models.jobs.utilisation import VERDICTS
 from models.risk.gang_risk import FAIL, GangRisk, gang_risk
-from models.risk.node_risk import base_hazard
 from models.risk.scores import RISK_HORIZONS_S
 from service.answers.fingerprints import Fingerprint
 from service.board.board import Section
@@ -29,7 +28,6 @@ RENEWED = 50  # each is the risk of a gang: a tenth of a millisecond and more
 READ = ("doc.utilisation", "doc.spikes")
 MADE_EVERY_MS = 60_000
 HOUR_S, DAY_S = 3600, 86_400
-USUAL = 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))  # (kind, horizon)
 DOING_NOTHING = ("idle", "abandoned")
 
 Rows = Sequence[Mapping[str, Any]]
@@ -126,7 +124,9 @@ def _add_gangs(page: Page, tick: Tick) -> int:
 def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     """By what their members' hazards within an hour add up to; of equal ones the larger first."""
     values = tick.fleet.risk.values
-    hazard = hazard_within(np.where(np.isfinite(values), values, USUAL[:, :, None]), RISK_HORIZONS_S, HOUR_S)[FAIL]
+    hazard = hazard_within(np.where(np.isfinite(values), values, tick.usual_risk[:, :, None]), RISK_HORIZONS_S, HOUR_S)[
+        FAIL
+    ]
     members = [[tick.rows[name] for name in attempt.hosts if name in tick.rows] for attempt in gangs]
     of = np.repeat(np.arange(len(gangs)), np.array([len(at) for at in members], np.intp))
     at = np.fromiter(chain.from_iterable(members), np.intp)
@@ -153,7 +153,7 @@ def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
     for level, of in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
         names = (*topology.domain_names[of], "")  # the last is of -1
         domains.append((level, [names[index] for index in topology.domain[of][at].tolist()]))
-    return gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, USUAL)
+    return gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, tick.usual_risk)
 
 
 def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:

@@ -36,7 +36,7 @@ class RiskCalibration(Capability):
         return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
-        return calibration_page(self._rows)
+        return calibration_page(self._rows, self._memory.rate.times)
 
     async def work(self, state: FleetState) -> None:
         while True:
@@ -47,10 +47,11 @@ class RiskCalibration(Capability):
 def calibration_document(memory: RiskState) -> CalibrationRecord:
     """`doc.risk_calibration`: a row a horizon, and what the history hazard was fitted on."""
     faults = memory.faults
-    return CalibrationRecord(memory.record.summary(), (faults.fit or faults.prior).notes)
+    notes = faults.fit.notes if faults.fit else {**faults.prior.notes, "times": round(memory.rate.times, 2)}
+    return CalibrationRecord(memory.record.summary(), notes)
 
 
-def calibration_page(rows: Sequence[Calibration]) -> bytes:
+def calibration_page(rows: Sequence[Calibration], times: float = 1.0) -> bytes:
     """The record as metrics; horizons of which nothing has matured have none but the count."""
     page = Page()
 
@@ -61,6 +62,8 @@ def calibration_page(rows: Sequence[Calibration]) -> bytes:
     gauge("node_risk_mean_forecast_ratio", "Mean of these probabilities.", lambda row: row.mean_p)
     gauge("node_risk_observed_ratio", "Share of them to which a fault came.", lambda row: row.observed)
     gauge("node_risk_brier_skill_ratio", "Brier skill against the observed share.", lambda row: row.brier_skill)
+    text = "Multiple of the published fault rate that this fleet's own faults explain."
+    page.gauge("fault_rate_ratio", text, [({}, times)])
     return page.encode()
 
 

@@ -15,6 +15,7 @@ from fleet.nodes import NodeState
 from fleet.topology import Topology
 from ingest.label_jobs import LabelHold
 from models.risk.gpu_signals import MISSED_SCRAPES
+from models.risk.node_risk import published_risk, usual_risk
 from models.risk.node_signals import NODE_SILENT_S
 from models.risk.score import ScoredFleet
 from placement.promised import OpenRequest
@@ -87,6 +88,11 @@ class Tick(TickInputs):
             if name in self.rows:
                 state[self.rows[name]] = record.state
         return state
+
+    @cached_property
+    def usual_risk(self) -> NDArray[np.float64]:
+        """(kind, horizon) probabilities of an ordinary node of this fleet, and no less than published rates."""
+        return np.maximum(published_risk(), usual_risk(self.fleet.risk.values))
 
     @cached_property
     def flagged(self) -> NDArray[np.bool_]:

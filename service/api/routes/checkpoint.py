@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from models.jobs.checkpointing import DAY_S, RESTART_S, ettr, plan_of
 from models.risk.gang_risk import gang_risk
+from models.risk.node_risk import usual_risk
 from service.api.routes.context import Context
-from service.api.routes.gang_risk import domains_of, usual_risk
+from service.api.routes.gang_risk import domains_of
 from service.api.routes.jobs import find_job, part_of
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board

@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
 from models.risk.gang_risk import GangRisk, gang_risk
-from models.risk.node_risk import base_hazard
-from models.risk.scores import RISK_HORIZONS_S
+from models.risk.node_risk import usual_risk
 from models.words import age
 from service.api.routes.context import Context
 from service.api.routes.table import Query, Row, answer, encode
@@ -112,13 +111,6 @@ def named_twice(names: Iterable[str]) -> str | None:
             return name
         seen.add(name)
     return None
-
-
-def usual_risk(risk: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(kind, horizon) of an ordinary node: the median of the known ones, published rates where nothing is known."""
-    if np.isnan(risk).all():
-        return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
-    return np.asarray(np.nanmedian(risk, axis=2))
 
 
 def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:

@@ -195,7 +195,13 @@ ROWS = (
                     "since_ms": 1759000000000,
                 }
             ],
-            "history": {"source": "InfiniteHBD, days 14 to 160", "faults": 294, "nodes": 400, "days": 157},
+            "history": {
+                "source": "InfiniteHBD, days 14 to 160",
+                "faults": 294,
+                "nodes": 400,
+                "days": 157,
+                "times": 1.0,
+            },
         },
     ),
 )

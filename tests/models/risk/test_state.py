@@ -96,7 +96,7 @@ def test_every_owner_is_saved_read_back_and_moved(small_fleet: Callable) -> None
     fleet.tick(5)
     about, arrays = fleet.memory.dump()
     owners = {"clocks", "slots", "links", "scrapes", "faults", "record", "outcomes", "streaks", "paces", "repairs"}
-    owners |= {"days", "shadow", "witnesses"}
+    owners |= {"days", "shadow", "witnesses", "rate"}
     assert about.keys() == owners | {"rules.gpu", "rules.port", "rules.node"}
     assert vars(fleet.memory).keys() == owners | {"rules", "interval_s", "alike"}
     back, same = reborn(fleet.memory).dump()

@@ -1,0 +1,114 @@
+"""FaultRate: how many times as many faults this fleet shows as the hazard of past faults expects.
+
+    each tick       nodes without a warning ──► expected += their hazard × the time since the last tick
+    LAG_MS later    faults that no warning preceded ──► seen += 1, all that begin within a minute as one
+    times           posterior mean of the multiple, from a mixture of two gamma priors
+
+Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One broken switch
+or breaker stops several nodes at once, so faults of one minute are one. Both sums halve in HALF_LIFE_MS: a fleet that
+was repaired is believed again.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import exp, lgamma, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.fault_log import FaultLog
+
+Array = NDArray[np.float64]
+
+DAY_MS = 86_400_000
+LAG_MS = 900_000  # some hard signals are certain only minutes after they began
+WATCHED_MS = 600_000  # a longer time between two ticks was not watched
+TOGETHER_MS = 60_000
+HALF_LIFE_MS = 14 * DAY_MS
+WARNING_HAZARD = 0.05  # of the next hour, beyond what the history expects
+WILD, WILD_TIMES = 0.001, 100.0
+# weight, shape, mean: an ordinary fleet, and one like no other. The mean of both is 1.
+PRIORS = ((1 - WILD, 2.0, (1 - WILD * WILD_TIMES) / (1 - WILD)), (WILD, 0.5, WILD_TIMES))
+LEAST, MOST = 0.25, 1000.0
+
+
+class FaultRate:
+    """The sums of one fleet. `times`: the multiple, 1 before anything is known."""
+
+    def __init__(self) -> None:
+        self.seen, self.expected, self.times = 0.0, 0.0, 1.0
+        self._now_ms = 0
+        self._counted_ms = 0  # start of the last fault that was counted
+        self._warned_ms: dict[str, int] = {}  # node → since when it has a warning
+
+    def step(
+        self, day_hazard: Array, warned: NDArray[np.bool_], names: Sequence[str], faults: FaultLog, now_ms: int
+    ) -> None:
+        """Record one tick. day_hazard: (node,) faults that the history expects within a day; warned: (node,)."""
+        elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
+        self._now_ms = now_ms
+        if not before_ms or elapsed_ms <= 0:
+            self._renew_warnings(warned, names, now_ms)
+            return
+        kept = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
+        self.seen, self.expected = self.seen * kept, self.expected * kept
+        if elapsed_ms <= WATCHED_MS:
+            at_work = np.array([not faults.has_now(name) for name in names], bool) & ~warned
+            self.expected += float(day_hazard[at_work].sum()) * elapsed_ms / DAY_MS
+        self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
+        self._renew_warnings(warned, names, now_ms)
+        self.times = posterior_times(self.seen, self.expected)
+
+    def _count(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
+        begun = [fault for fault in faults.faults if after_ms < fault.start_ms <= until_ms]
+        for fault in sorted(begun, key=lambda fault: fault.start_ms):
+            is_apart = fault.start_ms >= self._counted_ms + TOGETHER_MS
+            if is_apart and self._warned_ms.get(fault.node, fault.start_ms) >= fault.start_ms - TOGETHER_MS:
+                self.seen += 1
+                self._counted_ms = fault.start_ms
+
+    def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
+        has_warning = [names[row] for row in np.flatnonzero(warned).tolist()]
+        self._warned_ms = {name: self._warned_ms.get(name, now_ms) for name in has_warning}
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return what a snapshot holds."""
+        sums = {"seen": self.seen, "expected": self.expected}
+        times = {"now_ms": self._now_ms, "counted_ms": self._counted_ms, "warned_ms": dict(self._warned_ms)}
+        return {**sums, **times}, {}
+
+    def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Load a dump into a new object."""
+        self.seen, self.expected = float(about["seen"]), float(about["expected"])
+        self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
+        self._warned_ms = dict(about["warned_ms"])
+        self.times = posterior_times(self.seen, self.expected)
+
+    def move(self, by_ms: int) -> None:
+        """Move all times. 0 is no time."""
+        self._now_ms, self._counted_ms = (at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._counted_ms))
+        self._warned_ms = {name: at_ms + by_ms for name, at_ms in self._warned_ms.items()}
+
+
+def posterior_times(seen: float, expected: float) -> float:
+    """Return the multiple of the expected faults that explains those seen, in two digits: it does not creep.
+
+    >>> posterior_times(0, 0.0), posterior_times(1, 0.02), posterior_times(9, 0.025)
+    (1.0, 1.9, 320.0)
+    """
+    rows = []
+    for weight, shape, mean in PRIORS:
+        rate = shape / mean
+        likelihood = lgamma(shape + seen) - lgamma(shape) + shape * log(rate / (rate + expected))
+        likelihood -= seen * log(rate + expected)
+        rows.append((log(weight) + likelihood, (shape + seen) / (rate + expected)))
+    best = max(likelihood for likelihood, _ in rows)
+    weights = [exp(likelihood - best) for likelihood, _ in rows]
+    mean = sum(weight * times for weight, (_, times) in zip(weights, rows, strict=True)) / sum(weights)
+    return min(max(float(f"{mean:.2g}"), LEAST), MOST)
+
+
+def has_warning(p_hour: Array, hour_hazard: Array) -> NDArray[np.bool_]:
+    """(node,) whether more speaks for a failure within an hour than the history. p_hour: (node,), NaN unknown."""
+    hazard = -np.log1p(-np.minimum(np.nan_to_num(p_hour), 1 - 1e-9))
+    return np.asarray(hazard - hour_hazard >= WARNING_HAZARD)
