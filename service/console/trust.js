@@ -4,23 +4,31 @@ import { NONE, count, horizon, num, object, percent, rows, share, times, whole }
 
 const FEWEST_EVENTS = 5; // predicted or observed: with fewer, chance alone explains any ratio
 const FEWEST_FORECASTS = 20;
+const WARNING = 0.05; // below it a forecast announces nothing, so that only forecasts above it can be right or wrong
 const RATIO = 2; // between what was predicted and what was observed
 const BAND = [0.65, 0.93]; // how often a band of 80 % may hold
 const BY_P90 = 0.75; // of the jobs should have started by their p90
 const BY_P50 = [0.25, 0.75];
 
-/** {known, holds, sentence, figures} of a horizon's record of failures; null where none has matured. */
+/** Forecasts above WARNING that have matured. */
+const warnings = (row) => rows(row.bins).filter((bin) => num(bin.low) >= WARNING).reduce((sum, bin) => sum + (num(bin.n) ?? 0), 0);
+
+/** {known, holds, missed, sentence, figures} of a horizon's record of failures; null where none has matured. */
 export function failures(row) {
   const [matured, predicted, observed] = [num(row?.matured), num(row?.mean_p), num(row?.observed)];
   if (!(matured > 0) || predicted === null || observed === null) return null;
-  const known = matured * Math.max(predicted, observed) >= FEWEST_EVENTS;
+  const above = warnings(row);
+  const isJudged = above >= FEWEST_FORECASTS;
+  const known = isJudged && matured * Math.max(predicted, observed) >= FEWEST_EVENTS;
+  const came = Math.round(matured * observed);
   const often = observed > predicted * RATIO ? observed / predicted : observed * RATIO < predicted ? predicted / observed : 1;
   const howOften = Number.isFinite(often) ? `${times(often)} as ${observed > predicted ? "often" : "rarely"} as predicted` : observed > 0 ? "though none was predicted" : "not, though predicted";
   return {
     known,
     holds: often === 1,
+    missed: !isJudged && often !== 1 && came >= FEWEST_EVENTS ? `${count(came, "failure")}, ${above ? whole(above) : "no"} forecast${above === 1 ? "" : "s"} above ${percent(WARNING)}` : "",
     sentence: `failures came ${howOften}`,
-    figures: `failures within ${horizon(row.horizon_s)}: ${share(predicted)} predicted, ${share(observed)} observed (of ${whole(matured)})`,
+    figures: `failures within ${horizon(row.horizon_s)}: ${share(predicted)} predicted, ${share(observed)} observed (of ${whole(matured)}${isJudged ? "" : `; ${above ? whole(above) : "none"} above ${percent(WARNING)}, too few to judge`})`,
   };
 }
 
@@ -49,9 +57,11 @@ export function starts(record) {
 /** {headline, figures: [..]} of all records: {risk: calibration rows, horizonS, demand, queue}. */
 export function verdict({ risk, horizonS, demand, queue }) {
   const row = rows(risk).find((one) => one.horizon_s === horizonS);
-  const found = [failures(row), starts(queue), bands(demand)].filter(Boolean);
+  const failing = failures(row);
+  const found = [failing, starts(queue), bands(demand)].filter(Boolean);
   const broken = found.filter(({ known, holds }) => known && !holds);
   const held = found.some(({ known, holds }) => known && holds);
-  const headline = broken.length ? `No: ${broken[0].sentence}` : held ? "Yes, live" : "Live, no record yet";
+  const yes = failing && !failing.known ? "Yes, failures not judged yet" : "Yes, live";
+  const headline = broken.length ? `No: ${broken[0].sentence}` : failing?.missed ? `Not yet: ${failing.missed}` : held ? yes : "Live, no record yet";
   return { headline, figures: found.map((one) => one.figures || NONE) };
 }

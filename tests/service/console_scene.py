@@ -213,6 +213,7 @@ class Scene(Traffic):
             )
         rows.sort(key=lambda row: -(row["p"] or -1))
         record = {"horizon_s": horizon_s, "matured": 5210, "mean_p": 0.0081, "observed": 0.0112}
+        record["bins"] = [{"low": 0.2, "high": 0.5, "n": 60, "p": 0.31, "observed": 0.4}]
         return {"as_of_ms": self.as_of_ms(), "model": "rules", "rows": rows[:limit], "calibration": [record]}
 
     def node(self, name: str) -> dict[str, Any] | None:

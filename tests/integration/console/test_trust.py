@@ -22,17 +22,22 @@ CONTRADICTIONS = """async () => {
     const wrong = [];
     for (let turn = 0; turn < 20000; turn++) {
         const row = { horizon_s: 3600, matured: Math.round(10 ** (6 * chance())), mean_p: small(), observed: small() };
+        const above = Math.round(40 * chance());
+        row.bins = [{ low: 0.02, high: 0.05, n: 99 }, { low: 0.05, high: 0.1, n: above }];
         const demand = chance() < 0.3 ? {} : { origins: Math.round(200 * chance()), coverage_80: chance() };
         const queue = chance() < 0.3 ? null : { n: Math.round(200 * chance()), by_p50: chance(), by_p90: chance() };
         const asked = { risk: chance() < 0.2 ? [] : [row], horizonS: 3600, demand, queue };
         const { headline, figures } = verdict(asked);
         const events = row.matured * Math.max(row.mean_p, row.observed);
         const ratio = Math.max(row.mean_p / row.observed, row.observed / row.mean_p);
-        const off = asked.risk.length && row.matured > 0 && events >= 5 && ratio > 2;
+        const off = asked.risk.length && row.matured > 0 && events >= 5 && ratio > 2 && above >= 20;
+        const unjudged = asked.risk.length && row.matured > 0 && (above < 20 || events < 5);
         const missed = queue && queue.n >= 20 && queue.by_p90 < 0.75;
         const narrow = demand.origins >= 20 && demand.coverage_80 < 0.65;
         if ((off || missed || narrow) && !headline.startsWith('No: ')) wrong.push([headline, asked]);
-        if (headline === 'Yes, live' && !figures.length) wrong.push([headline, asked]);
+        if (headline.startsWith('Yes') && !figures.length) wrong.push([headline, asked]);
+        if (headline === 'Yes, live' && unjudged) wrong.push([headline, asked]);
+        if (unjudged && /^No: failures/.test(headline)) wrong.push([headline, asked]);
         if ([headline, ...figures].some((text) => /NaN|undefined|null/.test(text))) wrong.push([headline, figures]);
     }
     return wrong.slice(0, 3);
@@ -42,9 +47,12 @@ CONTRADICTIONS = """async () => {
 class Wrong(Scene):
     """A fleet whose nodes fail seven times as often as predicted."""
 
+    above = 40  # forecasts above 5 %
+
     def risk(self, limit: int, horizon_s: int) -> dict[str, Any]:
         record = {"horizon_s": horizon_s, "matured": 5210, "mean_p": 0.008, "observed": 0.057}
-        return super().risk(limit, horizon_s) | {"calibration": [record]}
+        bins = [{"low": 0.05, "high": 0.1, "n": self.above, "p": 0.07, "observed": 0.3}]
+        return super().risk(limit, horizon_s) | {"calibration": [record | {"bins": bins}]}
 
 
 def test_the_tile_says_what_the_record_says(open_console: Opener) -> None:
@@ -53,6 +61,18 @@ def test_the_tile_says_what_the_record_says(open_console: Opener) -> None:
     figures = f"failures within 1{GAP}h: 0.8{GAP}% predicted, 5.7{GAP}% observed (of 5,210)"
     expect(page.locator("#trust-detail")).to_contain_text(figures)
     expect(page.locator("#risk-foot")).to_contain_text(figures)
+
+
+class FirstDay(Wrong):
+    """The same fleet before it has issued enough forecasts above 5 %."""
+
+    above = 3
+
+
+def test_too_few_forecasts_above_5_percent_give_no_verdict(open_console: Opener) -> None:
+    page = open_console(FirstDay(drift=False)).page
+    expect(page.locator("#trust")).to_have_text(f"Not yet: 297 failures, 3 forecasts above 5{GAP}%")
+    expect(page.locator("#trust-detail")).to_contain_text(f"(of 5,210; 3 above 5{GAP}%, too few to judge)")
 
 
 def test_a_record_that_holds_is_trusted_and_one_too_short_decides_nothing(open_console: Opener) -> None:
