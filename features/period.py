@@ -72,10 +72,11 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
         return found
     means = np.zeros(len(rows), bool) if averaged is None else averaged[usable]
     rhythm = find_rhythm(rows, means, interval_s)
-    if found.reason == TOO_FAST and (rhythm.period is None or rhythm.longest < SAMPLES_A_PERIOD + 1):
-        return found
     if rhythm.period is None:
-        return Period(None, rhythm.reason or found.reason)
+        return found if found.reason == TOO_FAST else Period(None, rhythm.reason or found.reason)
+    if found.reason == TOO_FAST and rhythm.longest < SAMPLES_A_PERIOD + 1:
+        every_s = rhythm.period * interval_s
+        return Period(None, f"what it does every {every_s:.0f} s is so short that a faster rhythm may look the same")
     return Period(rhythm.period * interval_s)
 
 

@@ -1,7 +1,8 @@
 """Rhythms of short pauses or bursts: how often a job leaves its usual level, as training does for its checkpoints.
 
 An autocorrelation needs a series that swings for much of the time. Here each excursion counts as one pulse, and the
-times between pulses are compared. A rhythm is reported only if chance would rarely space as many pulses as evenly.
+times between pulses are compared. A pulse that the series cuts off still has one edge: begins are compared with begins
+and ends with ends. A rhythm is reported only if chance would rarely space as many of them as evenly.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ RARE = 0.4  # with a larger share outside, the median is no usual level
 GAP_SIGMAS = 4.0  # between the two levels of a series that has two
 LEAST_RANGE = 0.08  # of the level: a smaller excursion is the wobble of steady work
 BLURRED, JITTER = 0.75, 0.04  # tolerance of an interval: samples, and share of the period
+PRECISE = 0.3  # samples: a mean over a sample tells which part of it lies outside, a momentary reading does not
 MOST_SKIPPED = 3  # periods between two neighbours: a scrape may miss pulses
 MOST_MISSING, MOST_EXTRA = 0.25, 0.34  # share of expected pulses that are absent, and of pulses that do not fit
 CHANCE = 0.02
@@ -28,10 +30,17 @@ CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class Pulses:
-    """Excursions of one series, in samples. centers: (pulse,). longest: the most samples that one of them lasts."""
+    """Excursions of one series, in samples.
+
+    centers: (whole pulse,). begins, ends: (pulse,) of those whose edge the series shows. longest: the most samples that
+    one of them lasts. blurred: how far off an interval may be measured.
+    """
 
     centers: Array
+    begins: Array
+    ends: Array
     longest: int
+    blurred: float
     pauses: bool  # below the usual level; otherwise bursts above it
 
 
@@ -41,7 +50,7 @@ class Rhythm:
 
     period: float | None
     reason: str = ""
-    centers: tuple[float, ...] = ()  # of the pulses that fit
+    centers: tuple[float, ...] = ()  # of the pulses that fit, or one edge of each
     longest: int = 0  # samples of the longest pulse
     pauses: bool = True
 
@@ -57,25 +66,26 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
     >>> find_rhythm(pauses, np.array([False]), 15.0).period
     16.0
     """
-    found, best, most, short = Rhythm(None), CHANCE, -1, False
+    found, best, least, most, short = Rhythm(None), CHANCE, 1.0, -1, False
     for row, is_mean in zip(channels, averaged.tolist(), strict=True):
-        pulses = pulses_of(row)
+        pulses = pulses_of(row, is_mean)
         if pulses is None:
             continue
-        most = max(most, len(pulses.centers))
+        most = max(most, len(pulses.centers), len(pulses.begins), len(pulses.ends))
         if not is_mean and pulses.longest == 1:
             short = True
             continue
         fit, chance = _fit(pulses)
+        least = min(least, chance)
         if fit is not None and chance < best:
             found, best = fit, chance
     if found.period is not None:
         return found
-    return Rhythm(None, _reason(most, short, channels.shape[1] * interval_s, interval_s))
+    return Rhythm(None, _reason(most, short, least < 1.0, channels.shape[1] * interval_s, interval_s))
 
 
-def pulses_of(row: Array) -> Pulses | None:
-    """Return the whole excursions of row (sample,) from its usual level, or None if it never leaves it."""
+def pulses_of(row: Array, is_mean: bool) -> Pulses | None:
+    """Return the excursions of row (sample,) from its usual level, or None if it never leaves it."""
     split = _usual_level(row)
     if split is None:
         return None
@@ -84,13 +94,30 @@ def pulses_of(row: Array) -> Pulses | None:
     outside = np.concatenate([[False], away > edge, [False]])
     begins = np.flatnonzero(~outside[:-1] & outside[1:])
     ends = np.flatnonzero(outside[:-1] & ~outside[1:])
-    whole = (begins > 0) & (ends < len(row)) & (ends - begins <= len(row) / 2)
-    begins, ends = begins[whole][-MOST_PULSES:], ends[whole][-MOST_PULSES:]
+    short = ends - begins <= len(row) / 2
+    begins, ends = begins[short][-MOST_PULSES:], ends[short][-MOST_PULSES:]
+    begun, ended = begins > 0, ends < len(row)
+    whole = begun & ended
     centers = []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        at = np.arange(max(begin - 1, 0), min(end + 1, len(row)))
+    for begin, end in zip(begins[whole].tolist(), ends[whole].tolist(), strict=True):
+        at = np.arange(begin - 1, end + 1)
         centers.append(float(np.average(at, weights=np.maximum(away[at], 1e-12))))
-    return Pulses(np.array(centers), int((ends - begins).max(initial=0)), sign < 0)
+    seen = slice(None) if is_mean else whole
+    longest = int((ends - begins)[seen].max(initial=0))
+    from_, to = _edges(away, begins, ends) if is_mean else (begins, ends)
+    blurred = PRECISE if is_mean else BLURRED
+    return Pulses(np.array(centers), from_[begun].astype(float), to[ended].astype(float), longest, blurred, sign < 0)
+
+
+def _edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tuple[Array, Array]:
+    """Return when pulses begin and end (pulse,), to parts of a sample, from means over samples.
+
+    away: (sample,) distance from the usual level.
+    """
+    padded = np.concatenate([[0.0], away, [0.0]])
+    full = np.array([np.median(away[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
+    first, last = padded[begins] + padded[begins + 1], padded[ends] + padded[ends + 1]
+    return begins + 1 - np.minimum(first / full, 2.0), ends - 1 + np.minimum(last / full, 2.0)
 
 
 def _usual_level(row: Array) -> tuple[float, float, int] | None:
@@ -117,29 +144,34 @@ def _usual_level(row: Array) -> tuple[float, float, int] | None:
 
 def _fit(pulses: Pulses) -> tuple[Rhythm | None, float]:
     """Return the rhythm that fits most pulses, and the probability that chance spaces them as evenly."""
-    centers = pulses.centers
-    if len(centers) < FEWEST_PULSES:
-        return None, 1.0
-    gaps = np.diff(centers)
-    wide = centers[2:] - centers[:-2]
-    tried = np.concatenate([np.quantile(gaps, (0.5, 0.25, 0.75)), gaps / 2, gaps, wide])
     best, best_chance = None, 1.0
+    edges = [one for one in (pulses.begins, pulses.ends) if len(one) > len(pulses.centers)]
+    for times in (pulses.centers, *edges):
+        period, on, chance = _even_times(times, pulses.blurred)
+        if chance < best_chance:
+            best, best_chance = Rhythm(period, "", on, pulses.longest, pulses.pauses), chance
+    return best, best_chance
+
+
+def _even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float, ...], float]:
+    """Return the period of times (pulse,), those that fit it, and the probability that chance spaces them as evenly."""
+    found: tuple[float | None, tuple[float, ...], float] = None, (), 1.0
+    if len(times) < FEWEST_PULSES:
+        return found
+    gaps = np.diff(times)
+    tried = np.concatenate([np.quantile(gaps, (0.5, 0.25, 0.75)), gaps / 2, gaps, times[2:] - times[:-2]])
     seen: list[float] = []
     for period in tried.tolist():
         if period < SHORTEST_SAMPLES or any(abs(period / other - 1) < JITTER / 2 for other in seen):
             continue
         seen.append(period)
-        on, turns = _longest_chain(centers, period)
-        chance = _chance(len(centers), centers[on], turns)
-        if chance < best_chance:
-            slope = float(np.polyfit(turns, centers[on], 1)[0])
-            best = Rhythm(slope, "", tuple(centers[on].tolist()), pulses.longest, pulses.pauses)
-            best_chance = chance
+        on, turns = _longest_chain(times, period)
+        chance = _chance(len(times), times[on], turns, blurred)
+        if chance < found[2]:
+            found = float(np.polyfit(turns, times[on], 1)[0]), tuple(times[on].tolist()), chance
         if len(seen) == CANDIDATES:
             break
-    if best is None or best.period is None or best.period < SHORTEST_SAMPLES:
-        return None, 1.0
-    return best, best_chance
+    return found if found[0] is not None and found[0] >= SHORTEST_SAMPLES else (None, (), 1.0)
 
 
 def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
@@ -162,10 +194,10 @@ def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDA
     return on, np.concatenate([[0], np.cumsum(steps)])
 
 
-def _chance(pulses: int, on: Array, turns: NDArray[np.int64]) -> float:
+def _chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
     """Return the probability that chance spaces as many of `pulses` as evenly; 1 if too few of them fit.
 
-    on: (fitting,) their times; turns: (fitting,) the number of each one's period.
+    on: (fitting,) their times; turns: (fitting,) the number of each one's period; blurred: their error, in samples.
     """
     extra = pulses - len(on)
     missing = int(turns[-1]) + 1 - len(on)
@@ -173,16 +205,19 @@ def _chance(pulses: int, on: Array, turns: NDArray[np.int64]) -> float:
         return 1.0
     period = (on[-1] - on[0]) / turns[-1]
     off = float(np.abs(np.diff(on) - np.diff(turns) * period).max())
-    hit = min(1.0, 2 * max(off, BLURRED) / period)
+    hit = min(1.0, 2 * max(off, blurred) / period)
     return min(1.0, float(comb(pulses, extra) * hit ** (len(on) - 2)))
 
 
-def _reason(most: int, short: bool, span_s: float, interval_s: float) -> str:
+def _reason(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
+    """Return why there is no rhythm. most: pulses of one channel, -1 without any; is_even: they fit one by chance."""
     if short:
         return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"
     if most < 0:
         return ""
+    times = f"it left its usual level {most} times in {span_s / 60:.0f} min"
     if most < FEWEST_PULSES:
-        return f"it left its usual level {most} times in {span_s / 60:.0f} min: {FEWEST_PULSES} times are needed"
-    times = f"it left its usual level {most} times in {span_s / 60:.0f} min, at no regular distance"
-    return f"{times}: nothing repeats, or faster than the samples can show"
+        return f"{times}: {FEWEST_PULSES} times are needed"
+    if is_even:
+        return f"{times}, evenly, but so few may be even by chance"
+    return f"{times}, at no regular distance: nothing repeats, or faster than the samples can show"

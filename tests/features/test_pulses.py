@@ -59,6 +59,27 @@ def test_means_show_pauses_that_are_shorter_than_a_scrape() -> None:
     assert "shorter than the 15 s between samples" in momentary.reason
 
 
+@pytest.mark.parametrize("pause_share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("period_s", [610, 690, 780])
+def test_half_an_hour_shows_a_rhythm_of_which_one_edge_is_seen_three_times(period_s: float, pause_share: float) -> None:
+    found, seen = 0, 0
+    for seed in range(12):
+        channels, means = work(period_s, pause_share * period_s, 120, seed)
+        sides = (channels[2] > 360).astype(int)
+        edges = np.diff(sides)
+        seen += max((edges > 0).sum(), (edges < 0).sum()) >= 3
+        period = find_period(channels, INTERVAL_S, means).period_s
+        found += period is not None
+        assert period is None or period == pytest.approx(period_s, rel=0.03)
+    assert found >= seen - 1
+    assert found >= 3
+
+
+def test_three_pauses_of_momentary_readings_are_too_few_and_the_reason_says_so() -> None:
+    channels, means = work(600, 60, 120)
+    assert "so few may be even by chance" in find_period(channels[:2], INTERVAL_S, means[:2]).reason
+
+
 def test_the_reason_for_no_rhythm_is_the_true_one() -> None:
     channels, means = work(2400, 60, 120)
     assert "3 times are needed" in find_period(channels, INTERVAL_S, means).reason
