@@ -1,4 +1,8 @@
-"""The present level of a job's readings: what they were since they last changed for good, and how they scatter."""
+"""The present level of a job's readings: what they were since they last changed for good, and how they scatter.
+
+Readings that rise or fall steadily have no level: a line describes them better than steps do. They go on along that
+line for two minutes, and no further: a slow wave turns, and a ramp ends.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,18 +13,24 @@ CLEAR_T = 3.0  # standard errors between the readings before a change and those 
 NOISE_SHARE = 0.005  # of the level: readings that differ by less are the same
 LATEST = 4  # readings that make a level: a minute of scrapes
 BACK_SHARE, AWAY_SHARE = 0.2, 0.5  # of the last change: nearer is the same level, farther is another
+LEAD = 8  # readings: so far the line goes on
+FITS_ENOUGH = 1.5  # times the variance around steps: these are searched for, and so fit noise, too
 MOST_CHANGES = 8  # of level within one window
 
 
 def at_present_level(readings: Array) -> Array:
     """Return readings as they would be at the present level: the last level plus the scatter around every earlier one.
 
-    readings: (reading,) oldest first, without NaN. Without a change of level they are returned as they are.
+    readings: (reading,) oldest first, without NaN. Without a change of level or a trend they are returned as they are.
 
     >>> at_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
     """
     begins = changes_of_level(readings)
+    slope = _trend(readings, begins)
+    if slope:
+        ahead = float(readings.mean()) + slope * ((len(readings) - 1) / 2 + LEAD)
+        return np.asarray(np.maximum(ahead + _without_trend(readings), 0.0))
     if len(begins) == 1 or _came_back(readings, begins):
         return readings
     level = float(np.mean(readings[-LATEST:]))
@@ -36,11 +46,35 @@ def _came_back(readings: Array, begins: list[int]) -> bool:
     return bool(swings or near.sum() >= LATEST)
 
 
+def _trend(readings: Array, begins: list[int]) -> float:
+    """Return the slope per reading of the least-squares line, or 0 if it is unclear or steps fit as well.
+
+    begins: where each level begins.
+    """
+    if len(readings) <= 2 * LATEST:
+        return 0.0
+    line = float(np.sum(_without_trend(readings) ** 2)) / (len(readings) - 2)
+    steps = sum(float(np.sum((part - part.mean()) ** 2)) for part in np.split(readings, begins[1:]))
+    steps /= (
+        len(readings) - 2 * len(begins) + 1 if len(readings) >= 2 * len(begins) else 1
+    )  # each has a time and a mean
+    slope, spread = _slope(readings)
+    noise = line + (NOISE_SHARE * float(np.abs(readings).mean())) ** 2
+    is_clear = abs(slope) > CLEAR_T * np.sqrt(max(noise, 1e-12) / spread)
+    return slope if is_clear and line < FITS_ENOUGH * steps else 0.0
+
+
+def _slope(part: Array) -> tuple[float, float]:
+    """Return the slope of the least-squares line, and the sum of squares of its times."""
+    at = np.arange(len(part)) - (len(part) - 1) / 2
+    spread = max(float(at @ at), 1.0)
+    return float(at @ part) / spread, spread
+
+
 def _without_trend(part: Array) -> Array:
     """Subtract the least-squares line."""
     at = np.arange(len(part)) - (len(part) - 1) / 2
-    slope = at @ part / max(float(at @ at), 1.0)
-    return np.asarray(part - np.mean(part) - slope * at)
+    return np.asarray(part - np.mean(part) - _slope(part)[0] * at)
 
 
 def changes_of_level(readings: Array) -> list[int]:

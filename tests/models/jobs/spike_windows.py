@@ -43,6 +43,19 @@ def ramps(rng: np.random.Generator) -> np.ndarray:
     return 3000 + 2000 * np.sin(phase + np.arange(BINS) * 2 * np.pi / 960) + rng.normal(0, 80, (JOBS, BINS))
 
 
+def plateaus(rng: np.random.Generator) -> np.ndarray:
+    """Jobs rise or fall for ten minutes to an hour, and then stay as long."""
+    load = np.empty((JOBS, BINS))
+    for row in load:
+        at, level = 0, float(rng.uniform(1000, 6000))
+        while at < BINS:
+            lasts, to = int(rng.integers(40, 240)), float(rng.uniform(1000, 6000))
+            path = np.concatenate([np.linspace(level, to, lasts), np.full(lasts, to)])
+            row[at : at + 2 * lasts] = path[: BINS - at]
+            at, level = at + 2 * lasts, to
+    return load + rng.normal(0, 80, load.shape)
+
+
 def swings(rng: np.random.Generator) -> np.ndarray:
     """Steps of training: half of the readings high, half low."""
     return np.where(rng.random((JOBS, BINS)) < 0.5, 1500.0, 5000.0)
@@ -59,7 +72,7 @@ def gang(rng: np.random.Generator) -> np.ndarray:
     return np.repeat(steps(rng)[:1], JOBS, axis=0)
 
 
-LOADS = {one.__name__: one for one in (steady, steps, ramps, swings, dips, gang)}
+LOADS = {one.__name__: one for one in (steady, steps, ramps, plateaus, swings, dips, gang)}
 
 
 def ratios(load: np.ndarray, prepare: Prepare = at_present_level) -> np.ndarray:

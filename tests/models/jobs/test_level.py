@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.jobs.level import LATEST, at_present_level, changes_of_level
+from models.jobs.level import LATEST, LEAD, at_present_level, changes_of_level
 from tests.fuzz.bounds import examples
 from tests.models.jobs.spike_windows import LOADS, ratios
 
 
-@pytest.mark.parametrize("name", ["steady", "steps", "swings", "dips", "gang"])
+@pytest.mark.parametrize("name", ["steady", "steps", "ramps", "plateaus", "swings", "dips", "gang"])
 def test_peaks_are_no_worse_than_persistence(name: str) -> None:
     """In the mean no worse, and in no hour by more than a tenth."""
     found = np.stack([ratios(LOADS[name](np.random.default_rng(seed))) for seed in range(2)])
@@ -18,11 +18,16 @@ def test_peaks_are_no_worse_than_persistence(name: str) -> None:
     assert found.max() <= 1.1
 
 
-def test_slow_waves_are_followed() -> None:
-    found = ratios(LOADS["ramps"](np.random.default_rng(0)))
-    plain = ratios(LOADS["ramps"](np.random.default_rng(0)), lambda values: values)
-    assert found.mean() <= 1.0 < plain.mean()
-    assert found.max() < plain.max()
+def test_a_steady_rise_goes_on_for_two_minutes_and_keeps_its_scatter() -> None:
+    readings = np.linspace(1000, 2000, 41) + np.random.default_rng(0).normal(0, 20, 41)
+    found = at_present_level(readings)
+    assert abs(np.median(found) - (2000 + LEAD * 25)) < 40
+    assert 10 < found.std() < 30
+
+
+def test_a_step_in_noise_is_no_rise() -> None:
+    readings = np.repeat([1000.0, 4000.0], 20) + np.random.default_rng(0).normal(0, 80, 40)
+    assert abs(np.median(at_present_level(readings)) - 4000) < 100
 
 
 def test_a_new_level_counts_after_a_minute_and_keeps_the_scatter() -> None:
