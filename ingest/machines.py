@@ -1,7 +1,8 @@
 """Which machine a page of GPUs is about: names repeat and change, the UUID of a board does neither.
 
     label says nothing      localhost, an exporter's pod, a container id: the target's own name counts
-    one name, two machines  two live targets name different boards in one slot: each gets its target's name
+    one name, two machines  two live targets name different boards in one slot, or kernels that started at different
+                            times: each gets its target's name
     two names, one machine  two live targets name the same board: the first name counts for both
     a machine was renamed   a board is seen under another name: its old slot is emptied
 
@@ -19,6 +20,7 @@ from fleet.samples import EntityKind
 logger = logging.getLogger(__name__)
 
 LIVE_MS = 60_000
+SAME_BOOT_S = 60.0  # a clock that is corrected moves the time at which the kernel says that it started
 MOST_NAMES = 3  # one after the other of one machine: its label, its target's host, its target's address
 _LOCAL = re.compile(
     r"(localhost|ip6-localhost|ip6-loopback)\d?(\.local(domain\d?)?)?|127(\.\d+){3}|::1|0\.0\.0\.0"
@@ -36,13 +38,15 @@ _SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
 class Target:
     """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port.
 
-    renamed: label → the node that it stands for on this target's pages. heard_ms: of its last page, 0 for never.
+    own: its name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
+    heard_ms: of its last page, 0 for never.
     named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
     """
 
     node: str
     fixed: bool = False
     address: str = ""
+    own: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
     heard_ms: int = 0
     named: dict[str, int] = field(default_factory=dict)
@@ -91,6 +95,16 @@ class _Slot:
     target: Target
 
 
+@dataclass(slots=True)
+class _Kernel:
+    """The running kernel of a named machine, as a target saw it. started_s: Unix s; doubted_ms: when another target
+    first named a kernel with another start, 0 for never."""
+
+    started_s: float
+    target: Target
+    doubted_ms: int = 0
+
+
 class MachineNames:
     """The boards on the pages of a process. `clashes`: name → addresses of two targets that gave it to two machines."""
 
@@ -100,6 +114,7 @@ class MachineNames:
         self._entities = entities
         self._slots: dict[str, dict[int, _Slot]] = {}  # by node
         self._boards: dict[str, tuple[str, int]] = {}
+        self._kernels: dict[str, _Kernel] = {}  # by the name that the kernel has
 
     def place(self, node: str, index: int, uuid: str, target: Target) -> str:
         """Record that a target's page has this board there. Returns the node that it really is on."""
@@ -128,6 +143,49 @@ class MachineNames:
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
         return node
+
+    def name_host(self, name: str, started_s: float, target: Target) -> None:
+        """Name a target after its kernel, unless another live target's kernel of that name started at another time.
+
+        started_s: Unix s, 0 where the page does not say. Two pages of each target must disagree: a machine with two
+        targets may restart between them.
+        """
+        known = self._kernels.get(name)
+        if name in self.clashes:
+            self._restore(target)
+            return
+        if known is None or known.target is target or not started_s or not _is_live(known.target, target):
+            doubted_ms = known.doubted_ms if known is not None and known.target is target else 0
+            self._kernels[name] = _Kernel(started_s, target, doubted_ms)
+        elif known.started_s and abs(known.started_s - started_s) > SAME_BOOT_S:
+            if 0 < known.doubted_ms < known.target.heard_ms:
+                self._part(name, known.target, target)
+                return
+            known.doubted_ms = known.doubted_ms or target.heard_ms
+        else:
+            known.doubted_ms = 0
+        if target.node != name:
+            target.own = target.own or target.node
+            target.node, target.forgets = name, True
+
+    def _part(self, name: str, first: Target, second: Target) -> None:
+        """Give two machines whose kernels have one name the names of their targets."""
+        self.clashes[name] = (first.address or first.own, second.address or second.own)
+        self.noted["node_clash"] += 1
+        logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
+        if (first.own or first.node) == (second.own or second.node):
+            self.clashes.setdefault(first.own or first.node, self.clashes[name])
+        self._restore(first)
+        self._restore(second)
+        if name not in self._slots:
+            self._entities.disown_all(name)
+
+    def _restore(self, target: Target) -> None:
+        """Give a target its own name back, or its address where the name clashes, too."""
+        own = target.own or target.node
+        own = target.address if own in self.clashes else own
+        if own and target.node != own:
+            target.node, target.forgets = own, True
 
     def _clash(self, name: str, first: Target, second: Target) -> str:
         """Give two machines of one name the names of their targets. Returns that of the second."""

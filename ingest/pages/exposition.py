@@ -158,3 +158,19 @@ def cut_exemplar(line: bytes) -> bytes:
             return line[:at]
         at = line.find(b" # {", at + 1)
     return line
+
+
+def start_of_kernel(page: bytes) -> float:
+    """Return when the kernel of a node_exporter's page started, Unix s; 0 where the page does not say.
+
+    >>> start_of_kernel(b"# TYPE x gauge\\nnode_boot_time_seconds 1.795e+09\\n"), start_of_kernel(b"up 1\\n")
+    (1795000000.0, 0.0)
+    """
+    at = page.find(b"\nnode_boot_time_seconds ")
+    if at < 0:
+        return 0.0
+    try:
+        started_s = parse_value(page[at + 24 : at + 64].split(b"\n", 1)[0].split(b" ", 1)[0].strip())
+    except RecordError:
+        return 0.0  # counted when the line itself is read
+    return started_s if 0 < started_s < 1e13 else 0.0

@@ -74,7 +74,12 @@ class PageReplay(Source):
         decoder = self._decoders.get(name)
         if decoder is None:
             node = name.split(".", 1)[0]
-            decoder = self._decoders[name] = PageDecoder(self.resolver, Target(node), noted=self.noted)
+            decoder = self._decoders[name] = PageDecoder(
+                self.resolver,
+                Target(node),
+                noted=self.noted,
+                name_host=self.resolver.inventory.machines.name_host,
+            )
         return decoder.decode(page, now_ms)
 
     def position(self) -> dict[str, Any]:

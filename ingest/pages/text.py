@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
+from ingest.machines import MachineNames, says_nothing
 from ingest.machines import Target as Target  # noqa: PLC0414  # exported
-from ingest.machines import says_nothing
 from ingest.pages.exposition import (
     cut_exemplar,
     is_open_metrics,
@@ -25,6 +26,7 @@ from ingest.pages.exposition import (
     parse_line,
     parse_timestamp,
     parse_value,
+    start_of_kernel,
 )
 from ingest.pages.page_shape import LineRole, PageShape
 from ingest.pages.page_state import PageState
@@ -44,6 +46,8 @@ Found = Series | SkipRule | None
 Resolve = Callable[[str, Mapping[str, str], Target], Found]
 """What (metric name, labels, target) stands for: a series, the rule that leaves the line out, or None where nothing
 reads it. Raises RecordError on bad labels."""
+NameHost = Callable[[str, float, Target], None]
+"""Names a target after (the name of its kernel, when that started in Unix s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +158,15 @@ class PageDecoder:
         noted: Counter[str] | None = None,
         max_series: int = MAX_SERIES,
         future_limit_ms: int = 60_000,
+        name_host: NameHost | None = None,
     ) -> None:
         self.target = target
         self.noted: Counter[str] = Counter() if noted is None else noted
         self.reported: dict[int, Reported] = {}  # of the last page
         self.why_unread = ""  # a sentence, if the last page held samples of which nothing reads any
         self._resolve = resolve
+        self._name_host = name_host or MachineNames(Entities()).name_host
+        self._names_host = False  # the last page that was read line by line named its kernel
         self._max_series = max_series
         self._future_limit_ms = future_limit_ms
         self._cache: dict[bytes, Found] = {}  # by prefix, less its last blank; empty while there is a shape
@@ -178,7 +185,9 @@ class PageDecoder:
             self._shape, self._cache, self.target.forgets = None, {}, False
         if self._shape is not None:
             raw = self._shape.read(page)
-            if raw is not None:
+            if raw is not None and self._names_host:
+                self._learn_node(page)
+            if raw is not None and not self.target.forgets:
                 time_ms = np.empty(len(raw), np.int64)
                 time_ms.fill(arrival_ms)
                 return self._batch(raw, time_ms, [])
@@ -198,6 +207,8 @@ class PageDecoder:
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node(page)
+        if self.target.forgets:
+            self._cache, self.target.forgets = {}, False
         state = PageState(arrival_ms, open_metrics)
         for number, line in enumerate(lines, 1):
             try:
@@ -308,9 +319,9 @@ class PageDecoder:
             node = parse_line(page[at:].split(b"\n", 1)[0]).labels.get("nodename", "")
         except RecordError:
             return  # counted when the line itself is read
-        if not says_nothing(node) and node != self.target.node:
-            self.target.node = node
-            self._cache.clear()
+        self._names_host = not says_nothing(node)
+        if self._names_host:
+            self._name_host(node, start_of_kernel(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it was clean, and forget series of long ago."""

@@ -117,3 +117,43 @@ def test_a_swapped_board_and_a_new_order_of_boards_are_no_clash(
 @pytest.mark.parametrize("name", ["node-7", "b7", "ip-10-0-0-7", "gpu-agent", "dcgm01", "deadbeef", "cafe-1"])
 def test_names_of_machines_say_something(name: str) -> None:
     assert not says_nothing(name)
+
+
+def host_page(name: str, started_s: float, memory: float) -> bytes:
+    """A page of node_exporter whose kernel has this name."""
+    return (
+        f'node_uname_info{{nodename="{name}",machine="x86_64"}} 1\n'
+        f"node_memory_MemTotal_bytes {memory}\n"
+        f"node_boot_time_seconds {started_s}\n"
+        f'node_infiniband_state_id{{device="mlx5_0",port="1"}} 4\n'
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("targets", "names"),
+    [
+        (["http://10.0.0.1:9100/metrics", "http://10.0.0.2:9100/metrics"], {"10.0.0.1", "10.0.0.2"}),
+        (["http://127.0.0.1:9101/metrics", "http://127.0.0.1:9102/metrics"], {"127.0.0.1:9101", "127.0.0.1:9102"}),
+    ],
+)
+@pytest.mark.parametrize("name", ["ubuntu", "gpu-host"])
+def test_two_hosts_whose_kernels_have_one_name_are_two_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str], names: set[str], name: str
+) -> None:
+    """Images of clouds leave their host name, and node_exporter prints it. When a kernel started tells them apart."""
+    world = ScrapedWorld(tmp_path, targets, monkeypatch)
+    first, second = host_page(name, 1.795e9, 1e11), host_page(name, 1.796e9, 2e11)
+    world.run(90, dict(zip(targets, (first, second), strict=True)))
+    assert names <= set(world.nodes())
+    assert world.scraper.health()["noted"]["node_clash"] == 1
+
+
+def test_a_host_with_two_targets_and_one_that_restarts_stay_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = ["http://10.0.0.1:9100/metrics", "http://n7.cluster:9100/metrics"]
+    world = ScrapedWorld(tmp_path, targets, monkeypatch)
+    world.run(60, dict.fromkeys(targets, host_page("n7", 1.795e9, 1e11)))
+    world.run(60, dict.fromkeys(targets, host_page("n7", 1.796e9, 1e11)))
+    assert set(world.nodes()) == {"n7"}
+    assert "node_clash" not in world.scraper.health()["noted"]
