@@ -6,7 +6,10 @@ from functools import lru_cache
 GPU_RESOURCES = (
     *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/pgpu", "volcano.sh/vgpu-number"),
     *("amd.com/gpu", "amd.com/?px_nps?", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
-    "deviceclass.resource.kubernetes.io/*gpu*",
+    *("deviceclass.resource.kubernetes.io/*gpu*", "*/gpu"),
+)
+PERCENT_RESOURCES = (  # a hundred of them are a GPU
+    *("koordinator.sh/gpu", "koordinator.sh/gpu-core", "tencent.com/vcuda-core", "aliyun.com/gpu-core.percentage"),
 )
 MIG_RESOURCES = "nvidia.com/mig-*"
 
@@ -17,5 +20,7 @@ def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> boo
 
     >>> is_gpu_resource("habana.ai/gaudi"), is_gpu_resource("amd.com/cpx_nps4"), is_gpu_resource("nvidia.com/gpufs")
     (True, True, False)
+    >>> is_gpu_resource("metax-tech.com/gpu"), is_gpu_resource("koordinator.sh/gpu")
+    (True, False)
     """
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return name not in PERCENT_RESOURCES and any(fnmatchcase(name, pattern) for pattern in patterns)

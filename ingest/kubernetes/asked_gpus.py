@@ -4,7 +4,9 @@ nvidia.com/gpu, amd.com/gpu, gpu.intel.com/*, habana.ai/gaudi    boards, or shar
 nvidia.com/mig-PROFILE                                           parts by the slices of the profile
 resource.k8s.io ResourceClaim, ResourceClaimTemplate             devices of the classes of GPUs
 gpu-fraction, gpu-memory (KAI, Run:ai)                           a part of one or more boards
-nvidia.com/gpucores, gpumem-percentage (HAMi)                    the part of each board
+nvidia.com/gpucores, gpumem-percentage, gpumem (HAMi)            the part of each board
+koordinator.sh/gpu-core, tencent.com/vcuda-core, …               percents of boards
+aliyun.com/gpu-mem                                               GiB of one board
 """
 
 import math
@@ -12,13 +14,14 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.gpu_resources import GPU_RESOURCES, MIG_RESOURCES, is_gpu_resource
+from fleet.gpu_resources import GPU_RESOURCES, MIG_RESOURCES, PERCENT_RESOURCES, is_gpu_resource
 from fleet.mig import SLICES, read_profile
 from fleet.requests import WHOLE_GPU
 from ingest.kubernetes.claims import ClaimedGpus
 from ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
 
 FRACTION, FRACTION_DEVICES, GPU_MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"
+HAMI_MIB, ALIYUN_GIB = ("nvidia.com/gpumem", "volcano.sh/vgpu-memory"), "aliyun.com/gpu-mem"
 HAMI_PERCENT = ("nvidia.com/gpucores", "nvidia.com/gpumem-percentage", "volcano.sh/vgpu-cores")
 ASKED_RESOURCES = (*GPU_RESOURCES, MIG_RESOURCES)
 _MIG = re.compile(r"mig-(.+?)(\.shared)?$")
@@ -54,7 +57,9 @@ def gpus_of(
     A MIG instance counts by its slices, one of an unknown profile as a GPU. claimed: what its device claims hold.
     """
     node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
-    asked = _from_resources(spec, resources, node.shares)
+    asked = _from_resources(spec, resources, node)
+    if asked.gpus < 1:
+        asked = _from_parts(spec, node.memory_gib)
     if asked.gpus < 1:
         asked = _from_annotations(annotations, node.memory_gib)
     if not claimed.gpus:
@@ -69,10 +74,10 @@ def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mappin
     return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
 
 
-def _from_resources(spec: PodSpec, resources: tuple[str, ...], shares: int) -> AskedGpus:
-    count, profile, milli = 0.0, "", 0.0
+def _from_resources(spec: PodSpec, resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
+    count, profile, milli, shares = 0.0, "", 0.0, node.shares
     for container in running_containers(spec):
-        percent = _percent(container.resources)
+        percent = _percent(container.resources, node.memory_gib)
         for name in sorted(container.resources.names):
             if not is_gpu_resource(name, resources):
                 continue
@@ -88,10 +93,22 @@ def _from_resources(spec: PodSpec, resources: tuple[str, ...], shares: int) -> A
     return AskedGpus(round(count), profile, _share(milli, round(count)))
 
 
-def _percent(resources: Resources) -> float:
+def _percent(resources: Resources, memory_gib: float) -> float:
     """Return the part of each board that a vGPU scheduler gives a container."""
-    stated = (resources.amount(name) for name in HAMI_PERCENT)
-    return min((part / 100 for part in stated if 0 < part <= 100), default=1.0)
+    stated = [resources.amount(name) / 100 for name in HAMI_PERCENT]
+    if not any(stated) and memory_gib:
+        stated = [resources.amount(name) / 1024 / memory_gib for name in HAMI_MIB]
+    return min((part for part in stated if 0 < part <= 1), default=1.0)
+
+
+def _from_parts(spec: PodSpec, memory_gib: float) -> AskedGpus:
+    """Read resources that count percents of boards, or GiB of one. Without a size the board counts whole."""
+    containers = running_containers(spec)
+    percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
+    gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)
+    boards = percents / 100 or (min(1.0, gib / memory_gib) if memory_gib else 1.0 if gib else 0.0)
+    gpus = math.ceil(boards)
+    return AskedGpus(gpus, share=_share(WHOLE_GPU * boards, gpus))
 
 
 def _from_annotations(annotations: Mapping[str, str], memory_gib: float) -> AskedGpus:

@@ -8,6 +8,7 @@ A resource count is no count of boards: time slicing and MPS multiply it, MIG an
     HAMi, Volcano (annotations)     one entry for each board
     amd.com/*_nps*                  partitions, also where a label says how amd.com/gpu is divided
     gpu.intel.com, habana.ai        boards by name, else the resource
+    */gpu of any other vendor       the resource; aliyun.com/gpu-count
 """
 
 import json
@@ -52,6 +53,7 @@ def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table
         _amd(name, labels, resources),
         _intel(name, labels, resources),
         _gaudi(name, labels, resources),
+        _other(name, resources),
     )
     return max(vendors, key=lambda found: (found.boards, bool(found.product)))
 
@@ -150,6 +152,13 @@ def _intel(name: str, labels: Table, resources: Table) -> PhysicalGpus:
 def _gaudi(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     boards = count(name, resources.get("habana.ai/gaudi", "0"), MAX_GPUS)
     return PhysicalGpus(boards, labels.get("habana.ai/hpu_type", "") or "Gaudi") if boards else PhysicalGpus()
+
+
+def _other(name: str, resources: Table) -> PhysicalGpus:
+    rows = (key for key in resources if key == "aliyun.com/gpu-count" or key.endswith("/gpu"))
+    known = ("nvidia.com/gpu", "amd.com/gpu", "koordinator.sh/gpu")
+    boards = max((count(name, resources[key], MAX_GPUS) for key in rows if key not in known), default=0)
+    return PhysicalGpus(boards)
 
 
 def count(name: str, text: str, most: int) -> int:

@@ -120,6 +120,7 @@ def test_claims_that_are_deleted_are_forgotten_and_the_others_survive_a_restart(
         *(("amd.com/gpu", "8", 8), ("gpu.intel.com/i915", "2", 2), ("gpu.intel.com/xe", "1", 1)),
         *(("habana.ai/gaudi", "8", 8), ("nvidia.com/gpu.shared", "1", 1), ("nvidia.com/mig-1g.10gb", "2", 2)),
         *(("gpu.intel.com/xe_monitoring", "1", 0), ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", "2", 2)),
+        *(("metax-tech.com/gpu", "4", 4), ("hami.io/gpu", "1", 1), ("example.com/gpu-exporter", "1", 0)),
         *(("amd.com/cpx_nps4", "1", 1), ("nvidia.com/mig-1g.10gb.shared", "1", 1), ("cpu", "8", 0)),
     ],
 )
@@ -127,6 +128,30 @@ def test_resources_of_every_vendor_are_seen(resource: str, amount: str, gpus: in
     fed = Fed()
     fed.put("pods", resources(resource, amount))
     assert [fed.submitted(name).gpus_per_node for name in fed.running()] == ([gpus] if gpus else [])
+
+
+@pytest.mark.parametrize(
+    ("resource", "amount", "asked"),
+    [
+        *(("koordinator.sh/gpu-core", "50", (1, 500)), ("koordinator.sh/gpu", "200", (2, None))),
+        *(("tencent.com/vcuda-core", "150", (2, 750)), ("aliyun.com/gpu-core.percentage", "25", (1, 250))),
+        ("aliyun.com/gpu-mem", "8", (1, None)),
+    ],
+)
+def test_percents_of_gpus_are_parts_of_them(resource: str, amount: str, asked: tuple[int, int | None]) -> None:
+    assert asked_of(resources(resource, amount)) == asked
+
+
+def test_memory_of_a_board_is_a_part_of_it_where_its_size_is_known() -> None:
+    def on(memory_gib: float, **limits: str) -> tuple[int, int | None]:
+        rows = {name.replace("__", "/").replace("_", "."): amount for name, amount in limits.items()}
+        spec = PodSpec(containers=(Container(resources=Resources(limits=rows)),))
+        found = gpus_of(spec, ASKED_RESOURCES, node=NodeGpus(1, memory_gib))
+        return found.gpus, found.share
+
+    assert on(32.0, nvidia_com__gpu="1", nvidia_com__gpumem="8192") == (1, 250)
+    assert on(0.0, nvidia_com__gpu="1", nvidia_com__gpumem="8192") == (1, None)
+    assert on(32.0, nvidia_com__gpu="2", nvidia_com__gpumem="8192", nvidia_com__gpucores="50") == (2, 500)
 
 
 def test_fractions_of_kai_are_parts_of_gpus() -> None:

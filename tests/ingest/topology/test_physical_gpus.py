@@ -86,6 +86,9 @@ def test_other_vendors() -> None:
     monitored = {"gpu.intel.com/xe": "4", "gpu.intel.com/xe_monitoring": "1"}
     assert physical_gpus("n", {}, monitored, {}).boards == 4
     assert physical_gpus("n", {}, {"habana.ai/gaudi": "8"}, {})[:2] == (8, "Gaudi")
+    assert physical_gpus("n", {}, {"metax-tech.com/gpu": "8", "nvidia.com/gpu": "0"}, {}).boards == 8
+    assert physical_gpus("n", {}, {"aliyun.com/gpu-count": "4", "aliyun.com/gpu-mem": "64"}, {}).boards == 4
+    assert physical_gpus("n", {}, {"koordinator.sh/gpu": "800", "nvidia.com/gpu": "8"}, {}).boards == 8
     assert physical_gpus("n", {}, {"cpu": "8", "memory": "1Ki"}, {}) == PhysicalGpus()
 
 
