@@ -126,19 +126,25 @@ class MachineNames:
         known = self._boards.get(uuid)
         slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
         if known is not None and known[0] != node and slot is not None and slot.uuid == uuid:
-            first = slot.target
-            if first is not target and _is_live(first, target) and not target.fixed and known[0] not in self.clashes:
+            first, is_new = slot.target, not _was_named(node, target)  # else the board was moved between two machines
+            if (
+                first is not target
+                and is_new
+                and _is_live(first, target)
+                and not target.fixed
+                and known[0] not in self.clashes
+            ):
                 target.rename(node, known[0])
                 self.noted["node_alias"] += 1
                 return known[0]
             self._empty(known, target)
         slots = self._slots.setdefault(node, {})
         held = slots.get(index)
-        if held is not None and held.uuid != uuid and held.target is not target and _is_live(held.target, target):
-            was_there = target.named.get(node, target.heard_ms) < target.heard_ms  # so a board was swapped
-            if (known is None or known[0] != node) and not was_there:
-                node = self._clash(node, held.target, target)
-                slots = self._slots.setdefault(node, {})
+        is_taken = held is not None and held.uuid != uuid and held.target is not target
+        is_swap = _was_named(node, target) or (known is not None and known[0] == node)
+        if held is not None and is_taken and not is_swap and _is_live(held.target, target):
+            node = self._clash(node, held.target, target)
+            slots = self._slots.setdefault(node, {})
         slots[index] = _Slot(uuid, target)
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
@@ -218,3 +224,8 @@ class MachineNames:
 
 def _is_live(other: Target, target: Target) -> bool:
     return other.heard_ms > 0 and target.heard_ms - other.heard_ms <= LIVE_MS
+
+
+def _was_named(node: str, target: Target) -> bool:
+    """Return whether an earlier page of a target had a board of this node."""
+    return target.named.get(node, target.heard_ms) < target.heard_ms

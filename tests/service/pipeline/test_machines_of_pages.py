@@ -157,3 +157,19 @@ def test_a_host_with_two_targets_and_one_that_restarts_stay_one_machine(
     world.run(60, dict.fromkeys(targets, host_page("n7", 1.796e9, 1e11)))
     assert set(world.nodes()) == {"n7"}
     assert "node_clash" not in world.scraper.health()["noted"]
+
+
+def test_a_board_that_was_moved_between_two_live_machines_joins_them_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that lost the board is up and no longer lists it, and the other one has it in a slot of its own."""
+    world = ScrapedWorld(tmp_path, [A, B], monkeypatch)
+    first, second = named(FIRST, "n1"), named(SECOND, "n2")
+    world.run(60, {A: first, B: second})
+    lines = first.splitlines(keepends=True)
+    rest = b"".join(line for line in lines if b'gpu="3"' not in line)
+    moved = b"".join(line for line in lines if b'gpu="3"' in line).replace(b'gpu="3"', b'gpu="4"')
+    world.run(60, {A: rest, B: second + moved.replace(b'"n1"', b'"n2"')})
+    assert machines(world)["n2"] == 5
+    assert world.scraper.health()["noted"]["gpu_moved"] == 1
+    assert "node_alias" not in world.scraper.health()["noted"]
