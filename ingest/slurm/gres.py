@@ -88,7 +88,9 @@ def _read(text: str) -> Gres:
             continue
         if stated:
             profile = read_profile(mig_profile(stated[0]))
-            kind, has_mig = kind or stated[0], has_mig or profile is not None
+            has_mig = has_mig or profile is not None
+            if not kind or (without_profile(stated[0]) and not without_profile(kind)):  # a profile alone names no model
+                kind = stated[0]
             typed += count
             milli += count * (round(WHOLE_GPU * profile.slices / SLICES) if profile else WHOLE_GPU)
         else:

@@ -179,3 +179,11 @@ def test_a_part_is_never_more_than_the_gpus_that_are_wanted() -> None:
         table.apply(event)
     (row,) = table.queued()
     assert wanted_milli(row) == 2499
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu:1g.5gb:7(S:0),gpu:a100:3", "gpu:a100:3,gpu:1g.5gb:7", "gpu:a100_1g.5gb:7,gpu:a100:3"]
+)
+def test_a_node_with_instances_and_boards_has_the_model_of_its_boards(text: str) -> None:
+    (row,) = read_nodes(nodes(node("n1") | {"gres": text})).rows
+    assert (row.spec().gpu_model, row.spec().gpus) == ("A100", 4)
