@@ -33,6 +33,7 @@ _HINTS: dict[str, tuple[str, str]] = {
     "slurm_": ("an exporter of Slurm", "add the source slurm"),
     "ray_": ("Ray", "scrape dcgm-exporter on its hosts (port 9400)"),
     "tgi_": ("text-generation-inference names no model", "scrape the hosts' GPUs; its queue is not read"),
+    "hw_": ("OpenTelemetry's hardware metrics", _DCGM),
     "ipmi_": ("ipmi_exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "redfish_": ("a Redfish exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "habanalabs_": ("Intel Gaudi's exporter", "NVIDIA and AMD GPUs are read; Gaudi is not"),

@@ -154,6 +154,7 @@ def test_a_page_of_which_nothing_is_read_says_what_would_be(file: str, has: str,
     [
         ("kube_pod_info", "source kubernetes"),
         ("slurm_nodes_alloc", "source slurm"),
+        ("hw_gpu_utilization_ratio", "dcgm-exporter"),
         ("DCGM_FI_DEV_UNHEARD_OF", "DCGM_FI_…"),
         ("habanalabs_power_mW", "Gaudi is not"),
         ("my_app_requests_total", "expected dcgm-exporter"),
