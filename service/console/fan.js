@@ -8,11 +8,11 @@ const HOUR_MS = 3_600_000;
 const MARGIN = { top: 14, right: 12, bottom: 22, left: 44 };
 const LEAST_HEIGHT = 264;
 
-/** Round steps for about `most` lines over a span. */
+/** Round steps for about `most` lines over a span. Between 1 and 10 they are whole: nobody wants 2.5 GPUs. */
 export function niceStep(span, most) {
   const rough = span / most;
   const power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= rough) ?? power * 10;
+  return (power === 1 ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((step) => step * power).find((step) => step >= rough) ?? power * 10;
 }
 
 const line = (points, x, y) => points.map(([t, v], at) => `${at ? "L" : "M"}${x(t).toFixed(1)} ${y(v).toFixed(1)}`).join("");

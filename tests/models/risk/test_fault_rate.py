@@ -1,6 +1,7 @@
 """The multiple of the published fault rate that a fleet's own faults explain, and the nodes that leave the record."""
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ def test_the_rate_survives_a_restart_and_follows_the_clock() -> None:
     assert (again.times, again.dump()) == (rate.times, rate.dump())
     again.move(DAY_MS)
     assert again.dump()[0]["now_ms"] == rate.dump()[0]["now_ms"] + DAY_MS
+
+
+def test_the_rate_moves_what_each_node_is_expected_to_do(small_fleet: Callable) -> None:
+    fleet = small_fleet()
+    before = fleet.tick(2).risk.values[0]
+    fleet.memory.rate.seen, fleet.memory.rate.expected = 9.0, 0.025
+    fleet.tick()
+    after = fleet.tick().risk.values[0]
+    assert fleet.memory.rate.times == 320
+    np.testing.assert_allclose(np.log1p(-after), 320 * np.log1p(-before), rtol=1e-6)
 
 
 def scored(hard_since_ms: int, known_ms: int, names: tuple[str, ...] = ("n000",)) -> RiskRecord:
