@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.demand.flows import without_lone_spikes
 from models.demand.gate import Gate, Served, are_whole
 from models.forecast import Forecaster, Panel
 
@@ -70,7 +71,7 @@ class Contest:
         most = max(1, tests // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]
         origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
-        raw = self._raw(panel, origins) if len(origins) else np.zeros(0)
+        raw = self._raw(without_lone_spikes(panel), origins) if len(origins) else np.zeros(0)
         waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
         for bin in bins.tolist():
             self._gate.mature(bin, panel.values[:, bin - first_bin])
@@ -82,7 +83,7 @@ class Contest:
         """As of `back` bins before the last one."""
         origin = panel.bins - 1 - back
         self._fit(panel, origin + 1)
-        return self._gate.serve(self._raw(panel, np.array([origin]))[:, :, :, 0])
+        return self._gate.serve(self._raw(without_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
 
     def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
         """(forecaster, quantile, step, origin, series)."""
@@ -95,7 +96,7 @@ class Contest:
             known, self._gate = self._gate, self._new_gate(panel.names)
             if known.series:
                 self._gate.load(*known.dump())
-        values = panel.values[:, : max(0, seen)]
+        values = without_lone_spikes(panel).values[:, : max(0, seen)]
         self._gate.whole = np.asarray(are_whole(values).all(axis=1))
         highest = np.nan_to_num(values, nan=0.0).max(axis=1, initial=0.0)
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.sums import divide
+from models.demand.flows import FLOW_TARGETS
 from models.demand.job_survival import JobSurvival
 from models.forecast import Panel
 
@@ -24,8 +25,6 @@ LAG_BINS = (1, 2, 3, 6)
 LAGS_S = (HOUR_S, 2 * HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, WEEK_S)
 WINDOWS_S = (1800, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S, WEEK_S)
 FLOW_WINDOWS_S = (HOUR_S, 3 * HOUR_S, 6 * HOUR_S, DAY_S)
-FLOW_TARGETS = ("arriving", "arriving_jobs", "started", "ended")
-"""Targets that are counts within a bin: told as differences from the level of the past week, not from the last bin."""
 LEVELS = ("running", "queued")
 FLOWS = FLOW_TARGETS
 AGE_GROUPS = (0, 3, 6, 9)

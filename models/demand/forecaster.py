@@ -152,7 +152,7 @@ class DemandForecaster(Stateful):
             steps = [horizon_s // bin_s for horizon_s in horizons_s]
             origin_bins = ORIGIN_BINS[which]
             shadows = self._shadows if which == POOLS else ()
-            made = Contest((*_built_in(target, which), *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
+            made = Contest((*_built_in(which), *self._forecasters[which]), steps, bin_s, origin_bins, shadows)
             self._contests[target, which] = made
         return self._contests[target, which]
 
@@ -322,9 +322,9 @@ class _Forecast:
         return next((record for record in others if record["origins"]), nearest)
 
 
-def _built_in(target: str, which: str) -> tuple[Forecaster, ...]:
+def _built_in(which: str) -> tuple[Forecaster, ...]:
     """Those that everybody has. A day of minutes is too short for a smoother."""
-    smoothing = {MINUTES: (), POOLS: smoothers(target), GROUPS: group_smoothers(target)}
+    smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
 
 

@@ -1,8 +1,8 @@
 """Naive forecasters, checkable by hand.
 
 Each is a *bet* (a point forecast from what was known then) plus the quantiles of its own past errors at the same lead,
-over two weeks. Persistence bets on the last value. On real GPU demand that is hard to beat, so it serves unless a
-rolling back-test shows a challenger to be better (`gate.py`).
+over two weeks. Persistence bets on the last value, and for a flow on the median of its last hours (`flows.py`). On real
+GPU demand that is hard to beat, so it serves unless a rolling back-test shows a challenger to be better (`gate.py`).
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from models.demand.flows import MEDIAN_S, is_flow, recent_medians
 from models.forecast import QUANTILES, Forecaster, Panel
 
 Array = NDArray[np.float64]
@@ -85,7 +86,8 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
         errors = panel.values - shifted(bets, step)
         alike = woken.errors_alike(awake, step)
         quantiles, counts = window_quantiles(errors, origins, *error_window(step, panel.bin_s), step, alike)
-        deviation = np.where(woken.mask, woken.deviation(step), spread * np.sqrt(step))
+        lasts = 1 if is_flow(panel) else step  # bins over which moves add up
+        deviation = np.where(woken.mask, woken.deviation(lasts), spread * np.sqrt(lasts))
         guess = NORMAL_QUANTILES[:, None, None] * deviation
         out[:, at] = bets[:, origins].T + np.where(counts < FEWEST_ERRORS, guess, quantiles)
     return out
@@ -225,12 +227,20 @@ def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
 
 
 class Persistence:
-    """The last value, and how far values moved over the same lead in the past two weeks."""
+    """The last value, and how far values moved over the same lead in the past two weeks.
+
+    A flow has no value that lasts: there it is the median of the last hours.
+    """
 
     name = "persistence"
 
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
-        return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: filled)
+        medians = None
+        if is_flow(panel):
+            medians = recent_medians(forward_filled(panel.values), max(1, MEDIAN_S // panel.bin_s))
+        return forecast_by_errors(
+            panel, origins, steps, lambda panel, filled, step: filled if medians is None else medians
+        )
 
 
 class SeasonalNaive:

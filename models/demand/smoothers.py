@@ -1,4 +1,4 @@
-"""Forecasters that smooth a series: Theta, and for what arrives the rolling median of some hours.
+"""Forecasters that smooth a series: Theta, and as a baseline of the reports the rolling median of some hours.
 
 Each costs a pass over the whole history, so in a large fleet the largest series alone have them.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.demand.features import FLOW_TARGETS
+from models.demand.flows import MEDIAN_S
 from models.demand.largest import Largest
 from models.demand.naive import day_bins, forecast_by_errors, forward_filled
 from models.demand.sparse import intermittent
@@ -17,12 +17,11 @@ from models.forecast import Forecaster, Panel
 
 Array = NDArray[np.float64]
 
-MEDIAN_S = 4 * 3600
 MOST_SMOOTHED = 32  # series of a panel
 
 
 class RollingMedian:
-    """The median of some hours: what noisy arrivals are told by."""
+    """The median of some hours. For flows, persistence is the same."""
 
     name = "rolling_median"
 
@@ -56,12 +55,11 @@ class Steady:
         return found
 
 
-def smoothers(target: str) -> tuple[Forecaster, ...]:
-    """Those that compete for a target by ten minutes: what is judged is what serves."""
-    theta = Largest(Theta(), MOST_SMOOTHED)
-    return (theta, Largest(RollingMedian(), MOST_SMOOTHED)) if target in FLOW_TARGETS else (theta,)
+def smoothers() -> tuple[Forecaster, ...]:
+    """Return those that compete by ten minutes: what is judged is what serves."""
+    return (Largest(Theta(), MOST_SMOOTHED),)
 
 
-def group_smoothers(target: str) -> tuple[Forecaster, ...]:
-    """Those of user groups, which are often intermittent."""
-    return tuple(Steady(one) for one in smoothers(target))
+def group_smoothers() -> tuple[Forecaster, ...]:
+    """Return those of user groups, which are often intermittent."""
+    return tuple(Steady(one) for one in smoothers())

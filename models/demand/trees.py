@@ -5,7 +5,7 @@
     bands  = leads up to an hour, up to six, and longer ones: a model of each quantile for each
 
 Most of what runs now will run in an hour, so the trees learn the change. Counts of arrivals are new in every bin: their
-anchor is the level of the past week (`features.FLOW_TARGETS`). A history below eight weeks has z in units of the usual
+anchor is the level of the past week (`flows.FLOW_TARGETS`). A history below eight weeks has z in units of the usual
 change over the lead, so that no tree is persistence. Its last quarter, held out first, says how many trees help.
 
 A saved model is LightGBM's own text, a file a band and quantile, beside `model.json` with their checksums.
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from fleet.decode_faults import explain_json
 from fleet.errors import ModelError
 from models.demand.boosting import BANDS, Band, BandModel, Bands, Settings, each_level, fit_target, serves, usual_change
-from models.demand.features import DAY_S, FEATURES, FLOW_TARGETS, PanelPast, Rows, features
+from models.demand.features import DAY_S, FEATURES, PanelPast, Rows, features
+from models.demand.flows import FLOW_TARGETS
 from models.demand.job_survival import JobSurvival
 from models.forecast import QUANTILES, Panel
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from statsmodels.tools.sm_exceptions import ConvergenceWarning
 
-from models.demand.features import FLOW_TARGETS
+from models.demand.flows import FLOW_TARGETS
 from models.demand.naive import DAY_S, ERRORS_DAYS, forecast_by_errors, forward_filled
 from models.demand.theta import rolling_mean
 from models.forecast import Panel

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.demand.boosting import Settings
+from models.demand.flows import without_lone_spikes
 from models.demand.gate import Gate, Served, are_whole
 from models.demand.naive import FORECASTERS, day_bins, forward_filled, shifted
 from models.demand.smoothers import RollingMedian, smoothers
@@ -220,9 +221,10 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
     warm, judged = warm_origins(one, seed), judged_origins(one, seed)
-    plain: list[Forecaster] = [*FORECASTERS, *smoothers(panel.target), Sparse()]
+    plain: list[Forecaster] = [*FORECASTERS, *smoothers(), Sparse()]
     origins = np.concatenate([warm, judged])
-    raw = [forecaster.forecast(panel, origins, steps) for forecaster in plain]
+    usable = without_lone_spikes(panel)
+    raw = [forecaster.forecast(usable, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
     begins = [max(one.begin, _bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
     table = np.stack([*raw, _trees(one, models, origins, begins, steps)])

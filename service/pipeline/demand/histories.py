@@ -60,7 +60,7 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
             tables["running", bin_s] + tables["queued", bin_s] if target == "wanted" else tables[target, bin_s]
             for bin_s in SPANS
         )
-        capacity = gpus if target == "running" else unbounded
+        capacity = gpus if target in ("running", "arriving") else unbounded
         found.append(Histories(target, keys, minutes, ten_minute, capacity, covariates))
     return found
 

@@ -35,7 +35,7 @@ def served_after(values, target="queued"):
     """Everything that a gate served from the wake on: (quantile, step, origin, series), and the gate."""
     names = tuple(f"s{n}" for n in range(len(values)))
     one = Panel(target, names, 600, 0, values, np.full(len(values), np.nan))
-    forecasters = (*FORECASTERS, *smoothers(target))
+    forecasters = (*FORECASTERS, *smoothers())
     gate = Gate([each.name for each in forecasters], STEPS, names, whole=np.ones(len(names), bool))
     origins = np.concatenate([np.arange(2 * DAY, WAKES, 6), np.arange(WAKES, one.bins)])
     raw = np.stack([each.forecast(one, origins, STEPS) for each in forecasters])

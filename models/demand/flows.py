@@ -1,0 +1,66 @@
+"""Flows are quantities per bin, such as the GPUs that arrive: unlike a level, a bin's value does not last.
+
+So the fair persistence of a flow is the median of its last hours, and one bin of an amount that was never asked for
+before is no forecast of the next ones.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.forecast import Panel
+
+Array = NDArray[np.float64]
+
+FLOW_TARGETS = ("arriving", "arriving_jobs", "started", "ended")
+"""Targets that are counts within a bin."""
+FLOW_BIN_S = 600  # by the minute, a flow is the sum of the last ten minutes, which moves as a level does
+MEDIAN_S = 4 * 3600
+DAY_S = 86_400
+CHUNK = 1_000_000  # values that are sorted at once
+
+
+def is_flow(panel: Panel) -> bool:
+    """Return whether the values of a panel are quantities per bin that share no time."""
+    return panel.target in FLOW_TARGETS and panel.bin_s >= FLOW_BIN_S
+
+
+def without_lone_spikes(panel: Panel) -> Panel:
+    """Return a panel in which a single bin counts as at most what was asked for before, if it holds a flow.
+
+    Within the first day, or where nothing was asked for before, the capacity is the limit.
+    No bin depends on a later one.
+    """
+    if panel.target not in FLOW_TARGETS:
+        return panel
+    lag = max(1, FLOW_BIN_S // panel.bin_s)
+    highest = np.zeros_like(panel.values)
+    highest[:, lag:] = np.maximum.accumulate(np.nan_to_num(panel.values), axis=1)[:, :-lag]
+    is_young = np.isfinite(panel.values).cumsum(axis=1) <= DAY_S // panel.bin_s
+    capacity = np.where(np.isfinite(panel.capacity), panel.capacity, np.inf)[:, None]
+    limit = np.where(is_young | (highest == 0), np.maximum(capacity, highest), highest)
+    return replace(panel, values=np.minimum(panel.values, limit))
+
+
+def recent_medians(filled: Array, window: int) -> Array:
+    """(series, bin) median of the known ones of the last `window` bins of a flow; NaN before the first.
+
+    filled: (series, bin), without gaps after its first known value, none negative.
+
+    >>> recent_medians(np.array([[np.nan, 9.0, 1.0, 2.0, 3.0]]), 3).tolist()
+    [[nan, 9.0, 5.0, 2.0, 2.0]]
+    """
+    known = np.minimum(np.isfinite(filled).cumsum(axis=1), window)
+    found = np.where(known > 0, 0.0, np.nan)
+    sums = np.pad((filled > 0).cumsum(axis=1), ((0, 0), (window, 0)))
+    rows, bins = np.nonzero((known > 0) & (2 * (sums[:, window:] - sums[:, :-window]) >= known))  # else it is 0
+    padded = np.pad(filled, ((0, 0), (window - 1, 0)), constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, window, axis=1)
+    size = max(1, CHUNK // window)
+    for first in range(0, len(rows), size):
+        at = rows[first : first + size], bins[first : first + size]
+        ordered, count = np.sort(windows[at], axis=1), known[at]  # NaN last
+        low, high = (np.take_along_axis(ordered, (where // 2)[:, None], axis=1)[:, 0] for where in (count - 1, count))
+        found[at] = (low + high) / 2
+    return found
