@@ -16,6 +16,7 @@ group "other" is the pool's remainder, so that groups add up.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from heapq import nsmallest
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ class DemandSeries(Stateful):
         self.records = JobRecords()  # waits, runs and cold starts
         self.residency = GpuResidency()  # how jobs use their GPUs
         self.open = OpenDemand()  # what the placer's ledger adds to job events
+        self._sizes_held: dict[Key, int] = {}  # GPUs that the occupancy counts for attempts that name none
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
         self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
         self._sizes: Counter[DemandScope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
@@ -76,7 +78,23 @@ class DemandSeries(Stateful):
         self._runs.update(attempt)
         self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
-        self._change(key, self.open.with_promise(key, contribution(attempt)))
+        self._change(key, self.open.with_promise(key, self._sized(attempt)))
+
+    def note_sizes(self, sizes: Mapping[Key, int]) -> None:
+        """Count the GPUs that the occupancy shows, of running attempts whose events name nodes and no GPUs."""
+        for key, gpus in sizes.items():
+            known = self._known.get(key)
+            if known is not None and known.gpus != gpus:
+                self._sizes_held[key] = gpus
+                self._change(key, replace(known, gpus=gpus))
+
+    def _sized(self, attempt: JobAttempt) -> Contribution | None:
+        """Return what an attempt adds, with the GPUs that the occupancy showed if its events name none."""
+        key, added = (attempt.job, attempt.attempt), contribution(attempt)
+        if any(rank.gpus for rank in attempt.ranks):
+            self._sizes_held.pop(key, None)
+        gpus = self._sizes_held.get(key)
+        return added if added is None or gpus is None else replace(added, gpus=gpus)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count open requests of the placer's ledger, each once. requests: those that wait, and those whose GPUs are
@@ -268,6 +286,7 @@ class DemandSeries(Stateful):
     def forget(self, attempt: JobAttempt) -> None:
         """Drop the memory of an attempt that changes no more; its part of the series stays."""
         self._unknow((attempt.job, attempt.attempt))
+        self._sizes_held.pop((attempt.job, attempt.attempt), None)
 
     def recall(self, attempt: JobAttempt) -> None:
         """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
@@ -289,6 +308,7 @@ class DemandSeries(Stateful):
             "unknown_use": [(*scope, gpus) for scope, gpus in self._unknown_use.items()],
             "runs": self._runs.dump(),
             "open": self.open.dump()[0],
+            "sizes": [(*key, gpus) for key, gpus in self._sizes_held.items()],
             "requests": requests,
             "records": self.records.dump(),
             "residency": self.residency.dump(),
@@ -321,6 +341,7 @@ class DemandSeries(Stateful):
         self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
         self._runs.load(about["runs"])
         self.open.load(about.get("open", {"requested": [], "promised": [], "left": []}), {})
+        self._sizes_held = {(job, at): gpus for job, at, gpus in about.get("sizes", ())}
         self.requests.load(about["requests"], arrays)
         self.records.load(about["records"])
         self.residency.load(about["residency"])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
+from fleet.topology import Topology
 from placement.tree import Window
 
 ClosedReason = Literal["reservation", "maintenance_window", "model_quota"]
@@ -49,6 +50,17 @@ def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArr
     """(n,) the nodes with these names."""
     mask = np.zeros(size, bool)
     mask[[row[name] for name in nodes if name in row]] = True
+    return mask
+
+
+def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
+    """(n,) the nodes of a window."""
+    named = set(window.nodes)
+    mask = np.array([name in named for name in topology.names], bool)
+    for level, name in window.domains:
+        names = topology.domain_names[level]
+        if name in names:
+            mask |= topology.domain[level] == names.index(name)
     return mask
 
 

@@ -18,9 +18,9 @@ ANYWHERE = "anywhere"
 
 
 class PoolFragments(msgspec.Struct, frozen=True):
-    """free_gpus: in service, parts included. lost_gpus: those that a random request of the demand cannot use;
-    stranded_gpus: those with too few free CPUs beside them; null: too few requests are known. largest_gang: level →
-    GPUs of the largest that fits now."""
+    """free_gpus: in service and kept by no window or reservation, parts included. lost_gpus: those that a random
+    request of the demand cannot use. stranded_gpus: those with too few free CPUs beside them. null: too few requests
+    are known. largest_gang: level → GPUs of the largest that fits now."""
 
     pool: str
     free_gpus: float
@@ -36,7 +36,7 @@ def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
 
 def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
     for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
-        rows = np.flatnonzero((view.inventory.pool == code) & view.in_service)
+        rows = np.flatnonzero((view.inventory.pool == code) & view.is_open)
         milli, lost, idle = view.milli[rows], None, None
         if options.demand is not None:
             cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)
@@ -49,6 +49,6 @@ def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
 def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
     """level → whole free GPUs of its best domain, on nodes that a request would be given."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
-    rows = np.flatnonzero(screened.passes)
+    rows = np.flatnonzero(screened.passes & view.is_open)
     found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}
     return {str(level): gpus for level, gpus in found.items()}

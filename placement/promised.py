@@ -15,12 +15,17 @@ from typing import TypeVar
 import msgspec
 
 from fleet import files
+from fleet.errors import RequestError
 from fleet.requests import PlacementRequest, RankPlacement
+from placement.ledger_file import MARK
 from placement.ledger_rows import IntentState
+from placement.queues_file import read_queues
+from placement.tree import Window
 
-OF_ATTEMPT = """SELECT intents.request_id, intents.state FROM decisions JOIN intents USING (request_id)
+OF_ATTEMPT = """SELECT intents.request_id, intents.state, intents.ranks FROM decisions JOIN intents USING (request_id)
 WHERE decisions.job = ? AND decisions.attempt = ? AND decisions.outcome = 'placed'
 ORDER BY decisions.cursor DESC LIMIT 1"""
+QUEUES = "SELECT value FROM state WHERE key = ?"
 WAITING = "SELECT body, queued_ms FROM queue ORDER BY queued_ms, rowid"
 PROMISED = """SELECT decisions.body, intents.created_ms, intents.ranks FROM intents JOIN decisions USING (request_id)
 WHERE intents.state = 'active' ORDER BY intents.created_ms, intents.rowid"""
@@ -76,12 +81,21 @@ class PromiseReader:
         self._file = 0
         self._open: tuple[OpenRequest, ...] = ()
         self._stand: tuple[int, ...] = ()  # of the ledger, when `_open` was read
+        self._windows: tuple[Window, ...] = ()
+        self._queues = ""  # digest of the file of queues that has these windows
         self.unreadable = ""
 
     def find(self, job: str, attempt: int) -> Promise | None:
         """Return the newest promise to an attempt. Returns None if there is none, or if the ledger is unreadable."""
         rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         return Promise(str(rows[0][0]), IntentState(rows[0][1])) if rows else None
+
+    def ranks_of(self, job: str, attempt: int) -> tuple[RankPlacement, ...]:
+        """Return the GPUs that an attempt holds by a promise. Empty without one, or if the ledger is unreadable."""
+        rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
+        if not rows or IntentState(rows[0][1]) not in HELD:
+            return ()
+        return _decode_ranks(rows[0][2])
 
     def open(self) -> Sequence[OpenRequest]:
         """Return the requests that wait, in order of arrival, and those whose promise no board has settled.
@@ -92,6 +106,25 @@ class PromiseReader:
         if not self.unreadable:
             self._open = found or ()
         return self._open
+
+    def windows(self) -> Sequence[Window]:
+        """Return the windows and reservations of the file of queues that the placer serves.
+
+        While the ledger is unreadable, these are the ones of the last time.
+        """
+        digest = self._mark("queues")
+        if digest and digest != self._queues:
+            text = self._mark("queues_text")
+            try:
+                self._windows, self._queues = read_queues(text or "").windows, digest
+            except RequestError as error:
+                logger.error("the windows of the file of queues in the ledger cannot be read: %s", error)
+                self._queues = digest
+        return self._windows
+
+    def _mark(self, name: str) -> str:
+        rows = self._read(lambda db: db.execute(QUEUES, [MARK + name]).fetchall())
+        return msgspec.json.decode(rows[0][0], type=str) if rows else ""
 
     def admits(self, job: str, attempt: int) -> bool:
         """Return whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""

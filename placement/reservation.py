@@ -105,10 +105,10 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
 def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
     """Unreserved free GPUs, then the head's, which are free until its shadow time."""
     kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
-    in_service = view.in_service
+    is_open = view.is_open
     found = []
     for mask, until_ms in ((view.free & ~kept, None), (kept, reservation.shadow_ms if reservation else None)):
-        by_node = np.count_nonzero(mask[in_service], axis=1)
+        by_node = np.count_nonzero(mask[is_open], axis=1)
         if by_node.any():
             found.append(FreeWindow(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))
     return tuple(found)

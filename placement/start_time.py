@@ -167,7 +167,7 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
 
 def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
     """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
-    free = int(np.count_nonzero(timelines.view.free[timelines.view.in_service]))
+    free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
     gpus = [timelines.gpus[name] for name in starts_ms]
     as_of_ms = timelines.now_ms
     if timelines.unknown and len(starts_ms) < len(timelines.starts_s):

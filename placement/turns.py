@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from placement.asks import Waiters
 from placement.charges import LeafUse
-from placement.closed import ClosedNodes, ClosedReason, limit, window_reason, window_words
+from placement.closed import ClosedNodes, ClosedReason, limit, nodes_of, window_reason, window_words
 from placement.order import DAY_S
 from placement.queues_ahead import Closure, QueueHold
 from placement.standing import QueueStanding, amounts_of
@@ -156,7 +156,7 @@ class TreeTurns:
         self.run_times = run_times
         self.now_ms = now_ms
         self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
-        self._windows = [(window, nodes_of(window, view)) for window in tree.windows if window.to_ms > now_ms]
+        self._windows = [(window, nodes_of(window, view.topology)) for window in tree.windows if window.to_ms > now_ms]
         self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
@@ -329,17 +329,6 @@ def is_below(leaf: str, queue: str) -> bool:
 def is_for(window: Window, leaf: str) -> bool:
     """Whether it reserves its nodes for a leaf."""
     return window.queue is not None and is_below(leaf, window.queue)
-
-
-def nodes_of(window: Window, view: ClusterView) -> NDArray[np.bool_]:
-    """(n,) the nodes of a window."""
-    named = set(window.nodes)
-    mask = np.array([name in named for name in view.topology.names], bool)
-    for level, name in window.domains:
-        names = view.topology.domain_names[level]
-        if name in names:
-            mask |= view.topology.domain[level] == names.index(name)
-    return mask
 
 
 def capacity_of(

@@ -142,6 +142,7 @@ class ClusterView:
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
     hearing: NDArray[np.int8] | None = None  # (n,) Hearing; None: nobody asks for it
+    kept: NDArray[np.bool_] | None = None  # (n,) a window or a reservation keeps the node now
     parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
     memo: ViewMemo = field(default_factory=ViewMemo, repr=False, compare=False)  # views made of this one share it
     free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
@@ -162,3 +163,8 @@ class ClusterView:
     def in_service(self) -> NDArray[np.bool_]:
         """(n,) nodes on which something may be placed: in service, and heard lately where the site has exporters."""
         return may_place(self.state, self.hearing)
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """(n,) nodes in service that no window and no reservation keeps: their free GPUs are anybody's."""
+        return self.in_service if self.kept is None else self.in_service & ~self.kept

@@ -41,7 +41,8 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """held_by: unknown of one that is at work though no job holds it, promise of one that is promised to `request`."""
+    """held_by: what is on it where no job is. unknown: it is at work; promise: it is promised to `request`; window,
+    reservation: its node is in maintenance or reserved."""
 
     job: str | None
     usable: bool
@@ -66,12 +67,13 @@ class FleetNode(msgspec.Struct, kw_only=True):
 
 
 class GpuCounts(msgspec.Struct):
-    """Every GPU that exists and is usable is `running`, `promised`, `free`, `unheard` or on a node
-    out of service.
+    """Numbers of GPUs. Each is in one state: the states add up to `total`. `unknown_use` is a part of `running`.
 
     `running`: held by a job or in unknown use, which `unknown_use` counts by itself. `promised`: a request was placed
     there, and no event says yet that its job runs. `unheard`: of nodes in service that telemetry has not confirmed
-    lately, so that nothing is placed there.
+    lately, so that nothing is placed there. `unusable`: vanished from their page, with nothing on them. `window`,
+    `reservation`: of nodes that maintenance or a reservation keeps now. `out_of_service`: of nodes that are drained,
+    lost or withheld.
     """
 
     running: int
@@ -81,6 +83,9 @@ class GpuCounts(msgspec.Struct):
     unknown_use: int = 0
     promised: int = 0
     unheard: int = 0
+    window: int = 0
+    reservation: int = 0
+    out_of_service: int = 0
 
 
 class Warming(msgspec.Struct):

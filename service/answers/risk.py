@@ -103,7 +103,7 @@ class UrgentSignals(msgspec.Struct):
     rows: Sequence[HardSignal] = ()
 
 
-HeldBy = Literal["unknown", "promise"]
+HeldBy = Literal["unknown", "promise", "window", "reservation"]
 
 
 class GpuAnswer(msgspec.Struct, gc=False):
@@ -146,7 +146,8 @@ class HostAnswer(msgspec.Struct, gc=False):
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """One node. `urgent`: what came after the scores. `withheld`: why schedulers keep it from other work."""
+    """One node. `urgent`: what came after the scores. `withheld`: why schedulers, windows or reservations keep it from
+    other work."""
 
     node: str
     as_of_ms: int

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from placement.view import Hearing, may_place
 from service.board.board import Board
-from service.board.gpu_use import Occupant, gpu_use
+from service.board.gpu_use import KEEPS, NOBODY, Occupant, gpu_use
 from service.config import PlacerConfig
 
 IGNORE = "ignore"
@@ -27,7 +27,8 @@ def use_on(board: Board) -> NDArray[np.int8]:
         return board.array("gpu.use")
     holder = board.array("gpu.job")
     unknown = board.array("gpu.unknown_use") if "gpu.unknown_use" in board else np.zeros(holder.shape, bool)
-    return gpu_use(holder, np.full(holder.shape, -1, np.int32), unknown)
+    nothing = np.full(len(holder), Occupant.NOTHING, np.int8)
+    return gpu_use(holder, np.full(holder.shape, NOBODY, np.int32), unknown, nothing)
 
 
 def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
@@ -50,6 +51,20 @@ def promises_on(board: Board, row: int) -> dict[str, int]:
     names = msgspec.json.decode(board.raw("promises"), type=list[str])
     promise = board.array("gpu.promise")[row][use_on(board)[row] == Occupant.PROMISE]
     return {names[number]: count for number, count in sorted(Counter(promise.tolist()).items())}
+
+
+def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
+    """(n,) nodes that a window or a reservation keeps now. A board that does not say has none."""
+    found = np.zeros(n, bool)
+    if "node.kept" in board:
+        stated = board.array("node.kept")[:n]
+        found[: len(stated)] = np.isin(stated, KEEPS)
+    return found
+
+
+def kept_words(board: Board, node: str) -> str:
+    """Return by what a node is kept, for people; empty where nothing keeps it."""
+    return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 
 def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:

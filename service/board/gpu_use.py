@@ -5,6 +5,8 @@ Of several the first counts:
     JOB       a job holds it, as events, labels or its training loop tell
     PROMISE   a request was placed on it, and no event says yet that its job runs
     UNKNOWN   telemetry shows it at work, and nobody says for whom
+    WINDOW    its node is in maintenance: a scheduler says so, or a window of the file of queues is open
+    RESERVATION   its node is reserved: a scheduler says so, or the file of queues reserves it for a queue now
     NOTHING   none of these is known
 """
 
@@ -24,18 +26,23 @@ class Occupant(IntEnum):
     UNKNOWN = 1
     PROMISE = 2
     JOB = 3
+    WINDOW = 4
+    RESERVATION = 5
 
 
-def gpu_use(holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """(n, g) Occupant. holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g)."""
+KEEPS = (Occupant.WINDOW, Occupant.RESERVATION)  # these keep whole nodes
+
+
+def gpu_use(
+    holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], kept: NDArray[np.int8]
+) -> NDArray[np.int8]:
+    """Return (n, g) Occupant.
+
+    holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g); kept: (n,) WINDOW,
+    RESERVATION or NOTHING of each node.
+    """
     uses = [holder != NOBODY, promise != NOBODY, unknown_use]
-    return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], Occupant.NOTHING).astype(np.int8)
-
-
-def count_use(use: NDArray[np.int8]) -> dict[Occupant, int]:
-    """Return how many GPUs each use has."""
-    counts = np.bincount(use.ravel(), minlength=len(Occupant)).tolist()
-    return {kind: counts[kind] for kind in Occupant}
+    return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
 
 
 def use_sentence(unknown: int, promises: Sequence[tuple[str, int]]) -> str:

@@ -100,6 +100,12 @@ function unexplained(gpus) {
   return [unknown, promised.length && `${count(promised.length, "GPU")} ${promised.length === 1 ? "is" : "are"} promised to ${requests}`].filter(Boolean).map((line) => `${line}.`).join(" ");
 }
 
+const USES = { unknown: "in use, no job known", window: "kept free for maintenance", reservation: "reserved" };
+
+function useOf(gpu) {
+  return gpu.held_by === "promise" ? `promised to ${text(gpu.request) || "a request"}` : (USES[gpu.held_by] ?? "free");
+}
+
 function factsOf(answer, gpus) {
   const busy = gpus.filter((gpu) => text(gpu.job) || gpu.held_by === "unknown").length;
   const place = answer.placed === false ? "unplaced: no topology names it" : text(answer.rack) && `rack ${text(answer.rack)}`;
@@ -219,7 +225,7 @@ function showGpus(table, gpus, named, node) {
     () => h("tr", {}, h("th", { scope: "row" }), h("td"), ...GPU_COLUMNS.map(() => h("td")), h("td")),
     (row, gpu) => {
       say(row.cells[0], whole(num(gpu.index) ?? gpu.at));
-      say(row.cells[1], text(gpu.job) || (gpu.held_by === "unknown" ? "in use, no job known" : "free"));
+      say(row.cells[1], text(gpu.job) || useOf(gpu));
       GPU_COLUMNS.forEach(([name, , , show], at) => say(row.cells[at + 2], show(num(gpu[name]))));
       say(row.cells[row.cells.length - 1], duration(num(gpu.age_s)));
       mark(row, "data-named", named.has(`${node}/${num(gpu.index) ?? gpu.at}`));

@@ -110,7 +110,12 @@ def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
 
 DIGITS = {"gpu_util": 2, "sm_active": 2, "tensor_active": 2}  # of the readings; the others have none
 READINGS = GpuAnswer.__struct_fields__[2:-2]
-HELD_BY: dict[Occupant, HeldBy] = {Occupant.UNKNOWN: "unknown", Occupant.PROMISE: "promise"}
+HELD_BY: dict[Occupant, HeldBy] = {
+    Occupant.UNKNOWN: "unknown",
+    Occupant.PROMISE: "promise",
+    Occupant.WINDOW: "window",
+    Occupant.RESERVATION: "reservation",
+}
 
 
 def gpu_answers(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fleet.held_gpus import wanted_milli
 from fleet.jobs import JobAttempt
-from fleet.nodes import NodeState
 from fleet.requests import WHOLE_GPU
 from fleet.topology import Level
 from models.demand.rows import DemandRow
@@ -25,6 +24,7 @@ from service.answers.jobs import StragglerCause
 from service.board.gpu_use import Occupant
 from service.exposition import Page, span
 from service.pipeline import documents
+from service.pipeline.gpu_states import gpu_states
 from service.pipeline.tick import Tick
 
 NODES_SHOWN = 100
@@ -56,21 +56,6 @@ def fleet_page(tick: Tick) -> bytes:
     return page.encode()
 
 
-def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
-    """state -> (n, g) mask. Every GPU that exists is in exactly one; `unusable` ones have vanished from their page."""
-    exists, usable = tick.exists, tick.usable
-    promised, nothing = tick.gpu_use == Occupant.PROMISE, exists & (tick.gpu_use == Occupant.NOTHING)
-    serving, in_service = tick.serving[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
-    return {
-        "running": exists & ~nothing & ~promised,
-        "promised": exists & promised,
-        "free": nothing & usable & serving,
-        "unheard": nothing & usable & in_service & ~serving,
-        "unusable": nothing & ~usable,
-        "out_of_service": nothing & usable & ~in_service,
-    }
-
-
 def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) -> None:
     page.number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
     counts = np.bincount(tick.state_codes, minlength=len(documents.STATES)).tolist()
@@ -91,7 +76,8 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     page.gauge(
         "gpus",
         "GPUs by state; each is in one. Promised: placed, and not seen running. Unheard: its node has no fresh "
-        "telemetry. Unusable: vanished. Out of service: its node is drained or lost.",
+        "telemetry. Unusable: vanished. Window, reservation: its node is kept by maintenance or for others. "
+        "Out of service: its node is drained, lost or withheld.",
         [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
     )
     page.number(

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from fleet.events import Submitted
 from fleet.held_gpus import stated_share, unnamed_gpus
 from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU, RankPlacement
+from fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
 from service.answers.jobs import RunningJobRow
 from service.board.board import Board
 
+NOTHING_GIVEN: Mapping[tuple[str, int], Sequence[RankPlacement]] = {}
 UNKNOWN = (
     "what runs is not known: the snapshots, a part of the inbox and the board are lost, so GPUs that look free may be "
     "in use; stop, put the state folder back from a backup and start, or accept it with `fleetcast state accept` once "
@@ -30,6 +31,8 @@ class Occupancy:
     """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free.
 
     parts: (k, 4) int32 of GPUs of which jobs hold a part: job, node, GPU, thousandths. Its holder is the first of them.
+    sizes: index into `jobs` → GPUs held, of attempts whose events name nodes of the fleet and no GPUs. Every count of
+    such an attempt's GPUs is this one.
     """
 
     holder: NDArray[np.int32]
@@ -38,6 +41,7 @@ class Occupancy:
     used_cpus: NDArray[np.float64]  # (n,)
     used_host_memory_gib: NDArray[np.float64]  # (n,)
     parts: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
 
 def observe(
@@ -45,12 +49,14 @@ def observe(
     topology: Topology,
     index: dict[str, int],
     at_work: NDArray[np.bool_] | None = None,
+    given: Mapping[tuple[str, int], Sequence[RankPlacement]] = NOTHING_GIVEN,
 ) -> Occupancy:
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
     An attempt that names nodes but no GPUs takes as many as `unnamed_gpus` states of those there that no attempt names,
     first those that telemetry shows `at_work`, (n, g). So does one that names GPUs that the node lacks: it runs there,
     and a launcher may count GPUs in its own way. A part of a GPU shares the fullest GPU that has room for it.
+    `given`: attempt → the GPUs that our placer gave it, of those that name GPUs wrongly or not at all. They run there.
     """
     width = max(1, int(topology.gpus.max(initial=1)))
     holder = np.full((len(topology), width), -1, np.int32)
@@ -61,7 +67,8 @@ def observe(
     unnamed: list[tuple[int, int, int, int]] = []  # (number, row, thousandths, GPUs) to guess, after all named ones
     parts: list[tuple[int, int, int, int]] = []
     for number, attempt in enumerate(running):
-        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in attempt.ranks]
+        ranks = _ranks_of(attempt, given)
+        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in ranks]
         for node, gpus, share in places or [(node, (), msgspec.UNSET) for node in attempt.nodes]:
             row = index.get(node, -1)
             if row < 0:
@@ -103,7 +110,35 @@ def observe(
             free = _likeliest_free(holder[row], counts[row], works)
             holder[row, free[: stated or _unnamed_whole(attempt, works[free])]] = number
     shared = np.array(parts, np.int32).reshape(-1, 4)
-    return Occupancy(holder, tuple(attempt.job for attempt in running), node_jobs, used_cpus, used_memory, shared)
+    jobs = tuple(attempt.job for attempt in running)
+    guessed = {number for number, _, milli, stated in unnamed if not stated and milli >= WHOLE_GPU}
+    guessed |= {
+        at for at, row in enumerate(running) if (row.job, row.attempt) in given and stated_share(row) == WHOLE_GPU
+    }
+    sizes = _sizes(running, holder, guessed, index)
+    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes)
+
+
+def _ranks_of(attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]) -> Sequence[RankPlacement]:
+    """Return the ranks that our placer gave an attempt, if it runs on these nodes; else those of its events."""
+    ranks = given.get((attempt.job, attempt.attempt), ())
+    return ranks if ranks and {rank.node for rank in ranks} == set(attempt.hosts) else attempt.ranks
+
+
+def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
+    """Return whether its events leave GPUs unnamed, or name some that a node of the fleet lacks."""
+    return not attempt.ranks or any(
+        not rank.gpus or max(rank.gpus) >= node_gpus.get(rank.node, MAX_COUNT) for rank in attempt.ranks
+    )
+
+
+def _sizes(
+    running: Sequence[JobAttempt], holder: NDArray[np.int32], numbers: set[int], index: Mapping[str, int]
+) -> dict[int, int]:
+    """Return number → GPUs held of these attempts, without those that run on nodes outside the fleet, too."""
+    counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
+    inside = [number for number in sorted(numbers) if all(node in index for node in running[number].hosts)]
+    return {number: counts[number] for number in inside if counts[number]}
 
 
 def _share(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from features.run_past import LEVELS
 from fleet.held_gpus import NO_COUNTS, held_milli, wanted_milli
 from fleet.jobs import JobAttempt
-from fleet.nodes import NodeState
 from fleet.requests import WHOLE_GPU
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.risk.rules import ACTIONS
@@ -31,12 +30,14 @@ from service.answers.jobs import (
 )
 from service.answers.risk import NodeAnswer, NodeReason
 from service.board.board import Section, join_names
-from service.board.gpu_use import Occupant, count_use
+from service.board.gpu_use import Occupant
 from service.pipeline import documents
 from service.pipeline.documents import host_answers
+from service.pipeline.gpu_states import gpu_states
 from service.pipeline.tick import Tick
 
 encode = msgspec.json.Encoder().encode
+AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)
 
 
 def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
@@ -82,6 +83,8 @@ def score_sections(tick: Tick) -> list[Section]:
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
         "node.hearing": tick.hearing,
+        "node.kept": tick.kept.use,
+        "kept": encode(tick.kept.words),
         "node.flagged": tick.flagged,
         "node.action": _actions(tick),
         "node.risk": risk.values,
@@ -102,7 +105,7 @@ def score_sections(tick: Tick) -> list[Section]:
         listening.SECTION: encode(tick.listening),
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(events.durations),
-        "jobs.running": encode([_running_row(attempt, tick.node_gpus) for attempt in events.running]),
+        "jobs.running": encode(_sized(tick, [_running_row(attempt, tick.node_gpus) for attempt in events.running])),
         "jobs.running.left_s": _left_s(tick),
         "jobs.ended": encode([_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
@@ -129,12 +132,11 @@ def node_answers(tick: Tick) -> list[bytes]:
     gpus = documents.gpu_answers(
         tick.frames.gpu, tick.gpu_rows, topology.gpus, occupancy.holder, occupancy.jobs, tick.gpu_use
     )
-    for row, at in np.argwhere((tick.gpu_use == Occupant.PROMISE) & tick.exists).tolist():
+    for row, at in np.argwhere(tick.gpu_use == Occupant.PROMISE).tolist():
         gpus[row][at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     risk = documents.encoded_risk_rows(score)
     racks, placed = documents.domain_of(topology, Level.RACK), topology.placed.tolist()
     hosts = host_answers(tick.frames.node, len(topology))
-    withheld = {name: record.withheld_for for name, record in tick.events.nodes.items() if record.withheld}
     for row, node in enumerate(topology.nodes):
         parts.append(
             encode(
@@ -143,7 +145,7 @@ def node_answers(tick: Tick) -> list[bytes]:
                     as_of_ms=tick.now_ms,
                     state=tick.states[row],
                     placed=placed[row],
-                    withheld=withheld.get(node.name),
+                    withheld=tick.kept.words.get(node.name),
                     rack=racks[row],
                     gpu_model=node.gpu_model,
                     risk=risk[row],
@@ -246,7 +248,7 @@ def job_rows(tick: Tick) -> list[JobRow]:
     """Running, promised, queued, blocked and lately ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
-    return [
+    rows = [
         documents.job_row(
             attempt,
             tick.now_ms,
@@ -256,6 +258,14 @@ def job_rows(tick: Tick) -> list[JobRow]:
         )
         for attempt in (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
     ]
+    return _sized(tick, rows)
+
+
+def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
+    """Set the GPUs that the occupancy counts, in rows of attempts whose events name none. Returns the rows."""
+    for row in rows:
+        row.gpus = tick.sizes.get((row.job, row.attempt), row.gpus)
+    return rows
 
 
 def job_details(tick: Tick) -> dict[str, JobDetail]:
@@ -271,14 +281,12 @@ def job_details(tick: Tick) -> dict[str, JobDetail]:
 
 def fleet_document(tick: Tick) -> FleetAnswer:
     """The console's first picture: numbers of the header strip and a row a node for the map."""
-    free = tick.usable & (tick.gpu_use == Occupant.NOTHING)
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)
     }
     jobs = tick.occupancy.jobs
     nodes = []
-    counts = count_use(tick.gpu_use)
     for row, (holders, answers) in enumerate(zip(tick.occupancy.holder.tolist(), tick.usable.tolist(), strict=True)):
         reasons = tick.fleet.risk.reasons.get(row, ())
         count = int(tick.topology.gpus[row])
@@ -300,23 +308,19 @@ def fleet_document(tick: Tick) -> FleetAnswer:
                 jobs=tick.occupancy.node_jobs.get(row, ()),
             )
         )
-    for row, at in np.argwhere(tick.gpu_use == Occupant.UNKNOWN).tolist():
-        nodes[row].gpus[at].held_by = "unknown"
-    for row, at in np.argwhere((tick.gpu_use == Occupant.PROMISE) & tick.exists).tolist():
-        nodes[row].gpus[at].held_by = "promise"
+    for kind, name in documents.HELD_BY.items():
+        for row, at in np.argwhere(tick.gpu_use == kind).tolist():
+            nodes[row].gpus[at].held_by = name
+    for row, at in np.argwhere(tick.gpu_use == Occupant.PROMISE).tolist():
         nodes[row].gpus[at].request = tick.open.requests[tick.promise[row, at]].request.request_id
     return FleetAnswer(
         as_of_ms=tick.now_ms,
         fleet_time_ms=tick.now_ms,
         horizon_s=RISK_HORIZONS_S[0],
         gpus=GpuCounts(
-            running=counts[Occupant.JOB] + counts[Occupant.UNKNOWN],
-            free=int((free & tick.serving[:, None]).sum()),
-            unusable=int((tick.exists & ~tick.usable).sum()),
             total=int(tick.exists.sum()),
-            unknown_use=counts[Occupant.UNKNOWN],
-            promised=counts[Occupant.PROMISE],
-            unheard=int((free & ~tick.serving[:, None] & (tick.node_state == NodeState.IN_SERVICE)[:, None]).sum()),
+            unknown_use=int((tick.gpu_use == Occupant.UNKNOWN).sum()),
+            **{state: int(mask.sum()) for state, mask in gpu_states(tick).items()},
         ),
         queued_gpus=ceil(sum(map(wanted_milli, tick.open.waiting)) / WHOLE_GPU),
         queued_jobs=sum(attempt.tasks for attempt in tick.open.waiting),

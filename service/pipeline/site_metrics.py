@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fleet.events import FailureCategory
 from service.exposition import Page
-from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, RECENT_MS, WAIT_QUANTILES, gpu_states
+from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, RECENT_MS, WAIT_QUANTILES
+from service.pipeline.gpu_states import gpu_states
 from service.pipeline.tick import Tick
 
 KINDS_SHOWN = 40  # of (pool, GPU model)

@@ -12,6 +12,7 @@ from features.serving import ServedInstance
 from fleet.entities import Entities
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
+from fleet.requests import RankPlacement
 from fleet.topology import Topology
 from ingest.label_jobs import LabelHold
 from models.risk.gpu_signals import MISSED_SCRAPES
@@ -19,12 +20,14 @@ from models.risk.node_risk import published_risk, usual_risk
 from models.risk.node_signals import NODE_SILENT_S
 from models.risk.score import ScoredFleet
 from placement.promised import OpenRequest
+from placement.tree import Window
 from placement.view import Hearing, may_place
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
 from service.board.gpu_use import NOBODY, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
+from service.pipeline.kept_nodes import KeptNodes
 from service.pipeline.occupancy import Occupancy, observe
 from service.pipeline.open_requests import OpenView
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
@@ -56,6 +59,8 @@ class TickInputs:
     has_exporters: bool = False  # exporters are configured, or another source of GPU samples
     places_unheard: bool = False  # hosts without telemetry count as heard, as configured
     open_requests: Sequence[OpenRequest] = ()  # of the placer's ledger: who waits there, and what it has promised
+    given: Mapping[Attempt, Sequence[RankPlacement]] = field(default_factory=dict)  # as of `occupancy.observe`
+    windows: Sequence[Window] = ()  # of the file of queues that the placer serves
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 
@@ -134,7 +139,13 @@ class Tick(TickInputs):
     @cached_property
     def occupancy(self) -> Occupancy:
         works = at_work(self.frames.gpu, self.gpu_rows) == 1
-        return observe(self.events.running, self.topology, self.rows, works)
+        return observe(self.events.running, self.topology, self.rows, works, self.given)
+
+    @cached_property
+    def sizes(self) -> dict[tuple[str, int], int]:
+        """Attempt → GPUs that it holds, of running attempts whose events name nodes and no GPUs."""
+        keys = [(row.job, row.attempt) for row in self.events.running]
+        return {keys[at]: gpus for at, gpus in self.occupancy.sizes.items()}
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
@@ -175,17 +186,22 @@ class Tick(TickInputs):
     @cached_property
     def promise(self) -> NDArray[np.int32]:
         """(n, g) number in `open.requests` of the request to which the GPU is promised, NOBODY."""
-        found = np.full(self.gpu_rows.shape, NOBODY, np.int32)
+        found, width = np.full(self.gpu_rows.shape, NOBODY, np.int32), self.gpu_rows.shape[1]
         for number, request in enumerate(self.open.requests):
             for rank in request.ranks:
                 if (row := self.rows.get(rank.node)) is not None:
-                    found[row, list(rank.gpus)] = number
+                    found[row][[gpu for gpu in rank.gpus if gpu < width]] = number  # the node may have lost some
         return found
+
+    @cached_property
+    def kept(self) -> KeptNodes:
+        """Nodes that a window or a reservation keeps now."""
+        return KeptNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
         """(n, g) Occupant: what is on each GPU."""
-        use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use)
+        use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.kept.use)
         return np.where(self.exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property

@@ -1,10 +1,12 @@
 """InputCollector: what the next tick is made of, gathered in the event loop in one go."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from features.mig import mig_instances
 from features.serving import served_instances
 from fleet.clock import Clock
+from fleet.jobs import JobAttempt
+from fleet.requests import RankPlacement
 from ingest.inbox.inbox import InboxSource
 from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
@@ -12,9 +14,9 @@ from service.listening import SourcesListening
 from service.pipeline.archive_writer import ArchiveWriter
 from service.pipeline.guarded_source import GuardedSource, gpu_models, stated_nodes, unread_inbox
 from service.pipeline.metrics import PipelineMetrics
-from service.pipeline.occupancy import UNKNOWN
+from service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
 from service.pipeline.other_pipelines import OtherPipelines
-from service.pipeline.run_times.record import RunTimeRecord
+from service.pipeline.run_times.record import Attempt, RunTimeRecord
 from service.pipeline.snapshot import SavedState
 from service.pipeline.tick import TickInputs
 
@@ -38,6 +40,7 @@ class InputCollector:
         self._archive_writer, self._others, self._metrics = archive_writer, others, metrics
         self._listening = SourcesListening([source.name for source in sources if source.reports_jobs], clock)
         self._gpu_models: dict[str, str] = {}  # by node
+        self._looked_up: dict[Attempt, Sequence[RankPlacement]] = {}
 
     def refresh_topology(self) -> None:
         """Register nodes, GPUs and models that telemetry and schedulers report, here or in another pipeline."""
@@ -57,15 +60,18 @@ class InputCollector:
     def collect(self, now_ms: int) -> TickInputs:
         state, ingestion = self._saved.state, self._ingestion(now_ms)
         open_requests = state.promises.open() if state.promises is not None else ()
+        events = state.event_view(now_ms)
         return TickInputs(
             now_ms=now_ms,
             topology=state.topology,
             entities=state.entities,
             frames=state.watch.frames(state.topology, now_ms),
             gpu_rows=state.gpu_rows(),
-            events=state.event_view(now_ms),
+            events=events,
             interval_s=self._config.scrape.interval_s,
             open_requests=open_requests,
+            given=self._given(events.running),
+            windows=state.promises.windows() if state.promises is not None and self._config.placer.queues else (),
             places_unheard=self._config.placer.unheard == "ignore",
             gpu_models=self._gpu_models,
             has_exporters=bool(self._config.scrape.targets),
@@ -78,6 +84,25 @@ class InputCollector:
             ingestion=ingestion,
             listening=self._listening.update(ingestion.sources, now_ms),
         )
+
+    def _given(self, running: Sequence[JobAttempt]) -> Mapping[Attempt, Sequence[RankPlacement]]:
+        """Return the GPUs that our placer gave, of the attempts whose events name GPUs wrongly or not at all.
+
+        Each attempt is looked up once while it runs.
+        """
+        state = self._saved.state
+        if state.promises is None:
+            return {}
+        node_gpus = {node.name: node.gpus for node in state.topology.nodes}
+        wrong = [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]
+        self._looked_up = {key: self._looked_up[key] for key in wrong if key in self._looked_up}
+        for key in wrong:
+            if key not in self._looked_up:
+                ranks = state.promises.ranks_of(*key)
+                if state.promises.unreadable:
+                    break
+                self._looked_up[key] = ranks
+        return {key: ranks for key, ranks in self._looked_up.items() if ranks}
 
     def _meta(self, now_ms: int) -> BoardMeta:
         have_s = (now_ms - self._saved.began_ms) / 1000

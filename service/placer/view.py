@@ -21,7 +21,7 @@ from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
 from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
-from service.board.free import hearing, unknown_use
+from service.board.free import hearing, kept_on, unknown_use
 from service.board.urgent import AWAY, forbids, struck
 from service.config import PlacerConfig
 from service.pipeline.occupancy import parts_on
@@ -143,6 +143,7 @@ class ViewDecoder:
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
             hearing=hearing(board, n, self._placer),
+            kept=kept_on(board, n),
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )

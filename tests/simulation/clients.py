@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 encode = msgspec.json.Encoder().encode
 MOST_JOBS = 14
+BEYOND = 64  # added to GPUs, no node has so many
 ENDS: tuple[tuple[str, dict[str, str]], ...] = (("finished", {}), ("failed", {"category": "user"}))
 AGAIN = (StaleError, LedgerError)  # nothing was decided: ask again
 
@@ -50,9 +51,10 @@ class Job:
 class Clients:
     """All of them; `act` lets one do what it wants next."""
 
-    def __init__(self, world: "World", rng: random.Random) -> None:
+    def __init__(self, world: "World", rng: random.Random, mistakes: random.Random) -> None:
         self.world = world
         self.rng = rng
+        self.mistakes = mistakes  # apart from `rng`, so that they move no other draw
         self.jobs: list[Job] = []
         self.quiet = False  # no new jobs, no dawdling
         self.given_up: set[tuple[str, int]] = set()  # a limit refused their start; a copy of it may still arrive
@@ -182,7 +184,21 @@ class Clients:
         if self.world.steady_ms >= job.start_ms:
             ranks = [{"rank": rank.rank, "node": rank.node, "gpus": list(rank.gpus)} for rank in job.decision.ranks]
             bad = {"unreadable": True} if not self.quiet and self.rng.random() < 0.1 else {}
+            if not self.quiet:
+                ranks = self._misname(ranks)
             self._tell(job, "started", {"ranks": ranks, **bad}, lambda: self._started(job))
+
+    def _misname(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the ranks as a wrong launcher reports them now and then: GPUs that the node lacks, none at all, or a
+        node that is not of the fleet. The job runs where it was placed all the same."""
+        coin = self.mistakes.random()
+        if coin < 0.05:
+            return [{**rank, "gpus": [gpu + BEYOND for gpu in rank["gpus"]]} for rank in ranks]
+        if coin < 0.1:
+            return [{**rank, "node": f"{rank['node']}.elsewhere"} for rank in ranks]
+        if coin < 0.15:
+            return [{"rank": rank["rank"], "node": rank["node"]} for rank in ranks]
+        return ranks
 
     def _started(self, job: Job) -> None:
         """It runs, if that was in time as the client sees it; else it ends at once."""

@@ -53,7 +53,7 @@ class World:
         self.disk = MemoryDisk(random.Random(f"{seed} disk"), lambda: self.now_ms * 1_000_000)
         self.oracle = Oracle()
         self.archive = ArchiveLook(self.disk)
-        self.clients = Clients(self, random.Random(f"{seed} clients"))
+        self.clients = Clients(self, random.Random(f"{seed} clients"), random.Random(f"{seed} mistakes"))
         self.network: list[Message] = []
         self.processes: dict[str, Process | None] = {kind.role: None for kind in ROLES}
         self.running: Process | None = None

@@ -18,7 +18,7 @@ from service.api.routes.jobs import Object, find_job, part_of, start_like
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
-from service.board.free import promises_on, serving, unheld, use_on
+from service.board.free import kept_words, promises_on, serving, unheld, use_on
 from service.board.gpu_use import Occupant, gpus, use_sentence
 from service.config import PlacerConfig
 from service.pipeline.documents import probability
@@ -66,7 +66,7 @@ class Drain(msgspec.Struct):
     """`gpus_lost`: usable GPUs that leave the pool; free: of nodes in service. `p_day`: that it fails anyway.
 
     `unknown_gpus`: GPUs here that are at work and that no event tells of. `promised`: requests that were placed here
-    and whose jobs no event shows running, with their GPUs here.
+    and whose jobs no event shows running, with their GPUs here. `kept_by`: windows and reservations that keep the node.
     """
 
     node: str
@@ -83,6 +83,7 @@ class Drain(msgspec.Struct):
     jobs: list[HitJob]
     unknown_gpus: int
     promised: dict[str, int]
+    kept_by: str
     queue_delay_s: float | None
     queue_reason: str
     sentence: str
@@ -100,6 +101,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
     about = _pool(cache, board, row, context.config.placer)
     jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
     unknown, promised = _beside_jobs(board, row)
+    kept = kept_words(board, name)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
     body = Drain(
         node=name,
@@ -109,9 +111,10 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
         jobs=jobs,
         unknown_gpus=unknown,
         promised=promised,
+        kept_by=kept,
         queue_delay_s=None,
         queue_reason=NOT_PLAYED,
-        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()])),
+        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()]), kept),
     )
     return answer(context, board, as_of_ms, encode(body))
 
@@ -201,10 +204,10 @@ async def _restart(
     return start_ms, "" if start_ms else start.answer.sentence or "the placer does not say"
 
 
-def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str) -> str:
-    """others: what is on GPUs of the node beside jobs; empty where nothing is."""
+def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, kept: str) -> str:
+    """others: what is on GPUs of the node beside jobs; kept: what keeps the node. Empty where there is nothing."""
     if not about.in_service:
-        return f"{name} is out of service already: draining it changes nothing."
+        return f"{name} is out of service already{f' ({kept})' if kept else ''}: draining it changes nothing."
     pool = f" of pool {about.pool}" if about.pool else ""
     lost = f"takes {gpus(about.gpus_lost)} out of service"
     left = f"leaves {about.gpus_free_after} of {about.gpus_free_now} free GPUs{pool}"
@@ -215,6 +218,8 @@ def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str) -> 
         return f"Draining {name} now interrupts {whose}, {lost} and {left}.{beside}"
     if others:
         return f"{others[0].upper()}{others[1:]}: draining {name} would interrupt that, {lost} and {left}."
+    if kept:
+        return f"Nothing runs here, and the node is {kept}: draining {name} interrupts nobody, {lost} and {left}."
     return f"Nothing runs here: draining {name} interrupts nobody, takes {gpus(about.gpus_lost)} and {left}."
 
 
@@ -257,6 +262,7 @@ ROWS = (
             ],
             "unknown_gpus": 0,
             "promised": {},
+            "kept_by": "",
             "queue_delay_s": None,
             "queue_reason": NOT_PLAYED,
             "sentence": "Draining n042 now interrupts 1 job with 64 GPUs, takes 8 GPUs out of service and leaves 236 "

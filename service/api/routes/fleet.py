@@ -85,7 +85,7 @@ ROWS = (
         example={
             "as_of_ms": 1760000000000,
             "name": "venus",
-            "gpus": {"running": 812, "free": 236, "unusable": 16, "total": 1064, "unknown_use": 8},
+            "gpus": {"running": 812, "free": 228, "unusable": 16, "total": 1064, "unknown_use": 8, "window": 8},
             "queued_gpus": 88,
             "queued_jobs": 5,
             "at_risk": 1,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.demand_series import DemandSeries
 from features.gpu_residency import ObservedGpus
 from features.job_records import JobRecord
 from features.request_series import ServingCapacity, request_rates
@@ -62,6 +63,7 @@ class HeardTick:
     unknown_use: int | None
     requests: Sequence[JobAttempt]
     promised: Mapping[tuple[str, int], int]
+    sizes: Mapping[tuple[str, int], int]
 
 
 class DemandForecasts(Capability):
@@ -101,7 +103,9 @@ class DemandForecasts(Capability):
     def sections(self, tick: Tick) -> Sequence[Section]:
         in_use = int((tick.gpu_use == Occupant.UNKNOWN).sum()) if tick.jobs_are_known else None
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
-        self._heard.append(HeardTick(tick.now_ms, tick.served, gpu_looks(tick), in_use, tick.open.requested, promised))
+        self._heard.append(
+            HeardTick(tick.now_ms, tick.served, gpu_looks(tick), in_use, tick.open.requested, promised, tick.sizes)
+        )
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
@@ -146,19 +150,24 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        while self._heard:
-            heard = self._heard.popleft()
-            demand.requests.note(heard.time_ms, request_rates(heard.served))
-            demand.residency.note(heard.time_ms, heard.gpus)
-            demand.note_requests(heard.requests, heard.promised, heard.time_ms)
-            if heard.unknown_use is not None:
-                demand.note_unknown_use(heard.time_ms, heard.unknown_use)
+        self.note_ticks(demand)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, state.topology, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
         records, residency = demand.records.rows(), demand.residency.shares()
         async with self.free:
             await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates))
+
+    def note_ticks(self, demand: DemandSeries) -> None:
+        """Add what the ticks since the last call showed to the series."""
+        while self._heard:
+            heard = self._heard.popleft()
+            demand.requests.note(heard.time_ms, request_rates(heard.served))
+            demand.residency.note(heard.time_ms, heard.gpus)
+            demand.note_sizes(heard.sizes)
+            demand.note_requests(heard.requests, heard.promised, heard.time_ms)
+            if heard.unknown_use is not None:
+                demand.note_unknown_use(heard.time_ms, heard.unknown_use)
 
     def _forecast(
         self,

@@ -30,7 +30,8 @@ from service.config import Config
 from service.exposition import LABEL_CHARS
 from service.pipeline import fleet_metrics
 from service.pipeline.documents import STATES
-from service.pipeline.fleet_metrics import demand_page, fleet_page, gpu_states
+from service.pipeline.fleet_metrics import demand_page, fleet_page
+from service.pipeline.gpu_states import gpu_states
 from service.pipeline.metrics import PipelinePage
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.tick import Tick
@@ -144,7 +145,7 @@ def test_every_gpu_is_in_exactly_one_state() -> None:
     tick = make_tick(node_state=[0, 1, 2, 0])
     assert np.sum([*gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
     told = of(series(fleet_page(tick)), "gpus", "state")
-    none = {(state,): 0 for state in ("promised", "unheard", "unusable")}
+    none = {(state,): 0 for state in ("promised", "unheard", "unusable", "window", "reservation")}
     assert told == {("running",): 3, ("free",): 15, ("out_of_service",): 14, **none}
 
 

@@ -5,7 +5,8 @@ from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
 from service.pipeline import site_metrics
-from service.pipeline.fleet_metrics import QUEUES_SHOWN, gpu_states
+from service.pipeline.fleet_metrics import QUEUES_SHOWN
+from service.pipeline.gpu_states import gpu_states
 from service.pipeline.site_metrics import site_page
 from service.pipeline.tick import Tick
 from tests.service.pipeline.test_fleet_metrics import NOW_MS, Crowd, make_tick, of, series

@@ -1,0 +1,29 @@
+"""The state of each GPU, one answer for `/v1/fleet` and `/metrics`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.nodes import NodeState
+from service.board.gpu_use import Occupant
+from service.pipeline.tick import Tick
+
+
+def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
+    """Return state → (n, g) mask. Every GPU that exists is in exactly one state.
+
+    A GPU that has vanished from its page is `unusable`, unless a job holds it, it is promised or it is at work.
+    """
+    use, usable = tick.gpu_use, tick.usable
+    nothing = tick.exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))
+    free = nothing & usable & (use == Occupant.NOTHING)
+    serving, in_service = tick.serving[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    return {
+        "running": np.isin(use, (Occupant.JOB, Occupant.UNKNOWN)),
+        "promised": use == Occupant.PROMISE,
+        "free": free & serving,
+        "unheard": free & in_service & ~serving,
+        "unusable": nothing & ~usable,
+        "window": nothing & usable & (use == Occupant.WINDOW),
+        "reservation": nothing & usable & (use == Occupant.RESERVATION),
+        "out_of_service": free & ~in_service,
+    }

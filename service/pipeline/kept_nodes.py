@@ -1,0 +1,59 @@
+"""Nodes that a maintenance window or a reservation keeps now, as schedulers and the served file of queues say.
+
+A node that is drained, lost or withheld for another reason is out of service: nothing keeps it beside that.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.nodes import NodeRecord, NodeState
+from fleet.topology import Topology
+from placement.closed import nodes_of, window_words
+from placement.tree import Window
+from service.board.gpu_use import Occupant
+
+BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant.RESERVATION}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNodes:
+    """use: (n,) WINDOW, RESERVATION or NOTHING of each node. words: node → why it gets no other work, for people.
+
+    `words` names the reasons of nodes that are out of service, too.
+    """
+
+    use: NDArray[np.int8]
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        topology: Topology,
+        state: NDArray[np.int8],
+        records: Mapping[str, NodeRecord],
+        windows: Sequence[Window],
+        now_ms: int,
+    ) -> "KeptNodes":
+        """Join what schedulers say, (n,) `state` and `records`, and the windows that are open now.
+
+        A maintenance window counts before a reservation.
+        """
+        use = np.full(len(topology), Occupant.NOTHING, np.int8)
+        words = {name: [record.withheld_for] for name, record in records.items() if record.withheld}
+        is_kept = np.isin(state, [NodeState.IN_SERVICE, *BY_STATE])
+        for node_state, kind in BY_STATE.items():
+            use[state == node_state] = kind
+        for window in windows:
+            if not window.from_ms <= now_ms < window.to_ms:
+                continue
+            nodes = nodes_of(window, topology) & is_kept
+            if window.queue is None:
+                use[nodes] = Occupant.WINDOW
+            else:
+                use[nodes & (use == Occupant.NOTHING)] = Occupant.RESERVATION
+            for row in np.flatnonzero(nodes).tolist():
+                words.setdefault(topology.names[row], []).append(window_words(window))
+        return cls(use, {name: "; ".join(filter(None, said)) for name, said in words.items()})

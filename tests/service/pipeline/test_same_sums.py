@@ -1,0 +1,302 @@
+"""A law: whatever runs, waits, is promised or kept, all answers give the same sums.
+
+One site plays all scenes, one after the other, so that a scene costs two ticks and no new processes.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from features.demand_series import Target
+from fleet.clock import ManualClock
+from fleet.errors import ConflictError
+from fleet.events import Finished, JobEvent, NodeEvent, Queued, Started, Submitted
+from fleet.requests import PlacementRequest, RankPlacement
+from fleet.tellers import UNSEEN_START
+from fleet.topology import NodeSpec, Topology
+from ingest.source import Batch
+from placement.fragmentation import fragmentation
+from placement.reservation import windows
+from service.api.routes import drain
+from service.board.board import Board, BoardReader
+from service.board.cache import BoardCache
+from service.board.free import kept_words
+from service.config import Config, PlacerConfig
+from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.pipeline import Pipeline
+from service.pipeline.unknown_use import UnknownUse
+from service.placer.role import open_service
+from service.placer.view import waiting_of
+from tests.fuzz.bounds import EFFORT, examples
+
+NOW_MS = 1_789_000_000_000
+NODES, GPUS = 4, 8
+SCENE_MS = 600_000
+QUEUES = """
+[queue.a]
+[queue.b]
+[[reservation]]
+name = "mlperf"
+queue = "b"
+nodes = ["n2"]
+from = 2026-01-01T00:00:00Z
+to = 2066-01-01T00:00:00Z
+[[maintenance]]
+name = "fans"
+nodes = ["n3"]
+from = 2026-01-01T00:00:00Z
+to = 2066-01-01T00:00:00Z
+"""
+RUNS = ("named", "label", "sdk", "nodes", "submitted_nodes", "beyond")
+WAITS = ("event", "queue", "both", "held", "held_both", "withdrawn")
+STARTS = ("promise", "promise_started", "promise_misnamed")
+
+
+@dataclass(frozen=True)
+class JobScene:
+    """A job: what is known of it, how many GPUs it wants, and where it runs if it does."""
+
+    kind: str
+    gpus: int
+    node: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """unknown: GPUs at work of each node, from its last GPU on. checks: why a scheduler keeps a node, "" for none."""
+
+    jobs: tuple[JobScene, ...]
+    unknown: tuple[int, ...]
+    checks: tuple[str, ...]
+
+
+jobs = st.builds(
+    JobScene, st.sampled_from(RUNS + WAITS + STARTS), st.sampled_from([1, 2, 4]), st.integers(0, NODES - 1)
+)
+scenes = st.builds(
+    Scene,
+    st.lists(jobs, max_size=8).map(tuple),
+    st.tuples(*[st.sampled_from([0, 0, 0, 2])] * NODES),
+    st.tuples(*[st.sampled_from(["", "", "", "maintenance", "reserved", "powered_down"])] * NODES),
+)
+
+
+class Site:
+    """A pipeline and a placer on one state folder. Events say what runs; `unknown_gpus` are at work for nobody."""
+
+    def __init__(self, folder: Path, queues: str) -> None:
+        self.clock, self.number = ManualClock(NOW_MS), 0
+        file = folder / "queues.toml"
+        if queues:
+            file.write_text(queues)
+        self.config = Config(state=str(folder / "state"), placer=PlacerConfig(queues=str(file) if queues else ""))
+        self.restart_pipeline()
+        self.queue = "a" if queues else ""
+        self.unknown_gpus = np.zeros((NODES, GPUS), bool)
+        self.tick()
+        self.placer = open_service(self.config)
+        self.placer.clock = self.clock
+        self.cache = BoardCache(self.config.board, hold_s=0.0)
+
+    def restart_pipeline(self) -> None:
+        topology = Topology.build([NodeSpec(f"n{row}", gpus=GPUS) for row in range(NODES)])
+        self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [])
+
+    def tick(self) -> Board:
+        self.clock.advance(1)
+        asyncio.run(self.pipeline.tick())
+        board = BoardReader(self.config.board).latest()
+        assert board is not None
+        return board
+
+    def report(self, *events: JobEvent) -> None:
+        self.pipeline.take(Batch(events=events))
+
+    def request(self, job: str, gpus: int) -> PlacementRequest:
+        return PlacementRequest(request_id=f"r-{job}", job=job, gpus_per_node=gpus, queue=self.queue)
+
+    def demand(self, target: Target) -> float:
+        demand = self.pipeline.state.demand
+        self.pipeline.capabilities[DemandForecasts].note_ticks(demand)
+        return float(np.nan_to_num(demand.series("all", target, self.clock.now_ms(), 60, 1)[-1]))
+
+    def play(self, scene: Scene) -> Board:
+        """Make a scene of new jobs, and return its board."""
+        self.number += 1
+        self.names = [f"s{self.number}-{at}" for at in range(len(scene.jobs))]
+        self.unknown_gpus = np.arange(GPUS) >= GPUS - np.array(scene.unknown)[:, None]
+        used = Counter[int]()
+        for row, check in enumerate(scene.checks):
+            self._withhold(row, "withhold" if check else "release", check)
+        for job, name in zip(scene.jobs, self.names, strict=True):
+            self._tell(job, name, used)
+        self.tick()
+        self.placer.refresh()
+        with suppress_refusals():
+            self.placer.work_queue()
+        promised = [
+            (job, name)
+            for job, name in zip(scene.jobs, self.names, strict=True)
+            if job.kind in STARTS and self._place(job, name)
+        ]
+        board = self.tick()
+        for job, name in promised:
+            if job.kind != "promise":
+                self._start_promised(job, name)
+                board = self.tick()
+        return board
+
+    def end(self) -> None:
+        """End all jobs and requests of the scene, and let time pass."""
+        now_ms = self.clock.now_ms()
+        for name in self.names:
+            self.report(Finished(job=name, sequence=99, time_ms=now_ms))
+        for entry in self.placer.ledger.queued():
+            self.placer.withdraw(entry.request.request_id, "test")
+        self.tick()
+        self.placer.refresh()
+        for intent in self.placer.ledger.active_intents():
+            self.placer.cancel(intent.request_id, "test")
+        self.unknown_gpus[:] = False
+        self.tick()
+        self.pipeline.capabilities[DemandForecasts].note_ticks(self.pipeline.state.demand)
+        self.clock.advance(SCENE_MS)
+
+    def _withhold(self, row: int, type_: Any, check: str) -> None:
+        now_ms, sequence = self.clock.now_ms(), 2 * self.number
+        release = NodeEvent(node=f"n{row}", source="s", sequence=sequence, time_ms=now_ms, type="release")
+        event = NodeEvent(
+            node=f"n{row}",
+            source="s",
+            sequence=sequence + 1,
+            time_ms=now_ms + 1,
+            type=type_,
+            check=check,
+            message=check,
+        )
+        self.pipeline.take(Batch(node_events=(release, event) if check else (release,)))
+
+    def _tell(self, job: JobScene, name: str, used: Counter[int]) -> None:
+        now_ms, node = self.clock.now_ms(), f"n{job.node}"
+        submitted = Submitted(job=name, sequence=1, time_ms=now_ms, gpus_per_node=job.gpus, queue=self.queue)
+        if job.kind in ("event", "both", "held", "held_both"):
+            self.report(submitted)
+        if job.kind in ("held", "held_both"):
+            self.report(Queued(job=name, sequence=3, time_ms=now_ms, reason="Dependency", blocked=True))
+        if job.kind in ("queue", "both", "held_both", "withdrawn"):
+            self.placer.enqueue(self.request(name, job.gpus), "test")
+        if job.kind == "withdrawn":
+            self.placer.withdraw(f"r-{name}", "test")
+        if job.kind not in RUNS:
+            return
+        first = used[job.node]
+        if first + job.gpus > GPUS:
+            return
+        gpus = tuple(range(first, first + job.gpus))
+        used[job.node] += job.gpus
+        if job.kind == "label":
+            self.report(msgspec.structs.replace(submitted, labels=UNSEEN_START))
+        if job.kind in ("submitted_nodes", "beyond"):
+            self.report(submitted)
+        if job.kind == "nodes":
+            used[job.node] = GPUS
+        started = Started(job=name, sequence=2, time_ms=now_ms)
+        if job.kind in ("nodes", "submitted_nodes"):
+            self.report(msgspec.structs.replace(started, nodes=(node,)))
+        else:
+            named = tuple(gpu + 64 for gpu in gpus) if job.kind == "beyond" else gpus
+            self.report(msgspec.structs.replace(started, ranks=(RankPlacement(0, node, named),)))
+
+    def _place(self, job: JobScene, name: str) -> bool:
+        reply = msgspec.json.decode(self.placer.place(self.request(name, job.gpus), "test"))
+        return bool(reply["outcome"] == "placed")
+
+    def _start_promised(self, job: JobScene, name: str) -> None:
+        intent = next(row for row in self.placer.ledger.active_intents() if row.job == name)
+        ranks = intent.ranks
+        if job.kind == "promise_misnamed":
+            ranks = tuple(msgspec.structs.replace(rank, gpus=tuple(gpu + 64 for gpu in rank.gpus)) for rank in ranks)
+        self.report(Started(job=name, sequence=2, time_ms=self.clock.now_ms(), ranks=ranks))
+
+
+def suppress_refusals() -> Any:
+    """A pass over an empty queue, or one whose requests were decided meanwhile, is no failure of the scene."""
+    return suppress(ConflictError)
+
+
+@pytest.fixture(scope="module", params=["", QUEUES], ids=["one line", "queues with windows"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = Site(tmp_path_factory.mktemp("site"), request.param)
+        patch.setattr(UnknownUse, "update", lambda _, names, frame, rows, held, now_ms: made.unknown_gpus & ~held)
+        yield made
+        made.placer.ledger.close()
+
+
+@given(scenes)
+@examples(500 if EFFORT >= 1 else 250)
+def test_all_answers_give_the_same_sums(site: Site, scene: Scene) -> None:
+    """Fleet, map, nodes, drains, jobs, fragmentation, room, queue, metrics and demand agree."""
+    try:
+        board = site.play(scene)
+        _check_gpus(site, board)
+        _check_waiting(site, board)
+    finally:
+        site.end()
+
+
+def _check_gpus(site: Site, board: Board) -> None:
+    fleet = board.json("doc.fleet")
+    gpus = {name: count for name, count in fleet["gpus"].items() if name not in ("total", "unknown_use")}
+    assert sum(gpus.values()) == fleet["gpus"]["total"] == GPUS * NODES
+    page = bytes(board.raw("metrics.fleet")).decode()
+    for state, count in gpus.items():
+        assert f'fleetcast_gpus{{state="{state}"}} {count}\n' in page
+    on_map = [[gpu.get("held_by") or ("job" if gpu["job"] else "") for gpu in node["gpus"]] for node in fleet["nodes"]]
+    uses = Counter(use for node in on_map for use in node)
+    assert uses["job"] + uses["unknown"] == gpus["running"]
+    assert uses["unknown"] == fleet["gpus"]["unknown_use"]
+    assert (uses["promise"], uses["window"], uses["reservation"]) == tuple(
+        gpus[name] for name in ("promised", "window", "reservation")
+    )
+    free = 0
+    answers = site.cache.node_answers(board)
+    for row, node in enumerate(fleet["nodes"]):
+        answer = msgspec.json.decode(answers.scored(row))
+        assert [gpu.get("held_by") or ("job" if gpu["job"] else "") for gpu in answer["gpus"]] == on_map[row]
+        unknown, promised = drain._beside_jobs(board, row)
+        assert (unknown, sum(promised.values())) == (on_map[row].count("unknown"), on_map[row].count("promise"))
+        assert sum(drain._held(site.cache, board, row).values()) == on_map[row].count("job")
+        is_kept = any(use in ("window", "reservation") for use in on_map[row])
+        assert not is_kept or kept_words(board, node["node"])
+        assert bool(kept_words(board, node["node"])) == bool(answer["withheld"])
+        free += drain._pool(site.cache, board, row, site.config.placer).gpus_free_here
+    view = site.placer.observed().view
+    fragments = sum(row.free_gpus for row in fragmentation(view, site.placer.options()))
+    assert free == gpus["free"] == fragments == sum(window.gpus for window in windows(view, None))
+    assert site.demand("running") == gpus["running"] + gpus["promised"]
+
+
+def _check_waiting(site: Site, board: Board) -> None:
+    fleet, rows = board.json("doc.fleet"), board.json("doc.jobs")
+    waiting = {row["job"]: row["gpus"] for row in rows if row["state"] == "queued"}
+    assert (len(waiting), sum(waiting.values())) == (fleet["queued_jobs"], fleet["queued_gpus"])
+    page = bytes(board.raw("metrics.fleet")).decode()
+    assert f'fleetcast_jobs{{state="queued"}} {fleet["queued_jobs"]}\n' in page
+    assert site.demand("queued") == fleet["queued_gpus"]
+    own = {entry.request.job for entry in site.placer.ledger.queued()}
+    promised = {row.job for row in site.placer.ledger.active_intents()}
+    others = {entry.request.job for entry in waiting_of(board, own | promised)}
+    assert own | others == waiting.keys()
+    running = sum(row["gpus"] for row in rows if row["state"] == "running")
+    assert running == fleet["gpus"]["running"] - fleet["gpus"]["unknown_use"]
