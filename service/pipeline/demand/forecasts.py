@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class HeardTick:
     unknown_use: int | None
     requests: Sequence[JobAttempt]
     promised: Mapping[tuple[str, int], int]
-    sizes: Mapping[tuple[str, int], int]
+    sizes: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 class DemandForecasts(Capability):
