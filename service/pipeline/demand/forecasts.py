@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from features.demand_series import DemandSeries
 from features.gpu_residency import ObservedGpus
 from features.job_records import JobRecord
 from features.request_series import ServingCapacity, request_rates
@@ -150,7 +149,7 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        self.note_ticks(demand)
+        self.note_ticks(state)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, state.topology, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
@@ -158,14 +157,16 @@ class DemandForecasts(Capability):
         async with self.free:
             await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates))
 
-    def note_ticks(self, demand: DemandSeries) -> None:
-        """Add what the ticks since the last call showed to the series."""
+    def note_ticks(self, state: FleetState) -> None:
+        """Add what the ticks since the last call showed to the demand series."""
+        demand = state.demand
         while self._heard:
             heard = self._heard.popleft()
             demand.requests.note(heard.time_ms, request_rates(heard.served))
             demand.residency.note(heard.time_ms, heard.gpus)
             demand.note_sizes(heard.sizes)
-            demand.note_requests(heard.requests, heard.promised, heard.time_ms)
+            still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
+            demand.note_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
                 demand.note_unknown_use(heard.time_ms, heard.unknown_use)
 
@@ -195,6 +196,17 @@ class DemandForecasts(Capability):
             self.shadow = shadow_of(self._forecaster.losses(), self._shadow, self._trees)
         self.latest = demand_sections(rows, self._forecaster.record(), self._model, now_ms)
         self.metrics = demand_page(rows) + parts_page(rows) + trees_page(self._trees)
+
+
+def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
+    """Return whether a request of an earlier tick still says something: not once events say that it runs or has ended.
+
+    An end before the request is of an earlier run by the same name.
+    """
+    if by_events is None or request.submitted_ms is None:
+        return True
+    over_ms = by_events.over_ms
+    return by_events.started_ms is None if over_ms is None else over_ms < request.submitted_ms
 
 
 def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:

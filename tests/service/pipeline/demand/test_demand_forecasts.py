@@ -11,7 +11,9 @@ import pytest
 from features import demand_series
 from features.serving import ServedInstance
 from fleet.clock import ManualClock, SystemClock
-from fleet.events import Started, Submitted
+from fleet.events import Finished, Started, Submitted
+from fleet.jobs import JobAttempt
+from fleet.tellers import REQUESTED
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
 from models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, SeriesKey
@@ -193,6 +195,27 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     page = parts_page(made.rows)
     assert b'fleetcast_demand_requests_per_s{pool="serve",model="llama"} 9\n' in page
     assert b'fleetcast_demand_group_now_gpus{pool="train",group="g1"}' in page
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(tmp_path: Path, rests: bool) -> None:
+    it = kept(tmp_path)
+    since_ms = NOW_MS - 10 * MINUTE_MS
+    about = {"job": "j", "sequence": 1, "time_ms": since_ms}
+    request = JobAttempt("j", 1, submission=Submitted(**about, gpus_per_node=8), written={"submission": REQUESTED})
+    made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
+    made._heard.append(HeardTick(since_ms + 1, [], {}, 0, [request], {("j", 1): since_ms}))
+    started = Started(job="j", sequence=2, time_ms=since_ms, nodes=("n1",))
+    ended = Finished(job="j", sequence=3, time_ms=NOW_MS - MINUTE_MS)
+    events = (Submitted(**about, gpus_per_node=8, queue="train"), started, ended)
+    it.state.apply(Batch(events=events), NOW_MS)
+    if rests:
+        it.state.fold.rest(NOW_MS, 0)
+    asyncio.run(made.forecast(it.state))
+    demand = it.state.demand
+    assert demand.pools() == ("train", "all")
+    assert np.nansum(demand.series("all", "arriving", NOW_MS, 60, 60)) == 8
+    assert demand.series("train", "running", NOW_MS, 60, 5).tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
 
 
 def test_a_restart_forecasts_at_once_what_it_would_have(tmp_path: Path) -> None:
