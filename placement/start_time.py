@@ -92,9 +92,7 @@ def estimate_start(
     if is_behind_unknown(request, place.start_s, timelines) or _follows_unknown(request, timelines):
         return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
     if not _starts(place):
-        lack = shortage(request, timelines.rooms.empty, screen(request, timelines.rooms.empty, timelines.options))
-        sentence = f"does not fit even when all jobs have ended: {lack}"
-        return StartEstimate(None, (), constraint, sentence, timelines.now_ms)
+        return StartEstimate(None, (), constraint, _never(request, timelines), timelines.now_ms)
     start_s, hindrances = place.start_s, hindrances_of(place, timelines.before(request))
     waiting = timelines.waiting(request)
     if waiting is not None and waiting in timelines.hindrances:
@@ -108,6 +106,16 @@ def estimate_start(
     return StartEstimate(
         start_ms, blockers, constraint, sentence, timelines.now_ms, basis_of(start_ms, timelines, now_ms)
     )
+
+
+def _never(request: PlacementRequest, timelines: Timelines) -> str:
+    """Say why a request starts in none of the futures; work that no job event tells of may end all the same."""
+    view = timelines.rooms.empty
+    screened = screen(request, view, timelines.options)
+    lack = shortage(request, view, screened)
+    if "unknown_use" in screened.by_reason:
+        return f"no start time is known, as no job event tells when all the work on the GPUs ends: {lack}"
+    return f"does not fit even when all jobs have ended: {lack}"
 
 
 def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:

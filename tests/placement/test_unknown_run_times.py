@@ -1,5 +1,7 @@
 """Start times behind jobs whose run time nothing tells: null with the reason, or known by time limits alone."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -88,6 +90,16 @@ def test_ended_jobs_tell_and_what_fits_now_needs_no_run_time(busy_view, make_vie
 def test_what_never_fits_is_not_said_to_wait_for_run_times(busy_view) -> None:
     found = estimate_start(request("x", gang=3), played(busy_view, running()))
     assert "does not fit even when all jobs" in found.sentence
+
+
+def test_work_that_no_event_tells_of_is_not_said_to_hold_its_gpus_for_ever(make_view) -> None:
+    idle = make_view({"r01": [0, 0]}, holders=np.full((2, 8), -1, np.int32), jobs=())
+    view = replace(idle, unknown_use=np.ones((2, 8), bool))
+    paths = timelines([], view, {}, NOTHING, OPTIONS)
+    newcomer = estimate_start(request("x"), paths)
+    for sentence in (newcomer.sentence, room(paths, {}, newcomer).sentence):
+        assert "no job event tells when all the work on the GPUs ends" in sentence
+        assert "even when all jobs have ended" not in sentence
 
 
 def test_a_newcomer_behind_an_unknown_start_has_none(busy_view) -> None:
