@@ -153,8 +153,8 @@ class MachineNames:
     def name_host(self, name: str, started_s: float, target: Target) -> None:
         """Name a target after its kernel, unless another live target's kernel of that name started at another time.
 
-        started_s: Unix s, 0 where the page does not say. Two pages of each target must disagree: a machine with two
-        targets may restart between them.
+        started_s: Unix s, 0 where the page does not say. The two are parted only if they still disagree after the other
+        target's next page: a machine with two targets may restart between their pages.
         """
         known = self._kernels.get(name)
         if name in self.clashes:

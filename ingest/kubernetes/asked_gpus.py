@@ -102,7 +102,7 @@ def _percent(resources: Resources, memory_gib: float) -> float:
 
 
 def _from_parts(spec: PodSpec, memory_gib: float) -> AskedGpus:
-    """Read resources that count percents of boards, or GiB of one. Without a size the board counts whole."""
+    """Read resources that count percents of boards, or GiB of one. A board of unknown size counts whole."""
     containers = running_containers(spec)
     percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
     gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)

@@ -50,7 +50,7 @@ def _gauge(metric: str, scale: float = 1.0) -> _Reading:
 
 
 def _amount(metric: str, scale: float) -> _Reading:
-    """A total that is never 0, as what a board has or has used so far."""
+    """Return the reading of an amount that is never 0, such as a board's memory or the energy that it has used."""
     return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
 
 

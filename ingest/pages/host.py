@@ -17,7 +17,7 @@ from ingest.series import Fold, Form, Series, part_of
 from ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
-_PHYSICAL = re.compile(  # neither bonds, nor representors, which count what a virtual function sends through its port
+_PHYSICAL = re.compile(  # without bonds and representors, whose bytes pass through a port that counts them, too
     r"(?:eth|em|ib)\d+|en(?!bond)(?![a-zA-Z0-9]*pf\d+[vs]f\d+)[a-zA-Z0-9]+|p\d+p\d+|ib[sp][a-z0-9]+|hsn\d+|rdma\d+"
 )
 _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)

@@ -47,7 +47,7 @@ Resolve = Callable[[str, Mapping[str, str], Target], Found]
 """What (metric name, labels, target) stands for: a series, the rule that leaves the line out, or None where nothing
 reads it. Raises RecordError on bad labels."""
 NameHost = Callable[[str, float, Target], None]
-"""Names a target after (the name of its kernel, when that started in Unix s)."""
+"""Names a target after its kernel: (the kernel's name, its start in Unix s, the target)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class WaitingTasks:
 def tasks(text: str) -> WaitingTasks:
     """Return the tasks that an array still has, as `1-3,5%2` says. Slurm ends a list that it cuts with dots.
 
-    slurmdbd stores a mask in hexadecimal digits, whose lowest bit is task 0. A text of another form names no task.
+    slurmdbd stores the tasks as a hexadecimal mask whose lowest bit is task 0. A text of another form names no task.
 
     >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)

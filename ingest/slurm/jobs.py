@@ -304,7 +304,7 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
 def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
     """Return one record a task of an array that Slurm keeps as one while it waits, and one for all further tasks.
 
-    Without a task that can be read, the array itself is the only record, which counts as cut.
+    If no task can be read, return the array itself as one record that is marked as cut.
     """
     if not waiting.named:
         return [replace(job, id=str(array), is_cut=True)]

@@ -61,8 +61,10 @@ def read_accounting(body: bytes) -> Read[SlurmJob]:
 
 
 def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
-    """Add an error for each array of which Slurm listed only some tasks, or none that can be read. Those that can be
-    read count, else the array counts as one task."""
+    """Add an error for each array whose list of tasks Slurm cut or wrote in a form that cannot be read.
+
+    Tasks that can be read count. An array without any counts as one task.
+    """
     cut = "Slurm listed only some of its tasks; set SLURM_BITSTR_LEN=0 where its commands run"
     unread = "its list of tasks is no list of numbers such as 0-99:2, so it counts as one task"
     for job in read.rows:
@@ -270,6 +272,6 @@ def _of_group(group: NodeGroup) -> list[SlurmNode]:
         for entries in (group.nodes.nodes, group.nodes.hostnames, group.nodes.addresses)
     )
     gres = read_gres(group.gres.total or "")
-    # sinfo sorts the names of a group and neither its hosts nor its addresses: only one node has a host for sure.
+    # sinfo sorts the names of a group, but neither its hosts nor its addresses: only a single node is sure of its host.
     others = (*hosts, *addresses) if len(names) == len(hosts) == 1 else ()
     return [SlurmNode(name, states, reason, told_ms, gres, other_names=others) for name in names]

@@ -1,7 +1,7 @@
 """Records of Slurm's answers: the good ones, the bad ones, and those with a byte that was replaced.
 
 People write names, comments and reasons in any encoding. A byte that is no UTF-8, a control character, half a surrogate
-pair or a backslash that escapes nothing costs itself and no record. NaN and infinities are unknown numbers.
+pair or a backslash that escapes nothing is replaced, and its record counts. NaN and infinities are read as unknown.
 """
 
 import json
@@ -65,7 +65,7 @@ _ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
 
 
 def _escaped(text: str) -> str:
-    """Return a JSON text in which a backslash that begins no escape of JSON stands for itself."""
+    """Escape each backslash that begins no escape of JSON, so that it stands for itself."""
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 
 
