@@ -81,7 +81,7 @@ class DemandSeries(Stateful):
         self._change(key, self.open.with_promise(key, self._sized(attempt)))
 
     def note_sizes(self, sizes: Mapping[Key, int]) -> None:
-        """Count the GPUs that the occupancy shows, of running attempts whose events name nodes and no GPUs."""
+        """Set the GPUs of running attempts whose events name nodes and no GPUs. sizes: GPUs held in the occupancy."""
         for key, gpus in sizes.items():
             known = self._known.get(key)
             if known is not None and known.gpus != gpus:
@@ -177,8 +177,7 @@ class DemandSeries(Stateful):
                 bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
-        """Whether a scope has bins. Makes them for a new scope, unless there are too many of its kind, or its pool has
-        none."""
+        """Return whether a scope has bins. Make them for a new scope, unless its kind is full or its pool has none."""
         if scope in self:
             return True
         if not self._has_pool(scope) or self._listed[scope.kind] >= MOST[scope.kind]:

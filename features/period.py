@@ -76,7 +76,7 @@ def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] 
         return found if found.reason == TOO_FAST else Period(None, rhythm.reason or found.reason)
     if found.reason == TOO_FAST and rhythm.longest < SAMPLES_A_PERIOD + 1:
         every_s = rhythm.period * interval_s
-        return Period(None, f"what it does every {every_s:.0f} s is so short that a faster rhythm may look the same")
+        return Period(None, f"its swing every {every_s:.0f} s is so short that a faster rhythm may look the same")
     return Period(rhythm.period * interval_s)
 
 

@@ -21,7 +21,7 @@ RARE = 0.4  # with a larger share outside, the median is no usual level
 GAP_SIGMAS = 4.0  # between the two levels of a series that has two
 LEAST_RANGE = 0.08  # of the level: a smaller excursion is the wobble of steady work
 BLURRED, JITTER = 0.75, 0.04  # tolerance of an interval: samples, and share of the period
-PRECISE = 0.3  # samples: a mean over a sample tells which part of it lies outside, a momentary reading does not
+PRECISE = 0.3  # samples: a mean over a sample shows which part of it lies outside, a momentary reading does not
 MOST_SKIPPED = 3  # periods between two neighbours: a scrape may miss pulses
 MOST_MISSING, MOST_EXTRA = 0.25, 0.34  # share of expected pulses that are absent, and of pulses that do not fit
 CHANCE = 0.02
@@ -32,8 +32,8 @@ CANDIDATES = 8
 class Pulses:
     """Excursions of one series, in samples.
 
-    centers: (whole pulse,). begins, ends: (pulse,) of those whose edge the series shows. longest: the most samples that
-    one of them lasts. blurred: how far off an interval may be measured.
+    centers: (whole pulse,). begins, ends: (pulse,) edges that the series shows. longest: samples of the longest pulse.
+    blurred: error of an interval between two of them.
     """
 
     centers: Array
@@ -145,7 +145,7 @@ def _usual_level(row: Array) -> tuple[float, float, int] | None:
 def _fit(pulses: Pulses) -> tuple[Rhythm | None, float]:
     """Return the rhythm that fits most pulses, and the probability that chance spaces them as evenly."""
     best, best_chance = None, 1.0
-    edges = [one for one in (pulses.begins, pulses.ends) if len(one) > len(pulses.centers)]
+    edges = [edge for edge in (pulses.begins, pulses.ends) if len(edge) > len(pulses.centers)]
     for times in (pulses.centers, *edges):
         period, on, chance = _even_times(times, pulses.blurred)
         if chance < best_chance:
@@ -210,7 +210,11 @@ def _chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) ->
 
 
 def _reason(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
-    """Return why there is no rhythm. most: pulses of one channel, -1 without any; is_even: they fit one by chance."""
+    """Return why there is no rhythm.
+
+    most: pulses of the channel that has most, -1 if no channel has any. is_even: pulses of a channel are evenly spaced,
+    though chance may space so few of them as evenly.
+    """
     if short:
         return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"
     if most < 0:
