@@ -113,8 +113,8 @@ def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **option
 def file_at(curve: str, at: float | str, seed: int) -> "FaultFile":
     """Return the run of a seed at one point of a curve.
 
-    Its faults are that strong beside look-alikes of full strength, or it is scraped that often. Where telemetry is left
-    out afterwards, the run is as usual.
+    at: how strong its faults are, beside look-alikes of full strength, or how often it is scraped. On the curve of
+    missing telemetry the run itself is the usual one, since telemetry is left out afterwards.
     """
     from msgspec.structs import replace
 

@@ -204,7 +204,7 @@ LEAST_LEFT = 0.05  # of a clock or an activity
 
 
 def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
-    """Make every fault `times` as strong: twice as far from what is usual, for 2. Look-alikes keep their full strength.
+    """Return kinds with faults `times` as strong: 2 is twice as far from what is usual. Look-alikes stay as they are.
 
     Weak faults must be found beside look-alikes that are as strong as ever.
 

@@ -1,7 +1,7 @@
 """Flows are quantities per bin, such as the GPUs that arrive: unlike a level, a bin's value does not last.
 
-So the fair persistence of a flow is the median of its last hours, and one bin of an amount that was never asked for
-before is no forecast of the next ones.
+The persistence of a flow is therefore the median of its last hours, and a single bin above all that was asked for
+before does not shape the forecast of the next bins.
 """
 
 from dataclasses import replace
@@ -22,12 +22,12 @@ CHUNK = 1_000_000  # values that are sorted at once
 
 
 def is_flow(panel: Panel) -> bool:
-    """Return whether the values of a panel are quantities per bin that share no time."""
+    """Return whether the values of a panel are quantities per bin, and no two bins overlap."""
     return panel.target in FLOW_TARGETS and panel.bin_s >= FLOW_BIN_S
 
 
 def without_lone_spikes(panel: Panel) -> Panel:
-    """Return a panel in which a single bin counts as at most what was asked for before, if it holds a flow.
+    """Return the panel of a flow with each bin capped at what was asked for before. Other panels stay as they are.
 
     Within the first day, or where nothing was asked for before, the capacity is the limit.
     No bin depends on a later one.
@@ -44,7 +44,7 @@ def without_lone_spikes(panel: Panel) -> Panel:
 
 
 def recent_medians(filled: Array, window: int) -> Array:
-    """(series, bin) median of the known ones of the last `window` bins of a flow; NaN before the first.
+    """Return (series, bin) the median of the known values in the last `window` bins of a flow, NaN before the first.
 
     filled: (series, bin), without gaps after its first known value, none negative.
 
@@ -54,7 +54,7 @@ def recent_medians(filled: Array, window: int) -> Array:
     known = np.minimum(np.isfinite(filled).cumsum(axis=1), window)
     found = np.where(known > 0, 0.0, np.nan)
     sums = np.pad((filled > 0).cumsum(axis=1), ((0, 0), (window, 0)))
-    rows, bins = np.nonzero((known > 0) & (2 * (sums[:, window:] - sums[:, :-window]) >= known))  # else it is 0
+    rows, bins = np.nonzero((known > 0) & (2 * (sums[:, window:] - sums[:, :-window]) >= known))  # elsewhere it is 0
     padded = np.pad(filled, ((0, 0), (window - 1, 0)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, window, axis=1)
     size = max(1, CHUNK // window)

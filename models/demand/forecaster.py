@@ -323,7 +323,7 @@ class _Forecast:
 
 
 def _built_in(which: str) -> tuple[Forecaster, ...]:
-    """Those that everybody has. A day of minutes is too short for a smoother."""
+    """Return the forecasters of every site. A day of minutes is too short for a smoother."""
     smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
 
@@ -346,7 +346,7 @@ def _counts(inputs: Histories) -> NDArray[np.bool_]:
 
 
 def _ceilings(inputs: Histories) -> Array:
-    """(series,) the most that a series is forecast: its capacity, or what it has reached; inf for none."""
+    """Return (series,) the most that is forecast: the capacity, or the highest value so far. inf without a capacity."""
     reached = [np.nan_to_num(values).max(axis=1, initial=0.0) for values in (inputs.minutes, inputs.ten_minute)]
     return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)
 

@@ -1,9 +1,9 @@
 """Make the medians of the pools sum to the median of all, and those of a pool's classes and groups to the pool's.
 
 The whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion to the
-width of each part's 80 % band, so that the least certain part moves most. No median leaves 0 to its part's ceiling.
-Quantiles stay in order. A job that waits in several pools counts in each pool's present value and once in "all", so the
-pools' forecasts share it.
+width of each part's 80 % band, so that the least certain part moves most. Each median stays between 0 and its part's
+ceiling. Quantiles stay in order. A job that waits in several pools counts in each pool's present value and once in
+"all", so the pools' forecasts share it.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 MEDIAN = QUANTILES.index(0.5)
 LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
-TIE = 1e-9  # weight of a median beside the width of a band: it decides where no band has any width
+TIE = 1e-9  # weight of a median relative to a band's width: it decides where no band has any width
 
 
 class SeriesScope(Protocol):
@@ -60,11 +60,11 @@ def _families(keys: list[tuple[str, str, str]], at: dict[tuple[str, str, str], i
         if whole in at and whole != key:
             families.setdefault((at[whole], kind), []).append(at[key])
     order = ("pool", "class", "group")
-    return [(whole, rows) for (whole, kind), rows in sorted(families.items(), key=lambda one: order.index(one[0][1]))]
+    return [(whole, rows) for (whole, kind), rows in sorted(families.items(), key=lambda item: order.index(item[0][1]))]
 
 
 def reconciled(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
-    """Return parts whose medians sum to the whole, as far as that is not negative.
+    """Return parts whose medians sum to the whole, or to 0 where the whole is negative.
 
     parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for none; where
     all parts are at their ceilings and the whole is above them, the ceilings give way.

@@ -26,8 +26,8 @@ FEWEST_ERRORS = 20
 MOST_AWAKE = 0.5  # of two weeks: a series that was awake for longer has enough errors of its own
 THIN_STEPS = 6
 # Sums over windows that overlap tell a spread as well as so many times as many that do not: the sum of the squares of
-# their autocorrelations 1 - k / window is 2 / 3 of a window. So bands of few errors are stretched. With all errors of
-# two weeks they are plain: stretched ones would be too wide, and the baseline of every comparison weaker than it is.
+# their autocorrelations 1 - k / window is 2 / 3 of a window. So bands of few errors are stretched. Bands of all errors
+# of two weeks are not: they would be too wide, and every challenger would be compared with too weak a baseline.
 TOLD_BY_OVERLAP = 1.5
 LEVEL_DAYS = 7
 # Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
@@ -229,7 +229,7 @@ def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
 class Persistence:
     """The last value, and how far values moved over the same lead in the past two weeks.
 
-    A flow has no value that lasts: there it is the median of the last hours.
+    A flow has no value that lasts. Its persistence is the median of the last hours.
     """
 
     name = "persistence"

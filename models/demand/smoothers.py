@@ -1,4 +1,4 @@
-"""Forecasters that smooth a series: Theta, and as a baseline of the reports the rolling median of some hours.
+"""Forecasters that smooth a series: Theta, and the rolling median of some hours, a baseline of the reports.
 
 Each costs a pass over the whole history, so in a large fleet the largest series alone have them.
 """
@@ -21,7 +21,7 @@ MOST_SMOOTHED = 32  # series of a panel
 
 
 class RollingMedian:
-    """The median of some hours. For flows, persistence is the same."""
+    """The median of the last four hours. For flows, persistence is the same."""
 
     name = "rolling_median"
 
@@ -56,10 +56,10 @@ class Steady:
 
 
 def smoothers() -> tuple[Forecaster, ...]:
-    """Return those that compete by ten minutes: what is judged is what serves."""
+    """Return the smoothers that compete at ten minutes. The reports judge the same ones."""
     return (Largest(Theta(), MOST_SMOOTHED),)
 
 
 def group_smoothers() -> tuple[Forecaster, ...]:
-    """Return those of user groups, which are often intermittent."""
+    """Return the smoothers of user groups. They leave out intermittent series, which are common there."""
     return tuple(Steady(one) for one in smoothers())

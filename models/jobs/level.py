@@ -1,7 +1,7 @@
 """The present level of a job's readings: what they were since they last changed for good, and how they scatter.
 
-Readings that rise or fall steadily have no level: a line describes them better than steps do. They go on along that
-line for two minutes, and no further: a slow wave turns, and a ramp ends.
+Readings that rise or fall steadily have no level: a line describes them better than steps do. They are extended along
+that line by two minutes, and no further: a slow wave turns, and a ramp ends.
 """
 
 import numpy as np
@@ -13,8 +13,8 @@ CLEAR_T = 3.0  # standard errors between the readings before a change and those 
 NOISE_SHARE = 0.005  # of the level: readings that differ by less are the same
 LATEST = 4  # readings that make a level: a minute of scrapes
 BACK_SHARE, AWAY_SHARE = 0.2, 0.5  # of the last change: nearer is the same level, farther is another
-LEAD = 8  # readings: so far the line goes on
-FITS_ENOUGH = 1.5  # times the variance around steps: these are searched for, and so fit noise, too
+LEAD = 8  # readings by which the line is extended
+FITS_ENOUGH = 1.5  # times the variance around steps: they are placed where they fit best, and so fit noise, too
 MOST_CHANGES = 8  # of level within one window
 
 
@@ -55,9 +55,7 @@ def _trend(readings: Array, begins: list[int]) -> float:
         return 0.0
     line = float(np.sum(_without_trend(readings) ** 2)) / (len(readings) - 2)
     steps = sum(float(np.sum((part - part.mean()) ** 2)) for part in np.split(readings, begins[1:]))
-    steps /= (
-        len(readings) - 2 * len(begins) + 1 if len(readings) >= 2 * len(begins) else 1
-    )  # each has a time and a mean
+    steps /= max(len(readings) - 2 * len(begins) + 1, 1)  # each level has a time and a mean, the first only a mean
     slope, spread = _slope(readings)
     noise = line + (NOISE_SHARE * float(np.abs(readings).mean())) ** 2
     is_clear = abs(slope) > CLEAR_T * np.sqrt(max(noise, 1e-12) / spread)

@@ -1,12 +1,12 @@
-"""FaultRate: how many times as many faults this fleet shows as the hazard of past faults expects.
+"""FaultRate: how many times the faults that the hazard of past faults expects come in this fleet.
 
     each tick       nodes without a warning ──► expected += their hazard × the time since the last tick
     LAG_MS later    faults that no warning preceded ──► seen += 1, all that begin within a minute as one
     times           posterior mean of the multiple, from a mixture of two gamma priors
 
 Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One broken switch
-or breaker stops several nodes at once, so faults of one minute are one. Both sums halve in HALF_LIFE_MS: a fleet that
-was repaired is believed again.
+or breaker stops several nodes at once, so faults of one minute are one. Both sums halve every HALF_LIFE_MS, so a
+fleet that was repaired returns to the expected rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ class FaultRate:
         kept = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
         self.seen, self.expected = self.seen * kept, self.expected * kept
         if elapsed_ms <= WATCHED_MS:
-            at_work = np.array([not faults.has_now(name) for name in names], bool) & ~warned
-            self.expected += float(day_hazard[at_work].sum()) * elapsed_ms / DAY_MS
+            is_counted = np.array([not faults.has_now(name) for name in names], bool) & ~warned
+            self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
         self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
         self._renew_warnings(warned, names, now_ms)
         self.times = posterior_times(self.seen, self.expected)
@@ -91,7 +91,7 @@ class FaultRate:
 
 
 def posterior_times(seen: float, expected: float) -> float:
-    """Return the multiple of the expected faults that explains those seen, in two digits: it does not creep.
+    """Return the multiple of the expected faults that explains those seen, rounded to two digits so that it stays put.
 
     >>> posterior_times(0, 0.0), posterior_times(1, 0.02), posterior_times(9, 0.025)
     (1.0, 1.9, 320.0)
@@ -109,6 +109,9 @@ def posterior_times(seen: float, expected: float) -> float:
 
 
 def has_warning(p_hour: Array, hour_hazard: Array) -> NDArray[np.bool_]:
-    """(node,) whether more speaks for a failure within an hour than the history. p_hour: (node,), NaN unknown."""
+    """Return (node,) whether signals put the hazard of the next hour clearly above the history's.
+
+    p_hour: (node,) probability, NaN unknown. hour_hazard: (node,) expected faults.
+    """
     hazard = -np.log1p(-np.minimum(np.nan_to_num(p_hour), 1 - 1e-9))
     return np.asarray(hazard - hour_hazard >= WARNING_HAZARD)

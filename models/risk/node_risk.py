@@ -97,12 +97,12 @@ def base_hazard(horizon_s: float) -> Array:
 
 
 def usual_risk(risk: Array) -> Array:
-    """Return (kind, horizon) of an ordinary node: the median of the known ones, published rates where none is known."""
+    """Return (kind, horizon) probabilities of an ordinary node: the median of known nodes, else by published rates."""
     return published_risk() if np.isnan(risk).all() else np.asarray(np.nanmedian(risk, axis=2))
 
 
 def published_risk() -> Array:
-    """Return (kind, horizon) of an ordinary node by published rates."""
+    """Return (kind, horizon) probabilities of an ordinary node by published rates."""
     return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
 
 

@@ -86,7 +86,7 @@ def score_fleet(
         return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
 
     expected = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
-    history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit knows its rate
+    history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit has its rate
     given = seen.signals, seen.known, now_ms, fit or shipped_fit(), history
     risk = score_nodes(*given, topology, told(site))
     if site is not None:
