@@ -54,7 +54,7 @@ def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArr
 
 
 def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
-    """(n,) the nodes of a window."""
+    """Return (n,) whether each node is in the window."""
     named = set(window.nodes)
     mask = np.array([name in named for name in topology.names], bool)
     for level, name in window.domains:

@@ -110,7 +110,7 @@ class PromiseReader:
     def windows(self) -> Sequence[Window]:
         """Return the windows and reservations of the file of queues that the placer serves.
 
-        While the ledger is unreadable, these are the ones of the last time.
+        While the ledger is unreadable, return those that were read last.
         """
         digest = self._mark("queues")
         if digest and digest != self._queues:

@@ -109,12 +109,12 @@ def estimate_start(
 
 
 def _never(request: PlacementRequest, timelines: Timelines) -> str:
-    """Say why a request starts in none of the futures; work that no job event tells of may end all the same."""
+    """Return why a request starts in none of the futures. Work that no job event reports may still end."""
     view = timelines.rooms.empty
     screened = screen(request, view, timelines.options)
     lack = shortage(request, view, screened)
     if "unknown_use" in screened.by_reason:
-        return f"no start time is known, as no job event tells when all the work on the GPUs ends: {lack}"
+        return f"no start time is known, as no job event says when the work on the GPUs ends: {lack}"
     return f"does not fit even when all jobs have ended: {lack}"
 
 

@@ -166,5 +166,5 @@ class ClusterView:
 
     @property
     def is_open(self) -> NDArray[np.bool_]:
-        """(n,) nodes in service that no window and no reservation keeps: their free GPUs are anybody's."""
+        """(n,) nodes in service that no window and no reservation keeps: any request may use their free GPUs."""
         return self.in_service if self.kept is None else self.in_service & ~self.kept

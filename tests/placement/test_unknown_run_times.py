@@ -98,7 +98,7 @@ def test_work_that_no_event_tells_of_is_not_said_to_hold_its_gpus_for_ever(make_
     paths = timelines([], view, {}, NOTHING, OPTIONS)
     newcomer = estimate_start(request("x"), paths)
     for sentence in (newcomer.sentence, room(paths, {}, newcomer).sentence):
-        assert "no job event tells when all the work on the GPUs ends" in sentence
+        assert "no job event says when the work on the GPUs ends" in sentence
         assert "even when all jobs have ended" not in sentence
 
 
