@@ -129,7 +129,7 @@ export const count = (number, noun) => `${whole(number)} ${noun}${number === 1 ?
 /** "8 GPUs are at work; no event says for whom": the words of the drain preview and of the readiness check. */
 export const unknownUse = (gpus) => (num(gpus) > 0 ? `${count(gpus, "GPU")} ${gpus === 1 ? "is" : "are"} at work; no event says for whom` : "");
 
-/** What stands in a panel about jobs: without a running job the reason, where GPUs are at work all the same. */
+/** Return the line of a panel that has no job to show: if GPUs are at work for unknown jobs, it says so. */
 export const withoutJobs = (header, otherwise) => {
   const { running, unknown_use: unknown } = object(object(header).gpus);
   return num(unknown) > 0 && unknown === running ? `No running job is known: ${unknownUse(unknown)}.` : otherwise;

@@ -91,7 +91,7 @@ export function nodeView(acts) {
   return { element, timeline, drain, update };
 }
 
-/** GPUs that are held without a job that runs: by whom, as far as anyone says. */
+/** Return what uses the GPUs that no running job holds: unknown work and promises. */
 function unexplained(gpus) {
   const without = gpus.filter((gpu) => !text(gpu.job));
   const promised = without.filter((gpu) => gpu.held_by === "promise");

@@ -64,7 +64,7 @@ export function look(ranking, horizonS, open) {
   say(byId("look-detail"), sentence(first.reason) || advice(first.action, ""));
 }
 
-const NOW_S = 60; // a start that is nearer than this is one of now, as the placer's sentence has it
+const NOW_S = 60; // a start within this time counts as now, as in the placer's sentence
 
 /** "Sampled 40 s ago. ": start times and room are as old as the futures that they were sampled from. */
 function sampled(asOfMs, nowMs) {
@@ -112,7 +112,7 @@ export function room(queue, nowMs) {
   const waiting = rows(object(queue).rows);
   if (nowMs === null || (!text(forecast.sentence) && !waiting.length)) {
     say(line, NONE);
-    return say(detail, object(queue).rows === undefined ? "The placer has not answered yet." : "The placer has sampled no future yet.");
+    return say(detail, object(queue).rows === undefined ? "The placer has not answered yet." : "The placer has not forecast any room yet.");
   }
   const said = waiting.length ? roomOfQueue(waiting, forecast, nowMs) : { line: roomLine(forecast, nowMs), detail: `${sentence(forecast.sentence)}.` };
   say(line, said.line);

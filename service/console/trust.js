@@ -4,13 +4,13 @@ import { NONE, count, horizon, num, object, percent, rows, share, times, whole }
 
 const FEWEST_EVENTS = 5; // predicted or observed: with fewer, chance alone explains any ratio
 const FEWEST_FORECASTS = 20;
-const WARNING = 0.05; // below it a forecast announces nothing, so that only forecasts above it can be right or wrong
+const WARNING = 0.05; // a forecast below it announces nothing, so only those above it can be right or wrong
 const RATIO = 2; // between what was predicted and what was observed
 const BAND = [0.65, 0.93]; // how often a band of 80 % may hold
 const BY_P90 = 0.75; // of the jobs should have started by their p90
 const BY_P50 = [0.25, 0.75];
 
-/** Forecasts above WARNING that have matured. */
+/** Return how many matured forecasts were above WARNING. */
 const warnings = (row) => rows(row.bins).filter((bin) => num(bin.low) >= WARNING).reduce((sum, bin) => sum + (num(bin.n) ?? 0), 0);
 
 /** {known, holds, missed, sentence, figures} of a horizon's record of failures; null where none has matured. */

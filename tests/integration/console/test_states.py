@@ -127,7 +127,7 @@ def test_the_room_tile_never_says_more_than_the_queue(
 
 def test_without_an_answer_of_the_queue_the_room_tile_says_nothing(open_console: Opener) -> None:
     page = open_console(Elsewhere(drift=False)).page
-    expect(page.locator("#room-detail")).to_have_text("The placer has sampled no future yet.")
+    expect(page.locator("#room-detail")).to_have_text("The placer has not forecast any room yet.")
     expect(page.locator("#room")).to_have_text("–")
 
 
