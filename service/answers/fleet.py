@@ -41,7 +41,7 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """held_by: what is on it where no job is. unknown: it is at work; promise: it is promised to `request`; window,
+    """held_by: what holds a GPU without a job. unknown: it is at work. promise: it is promised to `request`. window,
     reservation: its node is in maintenance or reserved."""
 
     job: str | None
@@ -71,9 +71,9 @@ class GpuCounts(msgspec.Struct):
 
     `running`: held by a job or in unknown use, which `unknown_use` counts by itself. `promised`: a request was placed
     there, and no event says yet that its job runs. `unheard`: of nodes in service that telemetry has not confirmed
-    lately, so that nothing is placed there. `unusable`: vanished from their page, with nothing on them. `window`,
-    `reservation`: of nodes that maintenance or a reservation keeps now. `out_of_service`: of nodes that are drained,
-    lost or withheld.
+    lately, so that nothing is placed there. `unusable`: vanished from their exporter's page, and nothing uses them.
+    `window`, `reservation`: of nodes that maintenance or a reservation keeps now. `out_of_service`: of nodes that are
+    drained, lost or withheld.
     """
 
     running: int

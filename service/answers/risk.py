@@ -49,8 +49,8 @@ class RiskNodes(msgspec.Struct):
 
 
 class CalibrationRecord(msgspec.Struct):
-    """`rows`: a horizon each. `history`: what the history hazard was fitted on. `times` in it, until the site has a fit
-    of its own: the multiple of that hazard that the fleet's own faults explain."""
+    """`rows`: a horizon each. `history`: what the history hazard was fitted on. Until the site has a fit of its
+    own, `times` in it is the multiple of that hazard that the fleet's own faults explain."""
 
     rows: Sequence[Calibration]
     history: Mapping[str, Any]

@@ -54,7 +54,7 @@ def promises_on(board: Board, row: int) -> dict[str, int]:
 
 
 def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
-    """(n,) nodes that a window or a reservation keeps now. A board that does not say has none."""
+    """Return (n,) nodes that a window or a reservation keeps now: none on a board that does not say."""
     found = np.zeros(n, bool)
     if "node.kept" in board:
         stated = board.array("node.kept")[:n]
@@ -63,7 +63,7 @@ def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
 
 
 def kept_words(board: Board, node: str) -> str:
-    """Return by what a node is kept, for people; empty where nothing keeps it."""
+    """Return what keeps a node, in words for people. Empty if nothing does."""
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 

@@ -76,7 +76,7 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
     page.gauge(
         "gpus",
         "GPUs by state; each is in one. Promised: placed, and not seen running. Unheard: its node has no fresh "
-        "telemetry. Unusable: vanished. Window, reservation: its node is kept by maintenance or for others. "
+        "telemetry. Unusable: vanished. Window, reservation: maintenance or a reservation keeps its node. "
         "Out of service: its node is drained, lost or withheld.",
         [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
     )

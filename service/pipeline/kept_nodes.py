@@ -1,6 +1,6 @@
 """Nodes that a maintenance window or a reservation keeps now, as schedulers and the served file of queues say.
 
-A node that is drained, lost or withheld for another reason is out of service: nothing keeps it beside that.
+A node that is drained, lost or withheld for another reason is out of service and does not count as kept.
 """
 
 from collections.abc import Mapping, Sequence

@@ -56,7 +56,7 @@ def observe(
     An attempt that names nodes but no GPUs takes as many as `unnamed_gpus` states of those there that no attempt names,
     first those that telemetry shows `at_work`, (n, g). So does one that names GPUs that the node lacks: it runs there,
     and a launcher may count GPUs in its own way. A part of a GPU shares the fullest GPU that has room for it.
-    `given`: attempt → the GPUs that our placer gave it, of those that name GPUs wrongly or not at all. They run there.
+    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold those GPUs.
     """
     width = max(1, int(topology.gpus.max(initial=1)))
     holder = np.full((len(topology), width), -1, np.int32)
@@ -126,7 +126,7 @@ def _ranks_of(attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[Rank
 
 
 def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
-    """Return whether its events leave GPUs unnamed, or name some that a node of the fleet lacks."""
+    """Return whether an attempt's events leave GPUs unnamed, or name some that a node of the fleet lacks."""
     return not attempt.ranks or any(
         not rank.gpus or max(rank.gpus) >= node_gpus.get(rank.node, MAX_COUNT) for rank in attempt.ranks
     )
@@ -135,7 +135,7 @@ def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
 def _sizes(
     running: Sequence[JobAttempt], holder: NDArray[np.int32], numbers: set[int], index: Mapping[str, int]
 ) -> dict[int, int]:
-    """Return number → GPUs held of these attempts, without those that run on nodes outside the fleet, too."""
+    """Return number → GPUs held, without attempts that also run on nodes outside the fleet."""
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
     inside = [number for number in sorted(numbers) if all(node in index for node in running[number].hosts)]
     return {number: counts[number] for number in inside if counts[number]}

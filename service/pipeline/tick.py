@@ -59,7 +59,7 @@ class TickInputs:
     has_exporters: bool = False  # exporters are configured, or another source of GPU samples
     places_unheard: bool = False  # hosts without telemetry count as heard, as configured
     open_requests: Sequence[OpenRequest] = ()  # of the placer's ledger: who waits there, and what it has promised
-    given: Mapping[Attempt, Sequence[RankPlacement]] = field(default_factory=dict)  # as of `occupancy.observe`
+    given: Mapping[Attempt, Sequence[RankPlacement]] = field(default_factory=dict)  # as in `occupancy.observe`
     windows: Sequence[Window] = ()  # of the file of queues that the placer serves
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
@@ -96,7 +96,7 @@ class Tick(TickInputs):
 
     @cached_property
     def usual_risk(self) -> NDArray[np.float64]:
-        """(kind, horizon) probabilities of an ordinary node of this fleet, and no less than published rates."""
+        """(kind, horizon) probabilities of an ordinary node of this fleet, at least the published ones."""
         return np.maximum(published_risk(), usual_risk(self.fleet.risk.values))
 
     @cached_property

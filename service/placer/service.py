@@ -77,7 +77,7 @@ class PlacementService:
         self.own_decisions, self.own_lines = OwnNumbers(ledger, DECISIONS), OwnNumbers(ledger, LINES)
         self._watch = ClockWatch(clock, STEP_MS)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
-        self._inherited = frozenset(row.request_id for row in ledger.active_intents())  # of the process before
+        self._inherited = frozenset(row.request_id for row in ledger.active_intents())  # made by an earlier process
         self._expiry = Expiry(config)
         self.watch = StateWatch(config, clock, ledger)
         metrics.state_doubts.set_function(lambda: len(self.watch.doubts))
@@ -165,10 +165,10 @@ class PlacementService:
         return self.observed()
 
     def _promises(self) -> list[Intent]:
-        """The active intents; when the clock was set, each lasts as long as it was to.
+        """Return the active intents. After the clock was set, each lasts for the rest of its time.
 
-        An intent of the process before lasts to its stamp at least: that process may have seen the clock set forward
-        before this one sees it set back.
+        An intent that an earlier process made lasts at least to its stamp: that process may have seen the clock set
+        forward before this one sees it set back.
         """
         active = self.ledger.active_intents()
         by_ms = self._watch.set_by_ms()

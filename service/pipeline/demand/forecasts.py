@@ -199,9 +199,9 @@ class DemandForecasts(Capability):
 
 
 def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
-    """Return whether a request of an earlier tick still says something: not once events say that it runs or has ended.
+    """Return whether a request of an earlier tick is still open: no event says that its job runs or has ended.
 
-    An end before the request is of an earlier run by the same name.
+    An end before the request belongs to an earlier run of the same name.
     """
     if by_events is None or request.submitted_ms is None:
         return True

@@ -22,7 +22,10 @@ SERVING = "inference"
 
 
 def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
-    """Pools, then classes, then groups with what each pool has beyond them. "all" has pools beyond the listed ones."""
+    """Return pools, then classes, then groups and what each pool has beyond them.
+
+    The pool OTHER has the demand of pools beyond the bound.
+    """
     pools = demand.pools()
     groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.pool in pools]
     others = [SeriesKey(pool, group=OTHER) for pool in dict.fromkeys(key.pool for key in groups)]
