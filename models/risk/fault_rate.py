@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 DAY_MS = 86_400_000
 LAG_MS = 900_000  # some hard signals are certain only minutes after they began
-WATCHED_MS = 600_000  # a longer time between two ticks was not watched
+WATCHED_MS = 600_000  # a longer time between two ticks was not watched: neither its nodes nor its faults count
 TOGETHER_MS = 60_000
 HALF_LIFE_MS = 14 * DAY_MS
 WARNING_HAZARD = 0.05  # of the next hour, beyond what the history expects
@@ -38,6 +38,7 @@ class FaultRate:
     def __init__(self) -> None:
         self.seen, self.expected, self.times = 0.0, 0.0, 1.0
         self._now_ms = 0
+        self._watched_ms = 0  # start of the present run of ticks without a gap
         self._counted_ms = 0  # start of the last fault that was counted
         self._warned_ms: dict[str, int] = {}  # node → since when it has a warning
 
@@ -47,6 +48,8 @@ class FaultRate:
         """Record one tick. day_hazard: (node,) faults that the history expects within a day; warned: (node,)."""
         elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
         self._now_ms = now_ms
+        if not before_ms or elapsed_ms > WATCHED_MS:
+            self._watched_ms = now_ms
         if not before_ms or elapsed_ms <= 0:
             self._renew_warnings(warned, names, now_ms)
             return
@@ -60,6 +63,7 @@ class FaultRate:
         self.times = posterior_times(self.seen, self.expected)
 
     def _count(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
+        after_ms = max(after_ms, self._watched_ms + TOGETHER_MS)  # a fault found at the start may be of any age
         begun = [fault for fault in faults.faults if after_ms < fault.start_ms <= until_ms]
         for fault in sorted(begun, key=lambda fault: fault.start_ms):
             is_apart = fault.start_ms >= self._counted_ms + TOGETHER_MS
@@ -74,19 +78,22 @@ class FaultRate:
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return what a snapshot holds."""
         sums = {"seen": self.seen, "expected": self.expected}
-        times = {"now_ms": self._now_ms, "counted_ms": self._counted_ms, "warned_ms": dict(self._warned_ms)}
-        return {**sums, **times}, {}
+        times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
+        return {**sums, **times, "warned_ms": dict(self._warned_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Load a dump into a new object."""
         self.seen, self.expected = float(about["seen"]), float(about["expected"])
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
+        self._watched_ms = about.get("watched_ms", self._now_ms)
         self._warned_ms = dict(about["warned_ms"])
         self.times = posterior_times(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
         """Move all times. 0 is no time."""
-        self._now_ms, self._counted_ms = (at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._counted_ms))
+        self._now_ms, self._watched_ms, self._counted_ms = (
+            at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
+        )
         self._warned_ms = {name: at_ms + by_ms for name, at_ms in self._warned_ms.items()}
 
 

@@ -61,6 +61,27 @@ def test_nodes_that_fall_within_a_minute_are_one_fault() -> None:
     assert round(rate.seen, 2) == 1
 
 
+def test_faults_that_were_there_when_watching_began_say_nothing_about_the_rate() -> None:
+    rate, log = FaultRate(), FaultLog()
+    for minute in range(40):
+        now_ms = T0 + minute * TICK_MS
+        hard = {NAMES[0]: (0, True), NAMES[1]: (T0 - 8 * TICK_MS, True), NAMES[2]: (T0 - 4 * TICK_MS, True)}
+        log.note(hard, len(NAMES), now_ms)
+        rate.step(np.full(len(NAMES), DAILY), np.arange(len(NAMES)) < 3, NAMES, log, now_ms)
+    assert rate.seen == 0
+    assert rate.times <= 1
+
+
+def test_faults_of_a_time_without_ticks_say_nothing_about_the_rate() -> None:
+    rate, log = FaultRate(), FaultLog()
+    for minute in (*range(20), *range(200, 240)):
+        now_ms = T0 + minute * TICK_MS
+        hard = {NAMES[row]: (T0 + at * TICK_MS, True) for row, at in enumerate((100, 120, 195, 200)) if minute >= 200}
+        log.note(hard, len(NAMES), now_ms)
+        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
+    assert rate.seen == 0
+
+
 def test_a_fault_that_a_warning_preceded_is_the_warnings() -> None:
     rate, log = FaultRate(), FaultLog()
     warned = NONE.copy()
