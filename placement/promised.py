@@ -25,7 +25,7 @@ from placement.tree import Window
 OF_ATTEMPT = """SELECT intents.request_id, intents.state, intents.ranks FROM decisions JOIN intents USING (request_id)
 WHERE decisions.job = ? AND decisions.attempt = ? AND decisions.outcome = 'placed'
 ORDER BY decisions.cursor DESC LIMIT 1"""
-QUEUES = "SELECT value FROM state WHERE key = ?"
+QUEUES = "SELECT value FROM state WHERE key = ?"  # JSON
 WAITING = "SELECT body, queued_ms FROM queue ORDER BY queued_ms, rowid"
 PROMISED = """SELECT decisions.body, intents.created_ms, intents.ranks FROM intents JOIN decisions USING (request_id)
 WHERE intents.state = 'active' ORDER BY intents.created_ms, intents.rowid"""
@@ -82,7 +82,7 @@ class PromiseReader:
         self._open: tuple[OpenRequest, ...] = ()
         self._stand: tuple[int, ...] = ()  # of the ledger, when `_open` was read
         self._windows: tuple[Window, ...] = ()
-        self._queues = ""  # digest of the file of queues that has these windows
+        self._queues = ""  # the file of queues that has these windows, as JSON
         self.unreadable = ""
 
     def find(self, job: str, attempt: int) -> Promise | None:
@@ -112,19 +112,15 @@ class PromiseReader:
 
         While the ledger is unreadable, return those that were read last.
         """
-        digest = self._mark("queues")
-        if digest and digest != self._queues:
-            text = self._mark("queues_text")
+        rows = self._read(lambda db: db.execute(QUEUES, [MARK + "queues_text"]).fetchall())
+        if rows and rows[0][0] != self._queues:
+            self._queues = rows[0][0]
             try:
-                self._windows, self._queues = read_queues(text or "").windows, digest
+                text = msgspec.json.decode(self._queues, type=str)
+                self._windows = read_queues(text).windows if text else ()  # empty if the placer withdrew the file
             except RequestError as error:
                 logger.error("the windows of the file of queues in the ledger cannot be read: %s", error)
-                self._queues = digest
         return self._windows
-
-    def _mark(self, name: str) -> str:
-        rows = self._read(lambda db: db.execute(QUEUES, [MARK + name]).fetchall())
-        return msgspec.json.decode(rows[0][0], type=str) if rows else ""
 
     def admits(self, job: str, attempt: int) -> bool:
         """Return whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""

@@ -90,6 +90,13 @@ def test_windows_end_when_the_placer_serves_another_file(site: Site) -> None:
     assert gpus_of(site.tick())["free"] == 4 * GPUS
 
 
+def test_windows_of_a_file_that_the_placer_withdraws_keep_nothing(site: Site) -> None:
+    site.tick()
+    site.placer.queues.file.withdraw(site.clock.now_ms(), "a test")
+    assert site.placer.queues.file.tree is None
+    assert gpus_of(site.tick())["free"] == 4 * GPUS
+
+
 def test_windows_survive_a_restart_of_the_pipeline(site: Site) -> None:
     site.tick()
     asyncio.run(site.pipeline.save())
