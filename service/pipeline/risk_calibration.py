@@ -36,7 +36,7 @@ class RiskCalibration(Capability):
         return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
-        return calibration_page(self._rows, self._memory.rate.times)
+        return calibration_page(self._rows, fault_rate(self._memory))
 
     async def work(self, state: FleetState) -> None:
         while True:
@@ -47,11 +47,17 @@ class RiskCalibration(Capability):
 def calibration_document(memory: RiskState) -> CalibrationRecord:
     """`doc.risk_calibration`: a row a horizon, and what the history hazard was fitted on."""
     faults = memory.faults
-    notes = faults.fit.notes if faults.fit else {**faults.prior.notes, "times": round(memory.rate.times, 2)}
-    return CalibrationRecord(memory.record.summary(), notes)
+    times = fault_rate(memory)
+    notes = (faults.fit or faults.prior).notes
+    return CalibrationRecord(memory.record.summary(), notes if times is None else {**notes, "times": round(times, 2)})
 
 
-def calibration_page(rows: Sequence[Calibration], times: float = 1.0) -> bytes:
+def fault_rate(memory: RiskState) -> float | None:
+    """Return the multiple of the published fault rate, None for a site whose own fit replaces that rate."""
+    return memory.rate.times if memory.faults.fit is None else None
+
+
+def calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
     """The record as metrics; horizons of which nothing has matured have none but the count."""
     page = Page()
 

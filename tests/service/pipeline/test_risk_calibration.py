@@ -6,11 +6,25 @@ from pathlib import Path
 from fleet.clock import ManualClock
 from fleet.samples import SampleBatch
 from ingest.source import Batch
+from models.risk.hazard import PUBLISHED
 from service.api.app import create_app
 from tests.service.api_world import Client
 from tests.service.pipeline.test_recovery import GPU, NOW_MS, XID, board, live, pipeline
 
 HOUR = 3600.0
+
+
+def test_a_site_with_a_fit_of_its_own_has_no_multiple_of_the_published_rate(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    work = pipeline(tmp_path, clock)
+    for fit, has_multiple in ((None, True), (PUBLISHED, False)):
+        work.memory.faults.fit = fit
+        clock.advance(15)
+        asyncio.run(work.tick())
+        assert ("times" in board(work).json("doc.risk_calibration")["history"]) is has_multiple
+        with Client(create_app(work.config, clock)) as client:
+            metrics = client.get("/metrics").text
+        assert ("\nfleetcast_fault_rate_ratio " in metrics) is has_multiple
 
 
 def test_the_ranking_tells_parts_and_how_true_it_was_over_a_restart(tmp_path: Path) -> None:
