@@ -125,7 +125,7 @@ def test_no_board_is_at_zero_or_below(numbers: list[float]) -> None:
         'node_hwmon_power_average_watt{chip="power_meter_acpi_x",sensor="power1"} 0',
     ],
 )
-def test_nothing_has_no_memory_and_no_machine_has_used_no_energy(line: str) -> None:
+def test_zero_memory_and_zero_energy_are_unknown(line: str) -> None:
     desk = Desk()
     assert desk.decode(line) == {}
     assert desk.tally.ignored == {SkipRule.NO_DATA: 1}

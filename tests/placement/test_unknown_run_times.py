@@ -92,7 +92,7 @@ def test_what_never_fits_is_not_said_to_wait_for_run_times(busy_view) -> None:
     assert "does not fit even when all jobs" in found.sentence
 
 
-def test_work_that_no_event_tells_of_is_not_said_to_hold_its_gpus_for_ever(make_view) -> None:
+def test_no_sentence_says_that_work_of_unknown_jobs_never_ends(make_view) -> None:
     idle = make_view({"r01": [0, 0]}, holders=np.full((2, 8), -1, np.int32), jobs=())
     view = replace(idle, unknown_use=np.ones((2, 8), bool))
     paths = timelines([], view, {}, NOTHING, OPTIONS)

@@ -54,7 +54,7 @@ class Clients:
     def __init__(self, world: "World", rng: random.Random, mistakes: random.Random) -> None:
         self.world = world
         self.rng = rng
-        self.mistakes = mistakes  # apart from `rng`, so that they move no other draw
+        self.mistakes = mistakes  # apart from `rng`, so that mistakes change no other draw
         self.jobs: list[Job] = []
         self.quiet = False  # no new jobs, no dawdling
         self.given_up: set[tuple[str, int]] = set()  # a limit refused their start; a copy of it may still arrive

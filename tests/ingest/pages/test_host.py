@@ -62,7 +62,7 @@ def test_drives_and_interfaces_that_would_count_twice_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("device", ["enbond0", "enp1s0f0npf0vf1", "enp1s0f0np0pf0sf88", "bond0", "eth0.100", "veth1"])
-def test_what_passes_through_another_interface_counts_once(device: str) -> None:
+def test_bytes_of_bonds_and_representors_count_once(device: str) -> None:
     lines = [f'node_network_receive_bytes_total{{device="{name}"}} 100' for name in ("enp1s0f0np0", device, "eth1")]
     assert Desk("n1").decode(*lines) == {"net_rx_bytes n1": 200.0}
 

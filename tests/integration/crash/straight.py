@@ -112,7 +112,7 @@ def _batch(events: list[dict[str, Any]]) -> Batch:
 
 
 def forget_withdrawn(state: FleetState) -> None:
-    """Take out the demand of requests that no event tells of: it depends on the boards that saw them wait."""
+    """Remove the demand of requests that no event names: it depends on which boards saw them wait."""
     of_events = {(row.job, row.attempt) for row in state.jobs}
     for key in state.demand._known.keys() - of_events:
         state.demand._change(key, None)

@@ -82,7 +82,7 @@ def test_faults_of_a_time_without_ticks_say_nothing_about_the_rate() -> None:
     assert rate.seen == 0
 
 
-def test_a_fault_that_a_warning_preceded_is_the_warnings() -> None:
+def test_a_fault_after_a_warning_does_not_count() -> None:
     rate, log = FaultRate(), FaultLog()
     warned = NONE.copy()
     warned[0] = True
@@ -106,7 +106,7 @@ def test_the_rate_survives_a_restart_and_follows_the_clock() -> None:
     assert again.dump()[0]["now_ms"] == rate.dump()[0]["now_ms"] + DAY_MS
 
 
-def test_the_rate_moves_what_each_node_is_expected_to_do(small_fleet: Callable) -> None:
+def test_the_multiple_scales_the_hazard_of_each_node(small_fleet: Callable) -> None:
     fleet = small_fleet()
     before = fleet.tick(2).risk.values[0]
     fleet.memory.rate.seen, fleet.memory.rate.expected = 9.0, 0.025

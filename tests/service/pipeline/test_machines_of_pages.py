@@ -159,7 +159,7 @@ def test_a_host_with_two_targets_and_one_that_restarts_stay_one_machine(
     assert "node_clash" not in world.scraper.health()["noted"]
 
 
-def test_a_board_that_was_moved_between_two_live_machines_joins_them_not(
+def test_a_board_that_moves_between_two_live_machines_does_not_join_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine that lost the board is up and no longer lists it, and the other one has it in a slot of its own."""

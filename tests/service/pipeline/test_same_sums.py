@@ -92,7 +92,7 @@ scenes = st.builds(
 
 
 class Site:
-    """A pipeline and a placer on one state folder. Events say what runs; `unknown_gpus` are at work for nobody."""
+    """A pipeline and a placer on one state folder. Events say what runs. No event names the jobs of `unknown_gpus`."""
 
     def __init__(self, folder: Path, queues: str) -> None:
         self.clock, self.number = ManualClock(NOW_MS), 0
@@ -230,7 +230,7 @@ class Site:
 
 
 def suppress_refusals() -> Any:
-    """A pass over an empty queue, or one whose requests were decided meanwhile, is no failure of the scene."""
+    """A pass over an empty queue, or one whose requests were decided meanwhile, does not fail the scene."""
     return suppress(ConflictError)
 
 
