@@ -42,6 +42,7 @@ MOST_GROUPS = 200
 OTHERS_PLACE = 8  # of `Contribution.others` in its row
 CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
 MOST_SWAPS = 20  # of groups at once
+MOST_SIZES = 20_000  # attempts, mostly at rest, whose GPUs the occupancy told: the oldest goes first
 
 
 UNKNOWN = "unknown"  # pool and class of the GPUs in use that no job event tells of
@@ -80,8 +81,15 @@ class DemandSeries(Stateful):
         key = (attempt.job, attempt.attempt)
         self._change(key, self.open.with_promise(key, self._sized(attempt)))
 
-    def note_sizes(self, sizes: Mapping[Key, int]) -> None:
-        """Set the GPUs of running attempts whose events name nodes and no GPUs. sizes: GPUs held in the occupancy."""
+    def note_sizes(self, sizes: Mapping[Key, int], attempt_of: Callable[[str, int], JobAttempt | None]) -> None:
+        """Set the GPUs of running attempts whose events name wrong GPUs or none. sizes: GPUs held in the occupancy.
+
+        An attempt that ends keeps its size. One that still runs and is not in `sizes` has named its GPUs meanwhile.
+        """
+        for key in (self._sizes_held.keys() & self._known.keys()) - sizes.keys():
+            if self._known[key].ended_ms is None and (attempt := attempt_of(*key)) is not None:
+                del self._sizes_held[key]
+                self._change(key, self.open.with_promise(key, self._sized(attempt)))
         for key, gpus in sizes.items():
             known = self._known.get(key)
             if known is not None and known.gpus != gpus:
@@ -89,11 +97,8 @@ class DemandSeries(Stateful):
                 self._change(key, replace(known, gpus=gpus))
 
     def _sized(self, attempt: JobAttempt) -> Contribution | None:
-        """Return what an attempt adds, with the GPUs that the occupancy showed if its events name none."""
-        key, added = (attempt.job, attempt.attempt), contribution(attempt)
-        if any(rank.gpus for rank in attempt.ranks):
-            self._sizes_held.pop(key, None)
-        gpus = self._sizes_held.get(key)
+        """Return what an attempt adds, with the GPUs that the occupancy showed, if it did."""
+        added, gpus = contribution(attempt), self._sizes_held.get((attempt.job, attempt.attempt))
         return added if added is None or gpus is None else replace(added, gpus=gpus)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
@@ -284,12 +289,16 @@ class DemandSeries(Stateful):
 
     def forget(self, attempt: JobAttempt) -> None:
         """Drop the memory of an attempt that changes no more; its part of the series stays."""
-        self._unknow((attempt.job, attempt.attempt))
-        self._sizes_held.pop((attempt.job, attempt.attempt), None)
+        key = (attempt.job, attempt.attempt)
+        self._unknow(key)
+        if key in self._sizes_held:
+            self._sizes_held[key] = self._sizes_held.pop(key)  # the newest of those at rest
+            while len(self._sizes_held) > MOST_SIZES:
+                del self._sizes_held[next(iter(self._sizes_held))]
 
     def recall(self, attempt: JobAttempt) -> None:
         """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
-        added = contribution(attempt)
+        added = self._sized(attempt)
         if added is not None:
             arrived_ms = added.edges()[0][0]
             scopes = added.scopes()

@@ -13,6 +13,7 @@ from features.job_fold import JobFold
 from features.run_past import LEVELS
 from fleet.events import Failed, Finished, JobEvent, Preempted, Queued, Started, Submitted
 from fleet.jobs import JobTable
+from fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
 
 T0 = 1_700_002_800_000
@@ -125,6 +126,26 @@ def test_a_job_that_nobody_submitted_arrives_as_it_starts() -> None:
     demand = demand_of(Started(job="a", sequence=1, time_ms=at(5), nodes=("n1", "n2")))
     assert read(demand, "arriving", 15, 1) == [2]
     assert read(demand, "queued", 15, 2) == [0, 0]
+
+
+def test_an_attempt_keeps_the_gpus_that_it_held_after_its_end_and_its_rest() -> None:
+    fold = folded([submitted("j", 0, gpus=1), started("j", 0)])
+    fold.demand.note_sizes({("j", 1): 8}, fold.jobs.get)
+    fold.apply(finished("j", 40))
+    assert read(fold.demand, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
+    fold.demand.note_sizes({}, fold.jobs.get)
+    fold.rest(at(60), 0)
+    fold.apply(Finished(job="j", sequence=4, time_ms=at(20)))
+    assert read(fold.demand, "running", 59, 6) == [8, 8, 0, 0, 0, 0]
+
+
+def test_an_attempt_that_still_runs_and_names_its_gpus_counts_by_these() -> None:
+    fold = folded([submitted("j", 0, gpus=1), started("j", 0)])
+    fold.demand.note_sizes({("j", 1): 8}, fold.jobs.get)
+    ranks = (RankPlacement(0, "n1", (0, 1)),)
+    fold.apply(Started(job="j", attempt=1, sequence=3, time_ms=at(0), ranks=ranks))
+    fold.demand.note_sizes({}, fold.jobs.get)
+    assert read(fold.demand, "running", 19, 2) == [2, 2]
 
 
 def test_attempts_without_gpus_are_no_demand() -> None:

@@ -164,7 +164,7 @@ class DemandForecasts(Capability):
             heard = self._heard.popleft()
             demand.requests.note(heard.time_ms, request_rates(heard.served))
             demand.residency.note(heard.time_ms, heard.gpus)
-            demand.note_sizes(heard.sizes)
+            demand.note_sizes(heard.sizes, state.jobs.get)
             still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
             demand.note_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
