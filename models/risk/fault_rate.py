@@ -40,7 +40,7 @@ class FaultRate:
         self._now_ms = 0
         self._watched_ms = 0  # start of the present run of ticks without a gap
         self._counted_ms = 0  # start of the last fault that was counted
-        self._warned_ms: dict[str, int] = {}  # node → since when it has a warning
+        self._warned_ms: dict[str, tuple[int, int]] = {}  # node → begin and last tick of its warning
 
     def step(
         self, day_hazard: Array, warned: NDArray[np.bool_], names: Sequence[str], faults: FaultLog, now_ms: int
@@ -67,13 +67,19 @@ class FaultRate:
         begun = [fault for fault in faults.faults if after_ms < fault.start_ms <= until_ms]
         for fault in sorted(begun, key=lambda fault: fault.start_ms):
             is_apart = fault.start_ms >= self._counted_ms + TOGETHER_MS
-            if is_apart and self._warned_ms.get(fault.node, fault.start_ms) >= fault.start_ms - TOGETHER_MS:
+            begin_ms, last_ms = self._warned_ms.get(fault.node, (fault.start_ms, 0))
+            was_warned = begin_ms < fault.start_ms - TOGETHER_MS <= last_ms
+            if is_apart and not was_warned:
                 self.seen += 1
                 self._counted_ms = fault.start_ms
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
-        has_warning = [names[row] for row in np.flatnonzero(warned).tolist()]
-        self._warned_ms = {name: self._warned_ms.get(name, now_ms) for name in has_warning}
+        """Keep warnings until the faults of their time are counted."""
+        for row in np.flatnonzero(warned).tolist():
+            begin_ms, _ = self._warned_ms.get(names[row], (now_ms, now_ms))
+            self._warned_ms[names[row]] = begin_ms, now_ms
+        oldest_ms = now_ms - LAG_MS - WATCHED_MS - TOGETHER_MS
+        self._warned_ms = {name: times for name, times in self._warned_ms.items() if times[1] >= oldest_ms}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return what a snapshot holds."""
@@ -86,7 +92,7 @@ class FaultRate:
         self.seen, self.expected = float(about["seen"]), float(about["expected"])
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)
-        self._warned_ms = dict(about["warned_ms"])
+        self._warned_ms = {name: (int(begin), int(last)) for name, (begin, last) in about["warned_ms"].items()}
         self.times = posterior_times(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
@@ -94,7 +100,7 @@ class FaultRate:
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
         )
-        self._warned_ms = {name: at_ms + by_ms for name, at_ms in self._warned_ms.items()}
+        self._warned_ms = {name: (begin + by_ms, last + by_ms) for name, (begin, last) in self._warned_ms.items()}
 
 
 def posterior_times(seen: float, expected: float) -> float:

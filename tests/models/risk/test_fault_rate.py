@@ -93,6 +93,17 @@ def test_a_fault_after_a_warning_does_not_count() -> None:
     assert round(rate.seen, 2) == 1  # of n001, which nothing announced
 
 
+def test_a_fault_counts_as_warned_after_its_warning_has_ended() -> None:
+    rate, log = FaultRate(), FaultLog()
+    warned = NONE.copy()
+    warned[0] = True
+    for minute in range(90):
+        now_ms = T0 + minute * TICK_MS
+        log.note({NAMES[0]: (0, True)} if minute >= 30 else {}, len(NAMES), now_ms)
+        rate.step(np.full(len(NAMES), DAILY), warned if minute < 40 else NONE, NAMES, log, now_ms)
+    assert rate.seen == 0
+
+
 def test_a_warning_is_what_the_history_does_not_expect() -> None:
     p, history = np.array([np.nan, 0.001, 0.07, 0.07]), np.array([0.0, 0.0, 0.0, 0.06])
     assert has_warning(p, history).tolist() == [False, False, True, False]
