@@ -6,6 +6,7 @@ Unreadable text is None or empty. An impossible exit code costs its record: any 
 import re
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from itertools import islice
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
@@ -17,7 +18,7 @@ from ingest.slurm.numbers import count_numbers, numbers
 MAX_TASKS = 1000  # of an array that get names of their own while they wait
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([KMGTP]?)i?B?[nc]?", re.IGNORECASE)
-_MASK = re.compile(r"0x([0-9A-Fa-f]{1,25000})")
+_MASK = re.compile(rf"0x([0-9A-Fa-f]{{1,{MOST_TASKS // 4}}})")
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
@@ -42,9 +43,9 @@ def tasks(text: str) -> WaitingTasks:
     """
     stated = text.strip("[]").partition("%")[0]
     if (mask := _MASK.fullmatch(stated)) is not None:
-        bits = int(mask[1], 16)
-        found = [task for task in range(bits.bit_length()) if bits >> task & 1]
-        return WaitingTasks(tuple(found[:MAX_TASKS]), len(found))
+        bits = f"{int(mask[1], 16):b}"[::-1]
+        first = islice((task for task, bit in enumerate(bits) if bit == "1"), MAX_TASKS)
+        return WaitingTasks(tuple(first), bits.count("1"))
     whole = stated.removesuffix("...").removesuffix(",")
     named = tuple(numbers(whole, MAX_TASKS))
     return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, whole != stated)

@@ -165,7 +165,10 @@ def test_steps_count_in_a_big_array_and_a_list_that_slurm_cut_is_said_to_be_cut(
     assert [error.reason for error in read.bad] == ["array_cut"]
 
 
-@pytest.mark.parametrize(("text", "tasks"), [("0x1F", 5), ("0x1E%2", 4), ("0x" + "F" * 500, 2000), ("0xa0", 2)])
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("0x1F", 5), ("0x1E%2", 4), ("0x" + "F" * 500, 2000), ("0xa0", 2), ("0x" + "F" * 30_000, 120_000)],
+)
 def test_a_mask_of_slurmdbd_names_the_tasks_that_wait(text: str, tasks: int) -> None:
     listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
     for read in (

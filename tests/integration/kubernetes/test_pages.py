@@ -138,7 +138,7 @@ def test_every_command_of_the_page_on_slinky_works(plane: ControlPlane, site: Pa
 
     nodes.start()
     try:
-        assert features("m01") == "risk_high"
+        plane.until("the annotation of m01", lambda: features("m01") == "risk_high")
         reader.run_page(PAGES / "slinky.md", RUN, before={"kubectl annotate": out_of_reach})
         assert features("m03") is None
     finally:
