@@ -293,8 +293,8 @@ class DemandSeries(Stateful):
         self._unknow(key)
         if key in self._sizes_held:
             self._sizes_held[key] = self._sizes_held.pop(key)  # the newest of those at rest
-            while len(self._sizes_held) > MOST_SIZES:
-                del self._sizes_held[next(iter(self._sizes_held))]
+            if len(self._sizes_held) > MOST_SIZES:
+                del self._sizes_held[next(key for key in self._sizes_held if key not in self._known)]
 
     def recall(self, attempt: JobAttempt) -> None:
         """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
