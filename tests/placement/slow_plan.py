@@ -19,11 +19,15 @@ from placement.view import ClusterView
 
 
 class RecordedReads:
-    """A request that records what is read of it."""
+    """A request that records what is read of it. `isinstance` takes it for one of its request's class."""
 
     def __init__(self, request: PlacementRequest) -> None:
         self._request = request
         self.values: dict[str, Any] = {}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._request)
 
     def __getattr__(self, name: str) -> Any:
         self.values[name] = getattr(self._request, name)

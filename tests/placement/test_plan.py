@@ -98,6 +98,7 @@ PART = {"gpu_share": 300, "gang": 2}, "a"
 @example(
     "", [[0, 8]], [(*ELASTIC, 0), (*PART, 0), (*CPUS, 0), (*ELASTIC, 0), (*CPUS, 1), (*ELASTIC, 0), (*CPUS, 1)], ONE
 )
+@example(TREE, [[0]], [(ELASTIC[0], "b/x", 1), (*ELASTIC, 0)], ())  # a reservation keeps one of two that ask alike out
 def test_the_pass_is_what_a_plain_pass_is(tree: str, nodes: list[list[int]], drawn: list[Any], filters: Any) -> None:
     queue, view, running = scene(nodes, drawn)
     options = replace(OPTIONS, filters=filters)
