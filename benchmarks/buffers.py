@@ -98,7 +98,7 @@ class ForecastBuffer:
         rows = self._forecaster.update(histories, now_ms)
         while self._forecaster.is_behind:  # the first call of all finds a history to learn
             rows = self._forecaster.update(histories, now_ms)
-        demand = {DemandKey(row.pool, row.class_, row.group, row.target): row for row in rows}
+        demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
         values = self._seen["serve/ahead"]
         for write in self._adapter.wishes(Weather(bin, now_ms, now_ms, None, demand), self._seen):
             values.pop(REPLICAS, None)

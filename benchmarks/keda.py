@@ -63,7 +63,7 @@ def _answers(series: int) -> Iterator[dict[str, Any]]:
         writer = BoardWriter(Path(name) / "board")
         writer.publish(*_board(series))
         with ServerProcess.role("api", Path(name), api={"grpc_port": port}) as server:
-            server.wait("/v1/demand?pool=pool0&target=running")
+            server.wait("/v1/demand?queue=pool0&target=running")
             address = f"127.0.0.1:{port}"
             with grpc.insecure_channel(address) as channel:
                 kept = _Asker(writer, series, lambda body: _ask(channel, body))
@@ -97,7 +97,7 @@ class _Asker:
             if time.monotonic() - self._published_s > BOARD_S:
                 self._writer.publish(*_board(self.series))
                 self._published_s = time.monotonic()
-            metadata = {"pool": f"pool{n % self.series}", "target": "running", "targetPerReplica": "8"}
+            metadata = {"queue": f"pool{n % self.series}", "target": "running", "targetPerReplica": "8"}
             ref = ScaledObjectRef(name="web", scalerMetadata=metadata | {"horizonSeconds": "300"})
             body = GetMetricsRequest(scaledObjectRef=ref).SerializeToString()
             began = time.perf_counter()
@@ -125,7 +125,7 @@ def _board(series: int) -> tuple[list[Section], int]:
 
 def _row(pool: str, value: float, now_ms: int) -> DemandRow:
     return DemandRow(
-        pool=pool,
+        queue=pool,
         class_="all",
         group="all",
         target="running",
@@ -185,11 +185,11 @@ def served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
 def _told(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
     trigger = read_trigger(
         {
-            **{"pool": KEY[0], "group": KEY[1], "target": "request_rate", "targetPerReplica": "1"},
+            **{"queue": KEY[0], "group": KEY[1], "target": "request_rate", "targetPerReplica": "1"},
             **{"quantile": str(quantile), "horizonSeconds": str(COLD_S)},
         }
     )
-    demand = {DemandKey(row.pool, row.class_, row.group, row.target): row for row in rows}
+    demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
     try:
         return wanted(Weather(0, now_ms, now_ms, demand=demand), trigger)
     except NotKnown:

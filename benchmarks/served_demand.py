@@ -112,7 +112,7 @@ def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> di
         for n in range(BODIES):
             writer.publish(sections, NOW_MS)
             began = time.thread_time()
-            body = demand_body(cache, cache.board(), query | {"pool": f"pool{n % pools}"}, NOW_MS)
+            body = demand_body(cache, cache.board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
             took_ms.append((time.thread_time() - began) * 1000)
             assert body.count(b'"running"') == 1, "not one row was found"
     return record(
@@ -126,7 +126,7 @@ def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> d
         folder = Path(name)
         BoardWriter(folder / "board").publish(sections, NOW_MS)
         with ServerProcess.role("api", folder) as server:
-            server.wait("/v1/demand?pool=pool0&target=running")
+            server.wait("/v1/demand?queue=pool0&target=running")
             for _ in range(REPEATS):
                 draw, before = PoolRequests(folder / "board", sections, pools), server.cpu_s()
                 load = open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
@@ -159,14 +159,14 @@ class PoolRequests:
             self._due += SWAP_S
         pool = f"pool{int(self._rng.integers(self._pools))}"
         checked = self._rng.random() < 2 / CHECK_EVERY
-        path = f"/v1/demand?pool={pool}&target=running&class=all&group=all"
+        path = f"/v1/demand?queue={pool}&target=running&class=all&group=all"
         return get(path, _check(pool) if checked else None)
 
 
 def _check(pool: str) -> Any:
     def check(head: bytes, body: bytes) -> None:
         (row,) = msgspec.json.decode(body)["series"]
-        assert row.pool == pool, f"{row['pool']} was served for {pool}"
+        assert row.queue == pool, f"{row['queue']} was served for {pool}"
         assert len(row.values) == len(row.quantiles)
 
     return check

@@ -1,36 +1,52 @@
 """Contribution: what an attempt adds to the demand series, and the scopes that it counts in."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
 from fleet.jobs import JobAttempt
+from fleet.wait_reasons import waits_for_quota
 
 Key = tuple[str, int]  # job, attempt
 Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued
-EVERYTHING = "all"
 OTHER = "other"
+OTHERS_PLACE = 8  # of `Contribution.others` in its row
 
 
 class DemandScope(NamedTuple):
-    """Whose demand: EVERYTHING where it is not divided."""
+    """Whose demand: EVERYTHING where it is not divided.
 
-    pool: str = EVERYTHING
+    It is divided by queue, or by pool of machines, never by both.
+    """
+
+    queue: str = EVERYTHING
     class_: str = EVERYTHING
     group: str = EVERYTHING
+    pool: str = EVERYTHING
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "DemandScope":
+        """Read a dumped row. Older versions called the queue `pool`."""
+        if "queue" not in row:
+            return cls(row["pool"], row["class_"], row["group"])
+        return cls(row["queue"], row["class_"], row["group"], row["pool"])
 
     @property
     def kind(self) -> str:
-        """pool, class or group: which bound it counts against."""
-        return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "pool"
+        """queue, class, group or pool: which bound it counts against."""
+        if self.pool != EVERYTHING:
+            return "pool"
+        return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "queue"
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group."""
 
-    pool: str
+    queue: str
     gpus: int
     arrives: bool
     submitted_ms: int | None
@@ -38,13 +54,39 @@ class Contribution:
     ended_ms: int | None
     class_: str = ""
     group: str = ""
-    others: tuple[str, ...] = ()  # further pools that it waits in; "all" counts it once
+    others: tuple[str, ...] = ()  # further queues that it waits in; "all" counts it once
     jobs: int = 1
+    weights: Weights = ()  # its pools of machines; empty where no inventory is known
+    allowed: tuple[str, ...] = ()  # pools that it may run in; empty: any
+    names_quota: bool = False  # its scheduler says that it waits for a quota
 
     def row(self) -> tuple[Any, ...]:
         """Its fields, in order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
-        return self.pool, self.gpus, self.arrives, *times, self.class_, self.group, self.others, self.jobs
+        whose = self.queue, self.gpus, self.arrives, *times, self.class_, self.group, self.others, self.jobs
+        return *whose, self.weights, self.allowed, self.names_quota
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> "Contribution":
+        """Read what `row` made, after JSON. Rows of older versions are shorter."""
+        head, tail = row[:OTHERS_PLACE], row[OTHERS_PLACE:]
+        defaults: list[Any] = [(), 1, (), (), False]
+        others, jobs, weights, allowed, names_quota = [*tail, *defaults[len(tail) :]]
+        pools = tuple((pool, weight) for pool, weight in weights)
+        row = [*head, tuple(others), jobs, pools, tuple(allowed), names_quota]
+        return cls(*row)
+
+    @property
+    def waits_for_quota(self) -> bool:
+        """Whether it waits, and more machines would not start it."""
+        return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
+
+    def in_pools(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
+        """Yield what it adds to each of its pools. The first pool counts the jobs, so that pools add up to all."""
+        jobs = self.jobs
+        for pool, gpus in divide(self.gpus, dict(self.weights)).items() if self.weights else ():
+            yield DemandScope(pool=pool), replace(self, gpus=gpus, jobs=jobs)
+            jobs = 0
 
     def edges(self) -> list[Edge]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
@@ -62,14 +104,14 @@ class Contribution:
         return edges
 
     def scopes(self) -> tuple[DemandScope, ...]:
-        """Those that it counts in, where there is room for them."""
-        return _scopes((self.pool, *self.others), self.class_, self.group)
+        """Return the scopes by queue that it counts in, where there is room for them."""
+        return _scopes((self.queue, *self.others), self.class_, self.group)
 
 
 @lru_cache(maxsize=4096)
-def _scopes(pools: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
+def _scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
     found = []
-    for each in dict.fromkeys((*pools, EVERYTHING)):
+    for each in dict.fromkeys((*queues, EVERYTHING)):
         found.append(DemandScope(each))
         if class_:
             found.append(DemandScope(each, class_))
@@ -88,8 +130,11 @@ def edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, E
     yield from ((1, edge) for edge in after[same:])
 
 
-def contribution(attempt: JobAttempt) -> Contribution | None:
-    """What an attempt adds to the series; None when it is no demand for GPUs, or its arrival is not known yet."""
+def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
+    """Return what an attempt adds to the series.
+
+    Returns None when it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
+    """
     gpus, told = attempt.gpus, attempt.submission
     if gpus <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
@@ -106,4 +151,29 @@ def contribution(attempt: JobAttempt) -> Contribution | None:
         (told.group or told.user) if told else "",
         attempt.queues[1:],
         attempt.tasks,
+        inventory.weights(attempt) if inventory is not None else (),
+        inventory.allowed(attempt) if inventory is not None else (),
+        waits_for_quota(attempt.queued_reason),
     )
+
+
+def over_quota(changes: Iterable[Contribution]) -> Counter[DemandScope]:
+    """Sum the GPUs of attempts that wait for a quota, by scope."""
+    found: Counter[DemandScope] = Counter()
+    for change in changes:
+        if change.waits_for_quota:
+            for scope in (*change.scopes(), *(scope for scope, _ in change.in_pools())):
+                found[scope] += change.gpus
+    return found
+
+
+def allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:
+    """Return, by queue, the pools that its attempts may run in. A queue whose attempts may run anywhere has no row."""
+    found: dict[str, set[str]] = {}
+    anywhere: set[str] = set()
+    for change in changes:
+        for queue in (change.queue, *change.others):
+            found.setdefault(queue, set()).update(change.allowed)
+            if not change.allowed:
+                anywhere.add(queue)
+    return {queue: frozenset(pools) for queue, pools in found.items() if queue not in anywhere}

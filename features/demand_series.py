@@ -9,13 +9,14 @@ A change of an attempt replaces what it contributed before, so order and repetit
 An attempt that is blocked (held, dependent, gated) is no demand until it is released.
 A request of our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised.
 An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
-always had its present size. Scopes are all pools, a pool (queue), and in it a job class or a user group. A scope takes
-130 kB, so a pool beyond MOST_POOLS counts in "all" only, and a class or group beyond its bound in its pool only. The
-group "other" is the pool's remainder, so that groups add up.
+always had its present size. Scopes are all queues, a queue, and in it a job class or a user group. A scope takes
+130 kB, so a queue beyond MOST counts in "all" only, and a class or group beyond its bound in its queue only. The
+group "other" is the queue's remainder, so that groups add up. Beside these there is a scope for each pool of machines
+(features/pool_inventory.py). Pools add up to "all".
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from heapq import nsmallest
 from typing import Any, Literal
@@ -23,12 +24,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import EVERYTHING, OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
+from features.contribution import OTHER, Contribution, DemandScope, Edge, Key, contribution, edges_between
 from features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
 from features.finished_runs import FinishedRuns
 from features.gpu_residency import GpuResidency
 from features.job_records import JobRecords
 from features.open_demand import OpenDemand
+from features.pool_inventory import EVERYTHING, PoolInventory
 from features.request_series import RequestSeries
 from fleet.jobs import JobAttempt
 from fleet.stateful import Dump, Stateful
@@ -36,20 +38,12 @@ from fleet.stateful import Dump, Stateful
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
 TARGETS: tuple[Target, ...] = ("arriving", "arriving_jobs", "running", "queued", "wanted")
 BINS = {60: 24 * 60, 600: 35 * 24 * 6}  # seconds of a bin -> full bins kept: a day, and 35 days
-MOST_POOLS = 200
-MOST_CLASSES = 200
-MOST_GROUPS = 200
-OTHERS_PLACE = 8  # of `Contribution.others` in its row
+MOST = dict.fromkeys(("queue", "pool", "class", "group"), 200)  # scopes of each kind
 CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
 MOST_SWAPS = 20  # of groups at once
 MOST_SIZES = 20_000  # attempts, mostly at rest, whose GPUs the occupancy told: the oldest goes first
-
-
-UNKNOWN = "unknown"  # pool and class of the GPUs in use that no job event tells of
-UNKNOWN_SCOPES = tuple(
-    DemandScope(*scope) for scope in ((EVERYTHING,), (UNKNOWN,), (EVERYTHING, UNKNOWN), (UNKNOWN, UNKNOWN))
-)
-MOST = {"pool": MOST_POOLS, "class": MOST_CLASSES, "group": MOST_GROUPS}
+UNKNOWN = "unknown"  # queue and class of the GPUs in use that no job event tells of
+UNKNOWN_SCOPES = (DemandScope(), DemandScope(UNKNOWN), DemandScope(EVERYTHING, UNKNOWN), DemandScope(UNKNOWN, UNKNOWN))
 
 
 class DemandSeries(Stateful):
@@ -61,21 +55,19 @@ class DemandSeries(Stateful):
         self.residency = GpuResidency()  # how jobs use their GPUs
         self.open = OpenDemand()  # what the placer's ledger adds to job events
         self._sizes_held: dict[Key, int] = {}  # GPUs that the occupancy counts for attempts that name none
+        self.inventory = PoolInventory()  # the pools of machines
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
         self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
         self._sizes: Counter[DemandScope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
         self._bins: dict[tuple[DemandScope, int], DeltaBins] = {(DemandScope(), bin_s): _empty(bin_s) for bin_s in BINS}
         self._attempts: dict[DemandScope, int] = {}  # attempts that count in a scope; all but `DemandScope()`
         self._listed: Counter[str] = Counter()  # how many of these there are, by kind
-        self._since: dict[
-            DemandScope, int
-        ] = {}  # of groups that took another one's place: what was before is not known
+        self._since: dict[DemandScope, int] = {}  # when a group took another one's place: nothing is known before
         self._unknown_use: Counter[DemandScope] = Counter()  # GPUs
         self._runs = FinishedRuns()
 
     def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
-        """Take in the present state of an attempt; costs nothing where it adds what it added before. heard_ms: as of
-        `JobRecords.update`."""
+        """Count an attempt as it is now; costs nothing if nothing changed. heard_ms: as in `JobRecords.update`."""
         self._runs.update(attempt)
         self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
@@ -98,13 +90,13 @@ class DemandSeries(Stateful):
 
     def _sized(self, attempt: JobAttempt) -> Contribution | None:
         """Return what an attempt adds, with the GPUs that the occupancy showed, if it did."""
-        added, gpus = contribution(attempt), self._sizes_held.get((attempt.job, attempt.attempt))
+        added, gpus = contribution(attempt, self.inventory), self._sizes_held.get((attempt.job, attempt.attempt))
         return added if added is None or gpus is None else replace(added, gpus=gpus)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count open requests of the placer's ledger, each once. requests: those that wait, and those whose GPUs are
         promised and that no event shows running or over; promised: since when, Unix ms."""
-        found = {(row.job, row.attempt): contribution(row) for row in requests}
+        found = {(row.job, row.attempt): contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
         for key, change in self.open.changes(self._known, known, promised, now_ms):
             self._change(key, change)
@@ -121,25 +113,54 @@ class DemandSeries(Stateful):
             held = [scope for scope in old.scopes() if scope in self and scope not in left_out]
         if old is not None and new is not None and list(new.scopes()) == held:
             self._add_edges(edges_between(old, new), held)
+            self._move_pools(old, new)
             self._unknow(key)
             self._know(key, new, frozenset())
             return
         if old is not None:
             self._add(old, -1, held)
+            self._add_to_pools(old, -1)
             self._unknow(key)
         if new is not None:
             scopes = new.scopes()
             kept = [scope for scope in scopes if self._has(scope)]
             self._add(new, 1, kept)
+            self._add_to_pools(new, 1)
             self._know(key, new, frozenset(scopes) - frozenset(kept))
 
-    def note_unknown_use(self, time_ms: int, gpus: int) -> None:
-        """From `time_ms` on, telemetry shows so many GPUs at work that no job holds: they run, in a pool UNKNOWN."""
-        for scope in UNKNOWN_SCOPES:
-            more = gpus - self._unknown_use[scope]
+    def _move_pools(self, old: Contribution, new: Contribution) -> None:
+        """Change what an attempt adds to its pools."""
+        if (old.weights, old.gpus, old.jobs) != (new.weights, new.gpus, new.jobs):
+            self._add_to_pools(old, -1)
+            self._add_to_pools(new, 1)
+            return
+        for (scope, before), (_, after) in zip(old.in_pools(), new.in_pools(), strict=True):
+            if self._has(scope):
+                self._add_edges(edges_between(before, after), [scope])
+
+    def _add_to_pools(self, change: Contribution, sign: int) -> None:
+        for scope, part in change.in_pools():
+            self._add(part, sign, [scope] if self._has(scope) else [])
+
+    def use_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt]) -> None:
+        """Divide demand among these pools from now on. attempts: those that are awake, whose pools may change."""
+        if inventory != self.inventory:
+            self.inventory = inventory
+            for attempt in attempts:
+                if (key := (attempt.job, attempt.attempt)) in self._known:
+                    self._change(key, self.open.with_promise(key, self._sized(attempt)))
+        for pool in inventory.models:
+            self._has(DemandScope(pool=pool))
+
+    def note_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
+        """Count GPUs at work that no job holds, from `time_ms` on: they run, in a queue UNKNOWN and in their pools."""
+        parts = {DemandScope(pool=pool): part for pool, part in (by_pool or {}).items()}
+        before = [scope for scope in self._unknown_use if scope.kind == "pool"]
+        for scope in (*UNKNOWN_SCOPES, *dict.fromkeys((*before, *parts))):
+            more = (parts.get(scope, 0) if scope.kind == "pool" else gpus) - self._unknown_use[scope]
             if not more or not self._has(scope):
                 continue
-            self._unknown_use[scope] = gpus
+            self._unknown_use[scope] += more
             if scope in self._attempts:
                 self._attempts[scope] = max(1, self._attempts[scope])
             for bin_s in BINS:
@@ -165,6 +186,10 @@ class DemandSeries(Stateful):
                 if not self._sizes[scope]:
                     del self._sizes[scope]
 
+    def known(self) -> Collection[Contribution]:
+        """Return what each attempt that is awake adds."""
+        return self._known.values()
+
     def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
         """Add a change to the scopes that have bins."""
         kept = list(scopes)
@@ -182,10 +207,10 @@ class DemandSeries(Stateful):
                 bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
-        """Return whether a scope has bins. Make them for a new scope, unless its kind is full or its pool has none."""
+        """Return whether a scope has bins. Make them for a new scope, unless its kind is full or its queue has none."""
         if scope in self:
             return True
-        if not self._has_pool(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
+        if not self._has_queue(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
             return False
         self._attempts[scope] = 0
         self._listed[scope.kind] += 1
@@ -193,17 +218,22 @@ class DemandSeries(Stateful):
             self._bins[scope, bin_s] = _empty(bin_s)
         return True
 
-    def _has_pool(self, scope: DemandScope) -> bool:
-        return scope.kind == "pool" or DemandScope(scope.pool) in self
+    def _has_queue(self, scope: DemandScope) -> bool:
+        return scope.kind in ("queue", "pool") or DemandScope(scope.queue) in self
+
+    def queues(self) -> tuple[str, ...]:
+        """Names of queues that attempts named, sorted, and "all" at the end."""
+        return (*sorted(scope.queue for scope in self.scopes("queue")), EVERYTHING)
 
     def pools(self) -> tuple[str, ...]:
-        """Names of queues that attempts named, sorted, and "all" at the end."""
-        return (*sorted(scope.pool for scope in self.scopes("pool")), EVERYTHING)
+        """Pools of machines: those of the inventory, and those that have demand, sorted."""
+        found = {scope.pool for scope in self.scopes("pool")}
+        return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
 
     @property
-    def lists_no_more_pools(self) -> bool:
-        """Whether demand of further pools counts in "all" only."""
-        return self._listed["pool"] >= MOST_POOLS
+    def lists_no_more_queues(self) -> bool:
+        """Whether demand of further queues counts in "all" only."""
+        return self._listed["queue"] >= MOST["queue"]
 
     def scopes(self, kind: str) -> list[DemandScope]:
         """Scopes of a kind that attempts count in, sorted; without `DemandScope()` and the rest of the groups."""
@@ -211,19 +241,20 @@ class DemandSeries(Stateful):
 
     def series(
         self,
-        pool: str,
+        queue: str,
         target: Target,
         now_ms: int,
         bin_s: int,
         bins: int,
         class_: str = EVERYTHING,
         group: str = EVERYTHING,
+        pool: str = EVERYTHING,
     ) -> NDArray[np.float64]:
-        """(bin,) oldest first; NaN before the first event of any pool, and for an unknown scope. `bin_s`: 60 or 600.
+        """(bin,) oldest first; NaN before the first event of any queue, and for an unknown scope. `bin_s`: 60 or 600.
         Levels are as of a bin's end, the last bin holding `now_ms`; arrivals are sums, the last bin being full."""
         if group == OTHER:
-            return self._left_over(pool, target, now_ms, bin_s, bins)
-        scope = DemandScope(pool, class_, group)
+            return self._left_over(queue, target, now_ms, bin_s, bins)
+        scope = DemandScope(queue, class_, group, pool)
         everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
@@ -237,22 +268,22 @@ class DemandSeries(Stateful):
         values[np.arange(first, first + bins) < max(everything.first_bin(), chosen.oldest_bin(), since)] = np.nan
         return values
 
-    def _left_over(self, pool: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """What a pool has beyond its listed groups."""
-        rest = self.series(pool, target, now_ms, bin_s, bins)
+    def _left_over(self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+        """What a queue has beyond its listed groups."""
+        rest = self.series(queue, target, now_ms, bin_s, bins)
         for scope in self.scopes("group"):
-            if scope.pool == pool:
-                rest -= np.nan_to_num(self.series(pool, target, now_ms, bin_s, bins, group=scope.group))
+            if scope.queue == queue:
+                rest -= np.nan_to_num(self.series(queue, target, now_ms, bin_s, bins, group=scope.group))
         return np.maximum(rest, 0.0)
 
     def rank_groups(self, now_ms: int) -> None:
         """Let a few groups with clearly more GPUs replace the smallest; they start with their awake attempts only."""
-        if self._listed["group"] < MOST_GROUPS:
+        if self._listed["group"] < MOST["group"]:
             return
         sizes = self._sizes
         listed = sorted((sizes[scope], scope) for scope in self._attempts if scope.kind == "group")
         waiting = nsmallest(
-            MOST_SWAPS, ((-sizes[scope], scope) for scope in sizes if scope not in self and self._has_pool(scope))
+            MOST_SWAPS, ((-sizes[scope], scope) for scope in sizes if scope not in self and self._has_queue(scope))
         )
         pairs = zip(listed, waiting, strict=False)
         swaps = {large: small for (less, small), (more, large) in pairs if -more > CLEARLY * less}
@@ -316,6 +347,7 @@ class DemandSeries(Stateful):
             "unknown_use": [(*scope, gpus) for scope, gpus in self._unknown_use.items()],
             "runs": self._runs.dump(),
             "open": self.open.dump()[0],
+            "inventory": self.inventory.row(),
             "sizes": [(*key, gpus) for key, gpus in self._sizes_held.items()],
             "requests": requests,
             "records": self.records.dump(),
@@ -330,7 +362,7 @@ class DemandSeries(Stateful):
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out."""
         for number, row in enumerate(about["bins"]):
-            scope = DemandScope(row["pool"], row["class_"], row["group"])
+            scope = DemandScope.from_row(row)
             bins = _empty(row["seconds"])
             bins.load(row, arrays[f"bins {number}"])
             self._bins[scope, row["seconds"]] = bins
@@ -340,13 +372,12 @@ class DemandSeries(Stateful):
         self._attempts = {scope: count for scope, count in attempts.items() if scope not in idle}
         self._listed = Counter(scope.kind for scope in self._attempts)
         self._bins = {key: bins for key, bins in self._bins.items() if key[0] not in idle}
-        self._since = {DemandScope(*row[:3]): row[3] for row in about["since"] if DemandScope(*row[:3]) not in idle}
+        self._since = {scope: ms for *row, ms in about["since"] if (scope := DemandScope(*row)) not in idle}
         left_out = {(job, at): frozenset(DemandScope(*row) for row in rows) for job, at, rows in about["left_out"]}
         for job, at, *added in about["known"]:
-            if len(added) > OTHERS_PLACE:
-                added[OTHERS_PLACE] = tuple(added[OTHERS_PLACE])
-            self._know((job, at), Contribution(*added), left_out.get((job, at), frozenset()))
+            self._know((job, at), Contribution.from_row(added), left_out.get((job, at), frozenset()))
         self._unknown_use.update({DemandScope(*scope): gpus for *scope, gpus in about.get("unknown_use", ())})
+        self.inventory = PoolInventory(*about.get("inventory", ()))
         self._runs.load(about["runs"])
         self.open.load(about.get("open", {"requested": [], "promised": [], "left": []}), {})
         self._sizes_held = {(job, at): gpus for job, at, gpus in about.get("sizes", ())}

@@ -8,12 +8,12 @@ HALF_LIFE_MS = 86_400_000
 LONGEST_MS = 60_000  # an observation counts for no longer
 MOST_KEPT = 400
 
-Key = tuple[str, str]  # pool, class
+Key = tuple[str, str]  # queue, class
 ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
 
 
 class GpuResidency:
-    """Sums of GPU milliseconds by (pool, class); what is a day old counts half."""
+    """Sums of GPU milliseconds by (queue, class); what is a day old counts half."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}
@@ -35,10 +35,10 @@ class GpuResidency:
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 
     def shares(self) -> dict[Key, tuple[float, float]]:
-        """(pool, class) -> the shares of held GPU time that are loaded and active; "all" is what they have together."""
+        """Return (queue, class) -> shares of held GPU time that are loaded and active; "all" has them together."""
         sums: dict[Key, list[float]] = {}
-        for (pool, class_), seen in self._sums.items():
-            for key in {(pool, class_), (pool, EVERYTHING), (EVERYTHING, class_), (EVERYTHING, EVERYTHING)}:
+        for (queue, class_), seen in self._sums.items():
+            for key in {(queue, class_), (queue, EVERYTHING), (EVERYTHING, class_), (EVERYTHING, EVERYTHING)}:
                 sums[key] = [value + more for value, more in zip(sums.get(key, (0.0, 0.0, 0.0)), seen, strict=True)]
         return {key: (loaded / held, active / held) for key, (held, loaded, active) in sums.items() if held > 0}
 
@@ -50,4 +50,4 @@ class GpuResidency:
         """The inverse of `dump`."""
         first, *kept = rows
         self._last_ms = first[0]
-        self._sums = {(pool, class_): [*sums] for pool, class_, *sums in kept}
+        self._sums = {(queue, class_): [*sums] for queue, class_, *sums in kept}

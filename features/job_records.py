@@ -14,7 +14,7 @@ class JobRecord(NamedTuple):
     """One attempt; None is unknown, or not yet known."""
 
     arrived_ms: int
-    pool: str
+    queue: str
     class_: str
     gpus: int
     started_ms: int | None

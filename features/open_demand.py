@@ -67,7 +67,7 @@ class OpenDemand(Stateful):
                     yield key, change
             if key in promised and before.started_ms is None:
                 self.promised[key] = promised[key]
-                yield key, _since_promise(before, promised[key])
+                yield key, replace(_since_promise(before, promised[key]), weights=change.weights)
 
     def forget(self, now_ms: int) -> list[Key]:
         """Return the attempts that left the queue a day ago, once."""

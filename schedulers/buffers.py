@@ -19,11 +19,11 @@ from schedulers.demand_value import row_of
 from schedulers.weather import DemandKey, Weather
 
 PREFIX = "fleetcast.io/"
-POOL, CLASS, GPUS = PREFIX + "pool", PREFIX + "class", PREFIX + "gpus-per-replica"
+QUEUE, POOL, CLASS, GPUS = PREFIX + "queue", PREFIX + "pool", PREFIX + "class", PREFIX + "gpus-per-replica"
 LEAST, MOST, QUANTILE, HORIZON = PREFIX + "min", PREFIX + "max", PREFIX + "quantile", PREFIX + "horizon-s"
 REPLICAS = "spec.replicas"
 THEIRS = f"theirs: {REPLICAS}"  # somebody else holds the field
-EVERY = "all"  # class and group of whole pools
+EVERY = "all"  # class and group of whole queues and pools
 SLACK = 0.03  # of the forecast: a buffer shrinks only when it would even so; more than noise of 1 % up and down
 REPLICAS_MAX = 2**31 - 1
 
@@ -31,28 +31,40 @@ REPLICAS_MAX = 2**31 - 1
 class BufferAsk(NamedTuple):
     """What the annotations of a buffer ask for. gpus: of one pod; least, most: replicas."""
 
-    pool: str
+    queue: str
     class_: str
     gpus: int
     least: int
     most: int
     quantile: float
     horizon_s: float
+    pool: str = EVERY
+
+    @property
+    def whose(self) -> str:
+        """The queue or pool, in words."""
+        return f"queue {self.queue}" if self.pool == EVERY else f"pool {self.pool}"
 
 
 def asked(values: Mapping[str, str]) -> BufferAsk | None:
-    """None without the annotation of the pool. Raises RequestError that names the annotation and its value."""
-    if POOL not in values:
+    """Read the annotations of a buffer. Returns None where it names neither a queue nor a pool.
+
+    Raises RequestError that names the annotation and its value.
+    """
+    if POOL not in values and QUEUE not in values:
         return None
     ask = BufferAsk(
-        pool=values[POOL],
+        queue=values.get(QUEUE, EVERY),
         class_=values.get(CLASS, EVERY),
         gpus=_whole(values, GPUS, 1),
         least=_whole(values, LEAST, 0, "0"),
         most=_whole(values, MOST, 0, str(REPLICAS_MAX)),
         quantile=_number(values, QUANTILE, "0.9"),
         horizon_s=_number(values, HORIZON, "600"),
+        pool=values.get(POOL, EVERY),
     )
+    if EVERY not in (ask.queue, ask.pool):
+        raise RequestError(f"{POOL} = {ask.pool!r}: leave it out beside {QUEUE} = {ask.queue!r}", POOL)
     if ask.most < ask.least:
         raise RequestError(f"{MOST} = {ask.most}: must be at least {LEAST} = {ask.least}", MOST)
     return ask
@@ -95,14 +107,14 @@ def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, in
     except RequestError as error:
         return str(error), None, 0
     if weather is None or ask is None:
-        return "withdrawn" if weather is None else f"it has no annotation {POOL} now", None, 0
+        return "withdrawn" if weather is None else f"it has no annotation {QUEUE} or {POOL} now", None, 0
     try:
-        row = row_of(weather, DemandKey(ask.pool, ask.class_, EVERY, "wanted"))
+        row = row_of(weather, DemandKey(ask.queue, ask.class_, EVERY, "wanted", ask.pool))
     except (NotKnown, UnknownEntity) as error:
         return str(error), None, 0
     peak = _peak(row, ask)
     if peak is None:
-        return f"there is no forecast of pool {ask.pool} within {ask.horizon_s / 60:g} min", None, 0
+        return f"there is no forecast of {ask.whose} within {ask.horizon_s / 60:g} min", None, 0
     held = max(int(values.get(REPLICAS, ask.least)), ask.least)
     grown, shrunk = (_pods(gpus - row.now, ask) for gpus in (peak, peak * (1 + SLACK)))
     replicas = max(grown, min(held, shrunk))

@@ -13,11 +13,17 @@ OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
 def row_of(weather: Weather, key: DemandKey) -> DemandRow:
-    """A fresh forecast. Raises UnknownEntity where nobody forecasts the series, NotKnown where there is none now."""
+    """Return a fresh forecast. Raises UnknownEntity for an unknown series, NotKnown where there is none now.
+
+    A pool that no inventory has is looked for among the queues, since `pool` named a queue in earlier versions.
+    """
     if weather.demand is None:
         raise NotKnown("there is no forecast of demand now")
     row = weather.demand.get(key)
-    named = f"pool {key.pool!r}, class {key.class_!r}, group {key.group!r}, target {key.target!r}"
+    if row is None and key.queue == "all" and key.pool != "all":
+        row = weather.demand.get(key._replace(queue=key.pool, pool="all"))
+    whose = f"queue {key.queue!r}" if key.pool == "all" else f"pool {key.pool!r}"
+    named = f"{whose}, class {key.class_!r}, group {key.group!r}, target {key.target!r}"
     if row is None:
         raise UnknownEntity(f"no forecast of {named}")
     age_s = _age_s(row, weather.now_ms)

@@ -1,6 +1,6 @@
 """Kubernetes' external metrics: one metric, whose label selector says which number of which forecast of demand.
 
-    GET …/namespaces/NAMESPACE/fleetcast_demand?labelSelector=pool=serve,target=request_rate,horizon_s=600
+    GET …/namespaces/NAMESPACE/fleetcast_demand?labelSelector=queue=serve,target=request_rate,horizon_s=600
 
 A stale forecast is an error: an autoscaler then keeps its replicas, and says that it cannot see.
 """
@@ -23,6 +23,7 @@ GROUP = "external.metrics.k8s.io"
 VERSION = f"{GROUP}/v1beta1"
 METRIC = "fleetcast_demand"
 DEFAULTS: Mapping[str, str] = {
+    "queue": "all",
     "pool": "all",
     "class": "all",
     "group": "all",
@@ -62,7 +63,7 @@ def _answer(weather: Weather, body: bytes) -> bytes:
     if asked.metric != METRIC:
         raise UnknownEntity(f"no metric {asked.metric[:200]!r}: there is {METRIC}")
     labels = selected(asked.selector)
-    key = DemandKey(labels["pool"], labels["class"], labels["group"], labels["target"])
+    key = DemandKey(labels["queue"], labels["class"], labels["group"], labels["target"], labels["pool"])
     row = row_of(weather, key)
     value = value_of(row, _number(labels, "quantile"), _number(labels, "horizon_s"), weather.now_ms)
     item = {
@@ -79,11 +80,13 @@ def _answer(weather: Weather, body: bytes) -> bytes:
 def selected(selector: str) -> dict[str, str]:
     """The labels that a selector asks for, and the defaults of the others. Raises RequestError.
 
-    >>> selected("pool=serve,quantile in (0.5)")["pool"], selected("")["quantile"]
+    >>> selected("queue=serve,quantile in (0.5)")["queue"], selected("")["quantile"]
     ('serve', '0.9')
     """
     asked = _asked(selector)
     serving = {"class": SERVING} if asked.get("target") == "request_rate" else {}
+    if asked.get("queue", "all") != "all" and asked.get("pool", "all") != "all":
+        raise RequestError("labelSelector: set queue or pool, since a series is of one of them", "labelSelector")
     return {**DEFAULTS, **serving, **asked}
 
 

@@ -20,7 +20,7 @@ from schedulers.weather import DemandKey, Weather
 
 TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
 CLASSES = ("all", *get_args(JobClass))
-KEYS = ("pool", "class", "group", "target", "quantile", "horizonSeconds", "targetPerReplica", "activation")
+KEYS = ("queue", "pool", "class", "group", "target", "quantile", "horizonSeconds", "targetPerReplica", "activation")
 OF_KEDA = {  # how it reaches us; these come along in the metadata
     *("scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsCertFile", "tlsClientCert", "tlsClientKey"),
 }
@@ -143,11 +143,16 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     horizon_s = _number(metadata, "horizonSeconds", 0.0, LONGEST_S) if "horizonSeconds" in metadata else None
     target = _one_of(metadata, "target", TARGETS)
     series = DemandKey(
-        metadata.get("pool", "all"),
+        metadata.get("queue", "all"),
         _one_of(metadata, "class", CLASSES, SERVING if target == "request_rate" else "all"),
         metadata.get("group", "all"),
         target,
+        metadata.get("pool", "all"),
     )
+    if series.queue != "all" and series.pool != "all":
+        raise _bad(
+            "pool", series.pool, f"leave it out beside queue = {series.queue[:80]!r}: a series is of one of them"
+        )
     return Trigger(
         series,
         _number(metadata, "quantile", 0.0, 1.0, QUANTILE),

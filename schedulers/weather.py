@@ -58,12 +58,13 @@ class Load:
 
 
 class DemandKey(NamedTuple):
-    """One series of demand, as in a row of `/v1/demand`."""
+    """One series of demand, as in a row of `/v1/demand`: of a queue, or of a pool of machines."""
 
-    pool: str
+    queue: str
     class_: str
     group: str
     target: str
+    pool: str = "all"
 
 
 class JobOutlook(NamedTuple):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from features.job_records import JobRecord
 
 Array = NDArray[np.float64]
-Key = tuple[str, str]  # pool, class; "all" where it is not divided
+Key = tuple[str, str]  # queue, class; "all" where it is not divided
 
 EVERYTHING = "all"
 FLOOR_SHARE = 0.99
@@ -40,7 +40,7 @@ MOST_AWAY = 0.05  # of the time: more is a habit, which counts
 
 @dataclass(frozen=True, slots=True)
 class RunningGpus:
-    """GPUs that jobs of one pool and class hold, (bin,), oldest first, NaN unknown."""
+    """GPUs that jobs of one queue and class hold, (bin,), oldest first, NaN unknown."""
 
     minutes: Array
     ten_minute: Array
@@ -49,15 +49,17 @@ class RunningGpus:
 def demand_model(
     running: Mapping[Key, RunningGpus], records: Iterable[JobRecord], residency: Mapping[Key, tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """A row a pool and class, in the order of `running`, which has (pool, "all") for each of its pools. residency:
-    shares of held GPU time with a model loaded, and active."""
+    """Return a row for each queue and class, as in `running`, which has (queue, "all") for each queue.
+
+    residency: shares of held GPU time with a model loaded, and active.
+    """
     of = _by_key(records)
     stood = {key: _stood_still(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
     return [_row(key, running, of, residency.get(key), stood[key]) for key in running]
 
 
 def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
-    """(pool, class) -> (job,) seconds from start to work, of those with FEWEST_COLD of them."""
+    """Return (queue, class) -> (job,) seconds from start to work, of those with FEWEST_COLD of them."""
     found = {}
     for key, rows in _by_key(records).items():
         cold = _known(row.cold_s for row in rows)
@@ -69,9 +71,9 @@ def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
 def _by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
     of = defaultdict(list)
     for row in records:
-        for pool in {row.pool, EVERYTHING}:
+        for queue in {row.queue, EVERYTHING}:
             for class_ in (row.class_, EVERYTHING):
-                of[pool, class_].append(row)
+                of[queue, class_].append(row)
     return of
 
 
@@ -108,7 +110,8 @@ def _row(
     if floor is None:
         reasons["floor_gpus"] = reasons["bands"]
     head = {
-        "pool": key[0],
+        "queue": key[0],
+        "pool": EVERYTHING,
         "class": key[1],
         "window_s": int(is_known.sum()) * BIN_S,
         "stood_still_s": int((is_known & stood_still).sum()) * BIN_S,
@@ -119,7 +122,7 @@ def _row(
 
 def _stood_still(fleet: Array) -> NDArray[np.bool_]:
     """(bin,) where the whole fleet's jobs were away, as in an outage or a test of the machine; nowhere where that is
-    no exception. fleet: GPUs that run, of all pools and classes."""
+    no exception. fleet: GPUs that run, of all queues and classes."""
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
     return away if away.sum() <= MOST_AWAY * len(known) else np.zeros(len(fleet), bool)
@@ -170,13 +173,13 @@ def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
 
 
 def _mix(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
-    """Shares of the pool's GPU time: of every class, or of the one that the row is of."""
+    """Shares of the queue's GPU time: of every class, or of the one that the row is of."""
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
         return "no GPU was in use"
     classes = [other for other in running if other[0] == key[0] and other[1] != EVERYTHING]
     chosen = classes if key[1] == EVERYTHING else [key]
-    return {class_: round(float(np.nansum(running[pool, class_].ten_minute) / total), 3) for pool, class_ in chosen}
+    return {class_: round(float(np.nansum(running[queue, class_].ten_minute) / total), 3) for queue, class_ in chosen}
 
 
 def _durations(runs: Array) -> dict[str, float] | str:

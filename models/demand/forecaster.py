@@ -2,8 +2,8 @@
 
 `DemandForecaster` turns histories into rows of `/demand`. Each target has contests (models/demand/contest.py): of all
 series by the minute for the nearest horizons; of pools and classes by ten minutes, with the costliest forecasters; of
-user groups, which are sparse, by ten minutes. Medians of pools add up to "all", those of classes and of groups to their
-pool (hierarchy.py).
+user groups, which are sparse, by ten minutes. Medians of queues add up to "all", as do those of pools of machines, and
+those of classes and of groups to their queue (hierarchy.py).
 
 Every call forecasts anew from the newest values; the gates move when a bin is over. A call tests a part of each long
 history, so that all contests soon have a record.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from features.contribution import DemandScope
 from fleet.stateful import Dump, Stateful
 from models.demand import contest as demand_contest
 from models.demand.contest import Contest
@@ -51,11 +52,17 @@ Points = list[list[float]]
 
 
 class SeriesKey(NamedTuple):
-    """Pool, job class and user group of a series; EVERYTHING where it is not divided."""
+    """Queue, job class, user group and pool of machines of a series; EVERYTHING where it is not divided."""
 
-    pool: str
+    queue: str = EVERYTHING
     class_: str = EVERYTHING
     group: str = EVERYTHING
+    pool: str = EVERYTHING
+
+    @property
+    def name(self) -> str:
+        """Name in a panel."""
+        return "|".join(self if self.pool != EVERYTHING else self[:3])
 
     @property
     def is_part(self) -> bool:
@@ -78,7 +85,7 @@ class Histories:
     def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
         """Some of the series as what a forecaster sees; the last bin is the one that holds `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
-        names = tuple("|".join(self.keys[row]) for row in rows.tolist())
+        names = tuple(self.keys[row].name for row in rows.tolist())
         first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
         covariates = {} if bin_s == MINUTE_S else {name: table[rows] for name, table in self.covariates.items()}
         return Panel(self.target, names, bin_s, first_ms, values[rows], self.capacity[rows], covariates)
@@ -208,6 +215,7 @@ class DemandForecaster(Stateful):
         now = float(minutes[np.flatnonzero(np.isfinite(minutes))[-1]])
         digits = 3 if inputs.target == "request_rate" else 1
         return DemandRow(
+            queue=key.queue,
             pool=key.pool,
             class_=key.class_,
             group=key.group,
@@ -250,13 +258,16 @@ class DemandForecaster(Stateful):
         return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
 
     def record(self) -> dict[str, Any]:
-        """`pool|target` or `pool|target|class` -> history, fan and forecast of an hour ago, of the DRAWN_SERIES
-        largest. Points: [time_ms, value], [time_ms, p05, p25, p50, p75, p95], and `old` [time_ms, p05, p50, p95]."""
+        """`queue|target`, `queue|target|class` or `all|target|all|pool` -> history, fan and forecast of an hour ago.
+
+        The DRAWN_SERIES largest. Points: [time_ms, value], [time_ms, p05, p25, p50, p75, p95], and `old` [time_ms, p05,
+        p50, p95].
+        """
         drawn = {key: series for key, series in self._series.items() if len(series.history)}
         largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
-        whole = [key for key in largest if key[0].pool == EVERYTHING]
+        whole = [key for key in largest if key[0].queue == key[0].pool == EVERYTHING]
         shown = dict.fromkeys([*whole, *largest][: DRAWN_SERIES + len(whole)])
-        return {_name(*key): self._fan(drawn[key]) for key in shown}
+        return {series_name(*key): self._fan(drawn[key]) for key in shown}
 
     def _fan(self, series: ForecastSeries) -> dict[str, Any]:
         history = series.history.tolist()
@@ -287,7 +298,7 @@ class DemandForecaster(Stateful):
         """The inverse of `dump`. What gates lack there is tested again, from the histories."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
-            key = SeriesKey(row["pool"], row["class_"], row["group"])
+            key = SeriesKey(*DemandScope.from_row(row))
             issued = [(int(issued_ms), points) for issued_ms, points in row["rows"]]
             self._of(key, row["target"]).issued.extend(issued)
         for number, row in enumerate(about["contests"]):
@@ -370,8 +381,10 @@ def _agrees(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
     return bool((1 - FAR_SHARE) * known.min() - FAR_GPUS <= middle <= (1 + FAR_SHARE) * known.max() + FAR_GPUS)
 
 
-def _name(key: SeriesKey, target: str) -> str:
-    return f"{key.pool}|{target}" if key.class_ == EVERYTHING else f"{key.pool}|{target}|{key.class_}"
+def series_name(key: SeriesKey, target: str) -> str:
+    """Return the name of a series in the record of forecasts."""
+    parts = (key.queue, target, key.class_, key.pool)
+    return "|".join(parts if key.pool != EVERYTHING else parts[:3] if key.class_ != EVERYTHING else parts[:2])
 
 
 def _points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:

@@ -1,9 +1,9 @@
-"""Make the medians of the pools sum to the median of all, and those of a pool's classes and groups to the pool's.
+"""Make the medians of queues and of pools sum to the median of all, and those of classes and groups to their queue's.
 
 The whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion to the
 width of each part's 80 % band, so that the least certain part moves most. Each median stays between 0 and its part's
-ceiling. Quantiles stay in order. A job that waits in several pools counts in each pool's present value and once in
-"all", so the pools' forecasts share it.
+ceiling. Quantiles stay in order. A job that waits in several queues counts in the present value of each and once in
+"all", so the forecasts of the queues share it.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import EVERYTHING
+from features.pool_inventory import EVERYTHING
 from models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Parts = tuple[str, str, str, str]  # of a SeriesScope
 
 MEDIAN = QUANTILES.index(0.5)
 LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
@@ -24,42 +25,46 @@ TIE = 1e-9  # weight of a median relative to a band's width: it decides where no
 
 
 class SeriesScope(Protocol):
-    """The pool, class and group of a series; EVERYTHING where it is not divided."""
+    """The queue, class, group and pool of a series; EVERYTHING where it is not divided."""
 
     @property
-    def pool(self) -> str: ...
+    def queue(self) -> str: ...
     @property
     def class_(self) -> str: ...
     @property
     def group(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
 
 
 def add_up(values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: Mask, ceilings: Array) -> None:
-    """Adjust pools to "all", then classes and groups to their pool, in place.
+    """Adjust queues and pools to "all", then classes and groups to their queue, in place.
 
     values: (quantile, horizon, series). is_known: (series,), whether the series takes part. counts: (series,), whether
     it is forecast in whole numbers. ceilings: (series,), inf for none.
     """
-    at = {(key.pool, key.class_, key.group): row for row, key in enumerate(keys) if is_known[row]}
+    at = {(key.queue, key.class_, key.group, key.pool): row for row, key in enumerate(keys) if is_known[row]}
     for whole, rows in _families(list(at), at):
         parts = reconciled(values[:, :, rows], values[MEDIAN, :, whole], ceilings[rows])
         values[:, :, rows] = in_whole_numbers(parts) if counts[[whole, *rows]].all() else parts
 
 
-def _families(keys: list[tuple[str, str, str]], at: dict[tuple[str, str, str], int]) -> list[tuple[int, list[int]]]:
+def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
     """Return (row of a whole, rows of its parts), wholes before the parts that are wholes themselves."""
     families: dict[tuple[int, str], list[int]] = {}
     for key in sorted(keys, key=lambda key: key[2] != EVERYTHING):
-        pool, class_, group = key
-        if group != EVERYTHING:
-            kind, whole = "group", (pool, class_, EVERYTHING)
-        elif class_ != EVERYTHING and (pool, EVERYTHING, EVERYTHING) in at:
-            kind, whole = "class", (pool, EVERYTHING, EVERYTHING)
+        queue, class_, group, pool = key
+        if pool != EVERYTHING:
+            kind, whole = "pool", (queue, class_, group, EVERYTHING)
+        elif group != EVERYTHING:
+            kind, whole = "group", (queue, class_, EVERYTHING, EVERYTHING)
+        elif class_ != EVERYTHING and (queue, EVERYTHING, EVERYTHING, EVERYTHING) in at:
+            kind, whole = "class", (queue, EVERYTHING, EVERYTHING, EVERYTHING)
         else:
-            kind, whole = "pool", (EVERYTHING, class_, EVERYTHING)
+            kind, whole = "queue", (EVERYTHING, class_, EVERYTHING, EVERYTHING)
         if whole in at and whole != key:
             families.setdefault((at[whole], kind), []).append(at[key])
-    order = ("pool", "class", "group")
+    order = ("queue", "pool", "class", "group")
     return [(whole, rows) for (whole, kind), rows in sorted(families.items(), key=lambda item: order.index(item[0][1]))]
 
 

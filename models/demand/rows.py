@@ -15,10 +15,22 @@ class Prescale(msgspec.Struct):
     reason: str | None = None
 
 
-class DemandRow(msgspec.Struct, kw_only=True):
-    """`values`: one list a quantile, one number a horizon. `models`: who served each horizon."""
+class WaitsFor(msgspec.Struct):
+    """GPUs of jobs that wait: for a quota, and for machines."""
 
-    pool: str
+    quota: float
+    machines: float
+
+
+class DemandRow(msgspec.Struct, kw_only=True):
+    """A series of demand: of a queue, or of a pool of machines. `all` is where it is not divided.
+
+    `values`: one list a quantile, one number a horizon. `models`: the forecaster of each horizon. `waits_for`: of GPUs
+    that wait now. `capacity`: GPUs that the series may use, None where no inventory says.
+    """
+
+    queue: str = "all"
+    pool: str = "all"
     class_: str = msgspec.field(name="class")
     group: str
     target: str
@@ -31,3 +43,5 @@ class DemandRow(msgspec.Struct, kw_only=True):
     values: list[list[float | None]]
     record: dict[str, float | int | None] | None
     prescale: Prescale | UnsetType = UNSET
+    waits_for: WaitsFor | UnsetType = UNSET
+    capacity: float | UnsetType | None = UNSET

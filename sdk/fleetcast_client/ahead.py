@@ -29,11 +29,14 @@ class Series(NamedTuple):
     target: str = "wanted"
     quantile: float = 0.9
     horizon_s: float = 300.0
+    queue: str = "all"
 
     def check(self) -> Series:
         """Itself, with its class. Raises ValueError that names the argument."""
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile!r}: expected one of those in /v1/demand, like 0.9")
+        if "all" not in (self.pool, self.queue):
+            raise ValueError(f"pool is {self.pool!r}: leave it out beside queue {self.queue!r}")
         if not 0 <= self.horizon_s < math.inf:
             raise ValueError(f"horizon_s is {self.horizon_s!r}: expected seconds, 0 or more")
         own_class = "inference" if self.target == "request_rate" else "all"
@@ -95,9 +98,14 @@ class DemandAhead:
     def look(self) -> None:
         """Ask once. Raises what goes wrong, whatever was answered."""
         series = self._series
-        keys = {"pool": series.pool, "class": series.job_class, "group": series.group, "target": series.target}
+        name, whose = ("queue", series.queue) if series.queue != "all" else ("pool", series.pool)
+        keys = {name: whose, "class": series.job_class, "group": series.group, "target": series.target}
         answer = self._asked.client().demand(
-            pool=series.pool, job_class=series.job_class, group=series.group, target=series.target
+            pool=series.pool if name == "pool" else None,
+            queue=series.queue if name == "queue" else None,
+            job_class=series.job_class,
+            group=series.group,
+            target=series.target,
         )
         rows: Sequence[Mapping[str, Any]] = answer["series"]
         row = next((row for row in rows if all(row[name] == value for name, value in keys.items())), None)

@@ -95,6 +95,7 @@ _Class = TypedDict("_Class", {"class": str}, total=False)
 class DemandSeries(_Class, total=False):
     """`values`: one list a quantile, one number a horizon; `models`: who served each horizon."""
 
+    queue: str
     pool: str
     group: str
     target: str
@@ -107,9 +108,17 @@ class DemandSeries(_Class, total=False):
     record: dict[str, Any] | None
     models: list[str]
     prescale: Prescale | None
+    waits_for: dict[str, float]
+    capacity: float | None
 
 
-class Demand(TypedDict):
+class _Noted(TypedDict, total=False):
+    """note: what to ask instead, where the question used `pool` for the name of a queue."""
+
+    note: str
+
+
+class Demand(_Noted):
     as_of_ms: int
     series: list[DemandSeries]
 
@@ -118,16 +127,19 @@ class DemandRecord(_Class, total=False):
     """Rows of [time_ms, value], and of [time_ms, five quantiles] of the forecast now and one an hour old."""
 
     as_of_ms: int
+    queue: str
     pool: str
     target: str
     history: list[list[float | None]]
     forecast: list[list[float | None]]
     old: list[list[float | None]]
+    note: str
 
 
 class DemandModelRow(_Class, total=False):
     """What the data cannot tell is None, with a sentence under its name in `reasons`."""
 
+    queue: str
     pool: str
     window_s: int
     stood_still_s: int
@@ -142,7 +154,7 @@ class DemandModelRow(_Class, total=False):
     reasons: dict[str, str]
 
 
-class DemandModel(TypedDict):
+class DemandModel(_Noted):
     as_of_ms: int
     rows: list[DemandModelRow]
 

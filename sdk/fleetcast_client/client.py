@@ -89,22 +89,34 @@ class Client:
         group: str | None = None,
         target: str | None = None,
         horizon_s: int | None = None,
+        queue: str | None = None,
     ) -> Demand:
         """Forecasts of GPUs (target: arriving, running, queued, wanted) and of requests/s to models (request_rate).
 
-        `all` is the whole fleet, every class, everybody; group: a user group, or a served model. Raises NotFound.
+        queue: whose jobs; pool: on which machines. A series is of a queue or of a pool. `all` is the whole fleet, every
+        class, everybody; group: a user group, or a served model. Raises NotFound.
         """
-        query = {"pool": pool, "class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
+        parts = {"class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
+        query = {"pool": pool, **parts, "queue": queue}
         return cast(Demand, self._get("/v1/demand", query))
 
-    def demand_record(self, *, pool: str = "all", target: str = "running", job_class: str = "all") -> DemandRecord:
+    def demand_record(
+        self,
+        *,
+        pool: str = "all",
+        target: str = "running",
+        job_class: str = "all",
+        queue: str | None = None,
+    ) -> DemandRecord:
         """What was forecast and what then happened. Raises NotFound."""
-        query = {"pool": pool, "target": target, "class": job_class}
+        query = {"pool": pool, "target": target, "class": job_class, "queue": queue}
         return cast(DemandRecord, self._get("/v1/demand/record", query))
 
-    def demand_model(self, *, pool: str | None = None, job_class: str | None = None) -> DemandModel:
+    def demand_model(
+        self, *, pool: str | None = None, job_class: str | None = None, queue: str | None = None
+    ) -> DemandModel:
         """What demand is made of: floor, bands, bursts, mix, run times, waits, cold starts. Raises NotFound."""
-        return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class}))
+        return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class, "queue": queue}))
 
     def models(self) -> FittedModels:
         """Fitted models that serve or run in the shadow: age, recent record, and what asks for a new fit."""

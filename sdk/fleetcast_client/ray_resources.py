@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     stopped = threading.Event()
-    series = Series(given.pool, given.job_class, given.group, given.target, given.quantile, given.horizon_s)
+    series = Series(
+        given.pool, given.job_class, given.group, given.target, given.quantile, given.horizon_s, given.queue
+    )
     try:
         ahead = DemandAhead(series, Asked(given.url, given.token_file, given.ca, given.every_s, given.stale_s))
         wish = BundleWish(_request, json.loads(given.bundle), given.per_bundle, given.most)

@@ -3,7 +3,7 @@
 autoscaling_config:
   policy:
     policy_function: fleetcast_client.ray_serve:ForecastPolicy
-    policy_kwargs: {url: "http://fleetcast:8080", pool: serve, group: llama-70b, per_replica: 12}
+    policy_kwargs: {url: "http://fleetcast:8080", queue: serve, group: llama-70b, per_replica: 12}
 """
 
 from __future__ import annotations

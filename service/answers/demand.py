@@ -1,15 +1,19 @@
 """Demand: forecasts, what became of earlier ones, and what demand is made of."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from models.demand.rows import DemandRow, Prescale
+from models.demand.rows import DemandRow, Prescale, WaitsFor
 
-__all__ = ["DemandRow", "Prescale"]
+__all__ = ["DemandRow", "Prescale", "WaitsFor"]
 
 
 class Demand(msgspec.Struct):
+    """`note`: what to ask instead, where the question used `pool` for the name of a queue."""
+
     as_of_ms: int
     series: list[DemandRow]
+    note: str | UnsetType = UNSET
 
 
 class DemandRecord(msgspec.Struct):
@@ -22,6 +26,8 @@ class DemandRecord(msgspec.Struct):
     forecast: list[list[float | None]]
     old: list[list[float | None]]
     class_: str = msgspec.field(name="class", default="all")
+    queue: str = "all"
+    note: str | UnsetType = UNSET
 
 
 class DemandBand(msgspec.Struct):
@@ -68,6 +74,7 @@ class ColdStart(msgspec.Struct):
 class DemandModelRow(msgspec.Struct):
     """What the data cannot tell is null, with a sentence in `reasons`."""
 
+    queue: str
     pool: str
     class_: str = msgspec.field(name="class")
     window_s: int
@@ -84,5 +91,8 @@ class DemandModelRow(msgspec.Struct):
 
 
 class DemandModel(msgspec.Struct):
+    """By queue. `note`: as in `Demand`."""
+
     as_of_ms: int
     rows: list[DemandModelRow]
+    note: str | UnsetType = UNSET

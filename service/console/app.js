@@ -259,7 +259,7 @@ feed.add({
   apply: (body) => {
     demand.pools(body);
     const series = rows(object(body).series);
-    const isFleet = (row) => (text(row.pool) || "all") === "all" && (text(row.class) || "all") === "all";
+    const isFleet = (row) => (text(row.queue) || "all") === "all" && (text(row.pool) || "all") === "all" && (text(row.class) || "all") === "all";
     state.wanted = series.find((row) => row.target === "wanted" && isFleet(row)) ?? null;
   },
 });

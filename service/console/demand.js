@@ -69,13 +69,15 @@ export function whoServes(series) {
 export class Demand {
   constructor({ changed }) {
     this.changed = changed;
+    this.queue = "all";
     this.pool = "all";
+    this.scopes = new Map();
     this.class = "all";
     this.target = "wanted";
     this.spanH = SPANS_H[0];
     this.fan = new Fan(byId("fan"));
     this.select = byId("pool");
-    this.select.addEventListener("change", () => this.choose({ pool: this.select.value, class: "all" }));
+    this.select.addEventListener("change", () => this.choose({ ...this.scopes.get(this.select.value), class: "all" }));
     this.classes = byId("class");
     this.classes.addEventListener("change", () => this.choose({ class: this.classes.value }));
     this.targets(TARGETS);
@@ -88,7 +90,7 @@ export class Demand {
   }
 
   query() {
-    return `pool=${encodeURIComponent(this.pool)}&target=${this.target}&class=${encodeURIComponent(this.wantedClass)}`;
+    return `queue=${encodeURIComponent(this.queue)}&pool=${encodeURIComponent(this.pool)}&target=${this.target}&class=${encodeURIComponent(this.wantedClass)}`;
   }
 
   path() {
@@ -119,12 +121,30 @@ export class Demand {
     this.changed();
   }
 
-  /** The pools and classes to choose from: those of any series; and whether requests are forecast. */
+  /** The GPUs to draw as a line: of the whole fleet, or of the pool that is chosen. */
+  capacityOf() {
+    if (this.class !== "all" || this.queue !== "all" || (this.target !== "wanted" && this.target !== "running")) return null;
+    return this.pool === "all" ? this.capacity : num(this.series?.capacity);
+  }
+
+  /** Whether a row is of the queue or pool that is chosen. */
+  isChosen(row) {
+    return (text(row.queue) || "all") === this.queue && (text(row.pool) || "all") === this.pool;
+  }
+
+  get whose() {
+    return this.pool === "all" ? `queue ${this.queue}` : `pool ${this.pool}`;
+  }
+
+  /** The queues, pools and classes to choose from: those of any series; and whether requests are forecast. */
   pools(body) {
     const series = rows(object(body).series);
     const named = (key, among) => [...new Set(["all", ...among.map((row) => text(row[key])).filter(Boolean)])];
-    this.pick(this.select, named("pool", series), this.pool);
-    const own = series.filter((row) => text(row.target) !== REQUESTS[0] && (text(row.pool) || "all") === this.pool);
+    const queues = named("queue", series).map((queue) => [queue === "all" ? "all" : `queue ${queue}`, { queue, pool: "all" }]);
+    const pools = named("pool", series).filter((pool) => pool !== "all").map((pool) => [`pool ${pool}`, { queue: "all", pool }]);
+    this.scopes = new Map([...queues, ...pools]);
+    this.pick(this.select, [...this.scopes.keys()], this.queue === "all" && this.pool === "all" ? "all" : this.whose);
+    const own = series.filter((row) => text(row.target) !== REQUESTS[0] && this.isChosen(row));
     this.named = named("class", own);
     this.pick(this.classes, this.named, this.class);
     this.targets(series.some((row) => text(row.target) === REQUESTS[0]) ? [...TARGETS, REQUESTS] : TARGETS);
@@ -140,7 +160,7 @@ export class Demand {
     const found = rows(object(body).series).filter(
       (row) =>
         text(row.target) === this.target &&
-        (text(row.pool) || "all") === this.pool &&
+        this.isChosen(row) &&
         (text(row.class) || "all") === this.wantedClass &&
         (text(row.group) || "all") === "all",
     );
@@ -150,7 +170,7 @@ export class Demand {
 
   updateRecord(body) {
     const answer = object(body);
-    this.record = object(answer.record ?? answer[`${this.pool}|${this.target}`] ?? answer);
+    this.record = object(answer.record ?? answer);
     this.draw();
   }
 
@@ -197,13 +217,13 @@ export class Demand {
       median,
       bands: { 50: [ahead(0.25), ahead(0.75)], 90: [ahead(0.05), ahead(0.95)] },
       old: { median: middle, band: [low, high] },
-      capacity: this.pool === "all" && this.class === "all" && (this.target === "wanted" || this.target === "running") ? this.capacity : null,
+      capacity: this.capacityOf(),
       nowMs: this.nowMs,
       fromMs,
       toMs: median.at(-1)?.[0] ?? this.nowMs + HOUR_MS,
       noun: this.target === REQUESTS[0] ? "requests/s" : "GPUs",
       round: this.round,
-      words: `${MEANING[this.target]}, pool ${this.pool}${this.class === "all" ? "" : `, class ${words(this.class)}`}: now ${this.round(now)}, then the median forecast with its 50 % and 90 % bands`,
+      words: `${MEANING[this.target]}, ${this.whose}${this.class === "all" ? "" : `, class ${words(this.class)}`}: now ${this.round(now)}, then the median forecast with its 50 % and 90 % bands`,
     };
   }
 

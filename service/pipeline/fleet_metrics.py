@@ -17,7 +17,7 @@ from fleet.held_gpus import wanted_milli
 from fleet.jobs import JobAttempt
 from fleet.requests import WHOLE_GPU
 from fleet.topology import Level
-from models.demand.rows import DemandRow
+from models.demand.rows import DemandRow, WaitsFor
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from service.answers.jobs import StragglerCause
@@ -284,17 +284,23 @@ def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def demand_page(demand: Sequence[DemandRow]) -> bytes:
-    """The forecasts of whole pools (see also service.pipeline.demand.metrics). demand: rows of `/v1/demand`."""
+    """Make the page of whole queues and pools. demand: rows of `/v1/demand`."""
     page = Page()
     demand = [row for row in demand if row.class_ == row.group == "all"]
-    size: dict[str, float] = defaultdict(float)
+    size: dict[tuple[str, str], float] = defaultdict(float)
     for row in demand:
-        size[row.pool] += math.inf if row.pool == "all" else row.now
-    shown = set(sorted(size, key=lambda pool: (-size[pool], pool))[:POOLS_SHOWN])
-    rows = [({"pool": row.pool, "target": row.target}, row) for row in demand if row.pool in shown]
+        size[row.queue, row.pool] += math.inf if row.queue == row.pool == "all" else row.now
+    queues = _largest({one: gpus for one, gpus in size.items() if one[1] == "all"})
+    pools = _largest({one: gpus for one, gpus in size.items() if one[1] != "all"})
+    shown = {*queues, *pools}
+    rows = [
+        ({"queue": row.queue, "pool": row.pool, "target": row.target}, row)
+        for row in demand
+        if (row.queue, row.pool) in shown
+    ]
     page.gauge(
         "demand_now_gpus",
-        "GPUs by pool: running, queued, wanted (both), and arriving within ten minutes.",
+        "GPUs by queue, and by pool of machines: running, queued, wanted (both), and arriving within ten minutes.",
         [(labels, row.now) for labels, row in rows],
     )
     page.add(
@@ -328,8 +334,33 @@ def demand_page(demand: Sequence[DemandRow]) -> bytes:
     page.gauge(
         "demand_model_info", "Who serves a series.", [({**labels, "model": row.model}, 1) for labels, row in rows]
     )
-    page.number("demand_pools_left_out", "Pools without series, beyond the bound of this page.", len(size) - len(shown))
+    waits = [(labels, row.waits_for) for labels, row in rows if isinstance(row.waits_for, WaitsFor)]
+    page.gauge(
+        "demand_waiting_gpus",
+        "GPUs of jobs that wait, by what they wait for: machines, or a quota of their queue.",
+        [
+            ({"queue": labels["queue"], "pool": labels["pool"], "waits_for": name}, gpus)
+            for labels, row in waits
+            for name, gpus in (("machines", row.machines), ("quota", row.quota))
+        ],
+    )
+    page.gauge(
+        "demand_usable_gpus",
+        "GPUs that the jobs of a queue may use, and those of a pool of machines.",
+        [
+            ({"queue": row.queue, "pool": row.pool}, row.capacity)
+            for _, row in rows
+            if row.target == "wanted" and isinstance(row.capacity, float)
+        ],
+    )
+    left_out = len(size) - len(shown)
+    page.number("demand_pools_left_out", "Queues and pools without series, beyond the bound of this page.", left_out)
     return page.encode()
+
+
+def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
+    """Return the POOLS_SHOWN largest of (queue, pool)."""
+    return sorted(size, key=lambda one: (-size[one], one))[:POOLS_SHOWN]
 
 
 def _total(values: NDArray[np.float64]) -> float | None:

@@ -37,14 +37,15 @@ def asked_by(snippet: str) -> DemandKey:
     (metric,) = (row["external"]["metric"] for row in things(snippet)["HorizontalPodAutoscaler"]["spec"]["metrics"])
     assert metric["name"] == METRIC
     labels = selected(",".join(f"{name}={value}" for name, value in metric["selector"]["matchLabels"].items()))
-    return DemandKey(labels["pool"], labels["class"], labels["group"], labels["target"])
+    return DemandKey(labels["queue"], labels["class"], labels["group"], labels["target"], labels["pool"])
 
 
 def forecast_of(key: DemandKey) -> DemandRow:
-    """Of a service that serves the model `served` in the pool `serve`. Raises UnknownEntity for a series that it never
+    """Of a service that serves the model `served` in the queue `serve`. Raises UnknownEntity for a series that it never
     has."""
     requests = RequestSeries()
     requests.note(NOW_MS, {("serve", "served"): (5.0, 1)})
-    keys = [DemandKey(*one, "request_rate") for one in read_requests(requests, NOW_MS).keys]
+    found = read_requests(requests, NOW_MS).keys
+    keys = [DemandKey(one.queue, one.class_, one.group, "request_rate", one.pool) for one in found]
     demand = {one: row(one, 5.0, [[5.0, 5.0, 5.0]] * 3) for one in keys}
     return row_of(Weather(1, NOW_MS, NOW_MS, demand=demand), key)

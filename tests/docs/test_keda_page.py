@@ -23,7 +23,7 @@ def test_the_trigger_is_one_that_the_scaler_reads() -> None:
     (external,) = (row["metadata"] for row in triggers() if row["type"] == "external")
     trigger = read_trigger(external)
     assert (trigger.series, trigger.per_replica, trigger.horizon_s) == (
-        ("serve", "inference", "llama", "request_rate"),
+        ("serve", "inference", "llama", "request_rate", "all"),
         8.0,
         300.0,
     )

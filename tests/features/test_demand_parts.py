@@ -42,7 +42,7 @@ def test_a_record_says_how_long_it_waited_got_going_and_ran() -> None:
         Finished(job="j", sequence=999, time_ms=T0 + 660_000),
     ]
     (row,) = told(*events).rows()
-    assert (row.pool, row.class_, row.gpus, row.waited_s, row.gave_up) == ("q", "training", 8, 60.0, False)
+    assert (row.queue, row.class_, row.gpus, row.waited_s, row.gave_up) == ("q", "training", 8, 60.0, False)
     assert (row.cold_s, row.run_s, row.tolerated_s) == (140.0, 600.0, 900.0)
     assert told(*events, *events).rows() == [row]
 

@@ -54,8 +54,8 @@ def read(demand: DemandSeries, pool: str, target: str, **scope: str) -> np.ndarr
 def test_classes_and_groups_add_up_to_their_pool() -> None:
     demand = tell(DemandSeries(), *crowd())
     for pool in ("a", "b", "all"):
-        classes = [scope.class_ for scope in demand.scopes("class") if scope.pool == pool]
-        groups = [scope.group for scope in demand.scopes("group") if scope.pool == pool]
+        classes = [scope.class_ for scope in demand.scopes("class") if scope.queue == pool]
+        groups = [scope.group for scope in demand.scopes("group") if scope.queue == pool]
         assert groups == ["g0", "g1", "g2"]
         for target in TARGETS:
             total = read(demand, pool, target)
@@ -71,7 +71,7 @@ def test_the_same_events_twice_are_the_same_events() -> None:
     assert once.scopes("group") == twice.scopes("group")
     for scope in [*once.scopes("class"), *once.scopes("group")]:
         of = {"class_": scope.class_, "group": scope.group}
-        np.testing.assert_array_equal(read(once, scope.pool, "wanted", **of), read(twice, scope.pool, "wanted", **of))
+        np.testing.assert_array_equal(read(once, scope.queue, "wanted", **of), read(twice, scope.queue, "wanted", **of))
     assert once.records.rows() == twice.records.rows()
 
 
@@ -79,21 +79,20 @@ def test_a_job_without_a_group_counts_for_its_user_and_one_with_neither_as_other
     demand = tell(
         DemandSeries(), submitted("j1", 1, user="ada"), submitted("j2", 2, 2), submitted("j3", 3, group="all")
     )
-    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["ada"]
+    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["ada"]
     assert read(demand, "a", "queued", group=OTHER)[-1] == 10
     assert read(demand, "a", "queued")[-1] == 18
 
 
 def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_series, "MOST_GROUPS", 4)
     monkeypatch.setitem(demand_series.MOST, "group", 4)
     demand, jobs = DemandSeries(), JobTable()
     for n, gpus in enumerate((8, 1, 4, 64)):
         tell(demand, submitted(f"j{n}", n, gpus, group=f"g{n}"), jobs=jobs)
-    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g1"]
+    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g1"]
     assert read(demand, "a", "queued", group=OTHER)[-1] == 68
     demand.rank_groups(NOW)
-    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g3"]
+    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
     assert read(demand, "a", "queued", group="g3")[-1] == 64
     assert np.isnan(read(demand, "a", "queued", group="g3")[:-1]).all()  # what it wanted before is in "other"
     assert read(demand, "a", "queued", group=OTHER)[-1] == 5
@@ -101,7 +100,7 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
     again.load(*demand.dump())
     np.testing.assert_array_equal(read(again, "a", "queued", group="g3"), read(demand, "a", "queued", group="g3"))
     demand.rank_groups(NOW)
-    assert [scope.group for scope in demand.scopes("group") if scope.pool == "a"] == ["g0", "g3"]
+    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
@@ -123,7 +122,6 @@ def test_what_a_scope_had_no_room_for_is_not_taken_off_it(monkeypatch: pytest.Mo
 
 
 def test_a_group_that_lost_its_place_and_gets_it_again_counts_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand_series, "MOST_GROUPS", 2)
     monkeypatch.setitem(demand_series.MOST, "group", 2)
     demand, jobs = DemandSeries(), JobTable()
     tell(demand, submitted("j0", 1, 2, group="g0"), submitted("j1", 2, 8, group="g1"), jobs=jobs)
@@ -142,15 +140,14 @@ def test_a_group_that_lost_its_place_and_gets_it_again_counts_what_it_has(monkey
 
 
 def test_a_few_groups_a_call_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("MOST_GROUPS", 6), ("MOST_SWAPS", 2)):
-        monkeypatch.setattr(demand_series, name, most)
+    monkeypatch.setattr(demand_series, "MOST_SWAPS", 2)
     monkeypatch.setitem(demand_series.MOST, "group", 6)
     small = [submitted(f"s{n}", n, 1, group=f"s{n}") for n in range(3)]
     demand = tell(DemandSeries(), *small, *(submitted(f"l{n}", n, 9 - n, group=f"l{n}") for n in range(3)))
     listed = []
     for _ in range(3):
         demand.rank_groups(NOW)
-        listed.append({scope.group for scope in demand.scopes("group") if scope.pool == "all"} & {"l0", "l1", "l2"})
+        listed.append({scope.group for scope in demand.scopes("group") if scope.queue == "all"} & {"l0", "l1", "l2"})
     assert listed == [{"l0"}, {"l0", "l1"}, {"l0", "l1", "l2"}]
 
 
@@ -165,7 +162,7 @@ def test_a_snapshot_keeps_every_scope() -> None:
     assert restored.scopes("group") == straight.scopes("group")
     for scope in straight.scopes("group"):
         np.testing.assert_array_equal(
-            read(restored, scope.pool, "running", group=scope.group),
-            read(straight, scope.pool, "running", group=scope.group),
+            read(restored, scope.queue, "running", group=scope.group),
+            read(straight, scope.queue, "running", group=scope.group),
         )
     assert sorted(restored.records.rows()) == sorted(straight.records.rows())

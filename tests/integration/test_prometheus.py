@@ -96,6 +96,7 @@ class World:
         chosen = dict(RATE)
         telling = {
             "node": 'max by (node) (fleetcast_node_flagged) and on (node) fleetcast_node_gpus{state="running"} > 0',
+            "queue": 'max by (queue) (fleetcast_demand_now_gpus{queue="all"})',
             "pool": 'max by (pool) (fleetcast_demand_now_gpus{pool="all"})',
             "target": 'max by (target) (fleetcast_demand_now_gpus{target="wanted"})',
         }

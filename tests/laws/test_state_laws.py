@@ -86,7 +86,7 @@ REACHED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a job that runs": lambda parts: parts["running"],
     "a job that waits": lambda parts: parts["queued"],
     "an attempt that another ended": lambda parts: any(row.superseded_ms for row in parts["attempts"].values()),
-    "a pool": lambda parts: len(parts["pools"]) > 1,
+    "a queue": lambda parts: len(parts["queues"]) > 1,
     "a run time": lambda parts: parts["durations"]["all"],
 }
 

@@ -15,9 +15,10 @@ LLAMA = DemandKey("serve", "inference", "llama-70b", "request_rate")
 
 def row(key: DemandKey, now: float, values: list[list[float | None]], **more: Any) -> DemandRow:
     """values: one list a quantile of QUANTILES, one number a horizon of HORIZONS_S."""
-    pool, class_, group, target = key
+    queue, class_, group, target, pool = key
     told = {"model": "trees", "issued_ms": NOW_MS, "record": None} | more
     return DemandRow(
+        queue=queue,
         pool=pool,
         class_=class_,
         group=group,

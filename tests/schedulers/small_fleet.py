@@ -50,7 +50,7 @@ def outlook(risk: dict[str, float], free: int = 8, **more: object) -> Outlook:
 def wanted(now: float, *p90: float, issued_ms: int = NOW_MS) -> dict[DemandKey, DemandRow]:
     """The forecast of wanted GPUs in the pool `serve`, a minute, ten and an hour ahead."""
     row = DemandRow(
-        pool="serve",
+        queue="serve",
         class_="all",
         group="all",
         target="wanted",

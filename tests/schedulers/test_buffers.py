@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from fleet.errors import RequestError
 from schedulers.adapter import Write
 from schedulers.buffers import (
     CLASS,
@@ -14,6 +15,7 @@ from schedulers.buffers import (
     REPLICAS,
     THEIRS,
     CapacityBuffers,
+    asked,
 )
 from schedulers.weather import DemandKey, Weather
 from tests.schedulers.small_fleet import NOW_MS, wanted
@@ -119,7 +121,7 @@ def test_a_maximum_below_the_minimum_is_a_mistake() -> None:
 
 def test_a_buffer_that_no_longer_opts_in_is_taken_back() -> None:
     (found,) = CapacityBuffers().wishes(board(40, 65.0), {"serve/ahead": {LEAST: "1", REPLICAS: "4"}})
-    assert (found.value, found.why) == (None, "it has no annotation fleetcast.io/pool now")
+    assert (found.value, found.why) == (None, "it has no annotation fleetcast.io/queue or fleetcast.io/pool now")
 
 
 def test_replicas_that_somebody_else_holds_are_theirs() -> None:
@@ -130,3 +132,12 @@ def test_replicas_that_somebody_else_holds_are_theirs() -> None:
 
 def test_a_raised_minimum_is_followed() -> None:
     assert replicas(board(40, 40.0), min="2", replicas="0") is None
+
+
+def test_a_buffer_is_of_a_queue_or_of_a_pool_of_machines() -> None:
+    size = {"fleetcast.io/gpus-per-replica": "8"}
+    of_queue, of_pool = asked(size | {"fleetcast.io/queue": "serve"}), asked(size | {"fleetcast.io/pool": "h100"})
+    assert (of_queue.queue, of_queue.pool, of_queue.whose) == ("serve", "all", "queue serve")
+    assert (of_pool.queue, of_pool.pool, of_pool.whose) == ("all", "h100", "pool h100")
+    with pytest.raises(RequestError, match=r"leave it out beside fleetcast.io/queue = 'serve'"):
+        asked(size | {"fleetcast.io/queue": "serve", "fleetcast.io/pool": "h100"})

@@ -9,7 +9,7 @@ from schedulers.adapter import NotKnown
 from schedulers.demand_value import OLDEST_S, row_of, value_of
 from schedulers.weather import DemandKey, Weather
 from tests.fuzz.bounds import examples
-from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, small_demand
+from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_demand
 from tests.schedulers.small_fleet import NOW_MS
 
 WEATHER = Weather(1, NOW_MS, NOW_MS, demand=small_demand())
@@ -64,3 +64,15 @@ def test_a_value_lies_within_its_row(quantile: float, horizon_s: float) -> None:
     row = small_demand()[FLEET]
     known = [row.now, *(value for value in row.values[QUANTILES.index(quantile)] if value is not None)]
     assert min(known) <= value(FLEET, quantile, horizon_s) <= max(known)
+
+
+def test_a_pool_that_no_inventory_has_is_the_queue_of_that_name() -> None:
+    """`pool` named a queue in earlier versions: an autoscaler that still says so keeps its number."""
+    pool, queue = DemandKey("all", "all", "all", "wanted", "h100"), DemandKey("h100", "all", "all", "wanted")
+    other = DemandKey("serve", "all", "all", "wanted")
+    rows = {key: row(key, now, [[now] * 3] * 3) for key, now in ((pool, 1.0), (queue, 2.0), (other, 3.0))}
+    seen = Weather(1, NOW_MS, NOW_MS, demand=rows)
+    assert row_of(seen, pool).now == 1.0
+    assert row_of(seen, DemandKey("all", "all", "all", "wanted", "serve")).now == 3.0
+    with pytest.raises(UnknownEntity, match="pool 'lost'"):
+        row_of(seen, DemandKey("all", "all", "all", "wanted", "lost"))

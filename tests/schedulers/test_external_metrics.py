@@ -16,7 +16,7 @@ from schedulers.external_metrics import METRIC, VERSION, ExternalMetrics, api_re
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import weather
 
-LLAMA = "pool=serve,class=inference,group=llama-70b,target=request_rate"
+LLAMA = "queue=serve,class=inference,group=llama-70b,target=request_rate"
 
 
 def asked(selector: str = "", metric: str = METRIC, **more: Any) -> Any:
@@ -34,7 +34,8 @@ def test_an_answer_is_a_list_of_one_value_as_kubernetes_reads_it() -> None:
             {
                 "metricName": METRIC,
                 "metricLabels": {
-                    "pool": "serve",
+                    "queue": "serve",
+                    "pool": "all",
                     "class": "inference",
                     "group": "llama-70b",
                     "target": "request_rate",
@@ -64,7 +65,8 @@ def test_every_way_to_write_one_value_means_the_same(selector: str) -> None:
         ("pool in (a,b)", "expected label=value"),
         ("!pool", "expected label=value"),
         ("pool", "expected label=value"),
-        ("app=web", "the labels are pool, class, group, target, quantile, horizon_s"),
+        ("app=web", "the labels are queue, pool, class, group, target, quantile, horizon_s"),
+        ("queue=serve,pool=h100", "set queue or pool"),
         ("horizon_s=soon", "horizon_s = 'soon': expected a number"),
         ("horizon_s=nan", "set one from 0 to 600"),
         ("horizon_s=-1", "set one from 0 to 600"),
@@ -77,7 +79,7 @@ def test_a_selector_that_means_no_number_is_refused_with_what_is_expected(select
 
 
 def test_requests_are_those_of_served_models_unless_the_selector_says_otherwise() -> None:
-    short = "pool=serve,group=llama-70b,target=request_rate,horizon_s=300"
+    short = "queue=serve,group=llama-70b,target=request_rate,horizon_s=300"
     assert asked(short) == asked(LLAMA + ",horizon_s=300")
     assert (selected("")["class"], selected("target=wanted")["class"]) == ("all", "all")
     with pytest.raises(UnknownEntity, match="class 'all'"):

@@ -21,7 +21,7 @@ from tests.schedulers.small_fleet import NOW_MS
 KEY = DemandKey("serve", "inference", "llama", "request_rate")
 METADATA = {
     "scalerAddress": "fleetcast:9443",
-    "pool": "serve",
+    "queue": "serve",
     "group": "llama",
     "target": "request_rate",
     "targetPerReplica": "8",
@@ -34,7 +34,7 @@ def row(issued_ms: int = NOW_MS, lead_s: float | None = None, **more: Any) -> De
     """Of 10 requests a second now: p90 rises to 20 in a minute, 80 in five, 200 in ten."""
     values = [[5.0, 10.0, 20.0], [10.0, 40.0, 100.0], [20.0, 80.0, 200.0]]
     made = DemandRow(
-        pool=KEY.pool,
+        queue=KEY.queue,
         class_=KEY.class_,
         group=KEY.group,
         target=KEY.target,
@@ -117,7 +117,7 @@ def test_nothing_wanted_is_zero_and_not_active() -> None:
     ("given", "why"),
     [
         (Weather(1, NOW_MS, NOW_MS), "no forecast of demand now"),
-        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of pool 'serve', class 'inference', group 'llama'"),
+        (Weather(1, NOW_MS, NOW_MS, demand={}), "no forecast of queue 'serve', class 'inference', group 'llama'"),
         (weather(age_s=OLDEST_S + 1), "is 601 s old"),
         (weather(row(values=[[None] * 3] * 3)), "no forecast of request_rate 300 s ahead"),
         (weather(row(values=[[1.0] * 3, [1.0] * 3, [math.inf] * 3])), "no forecast of request_rate 300 s ahead"),
@@ -143,7 +143,7 @@ BAD = [
     ({"horizonSeconds": "-1"}, "horizonSeconds = '-1': set a number from 0 to 259200"),
     ({"horizonSeconds": ""}, "horizonSeconds = ''"),
     ({"activation": "-0.1"}, "activation = '-0.1'"),
-    ({"quantil": "0.5"}, "quantil = '0.5': no such key; known are pool, class"),
+    ({"quantil": "0.5"}, "quantil = '0.5': no such key; known are queue, pool, class"),
 ]
 
 
@@ -190,3 +190,11 @@ def test_the_class_of_what_is_served_needs_not_be_named() -> None:
 def test_targets_and_horizons_are_those_that_are_forecast() -> None:
     assert (keda.TARGETS, SERVING) == (TARGETS, histories.SERVING)
     assert max(HORIZONS_S) == LONGEST_S
+
+
+def test_a_trigger_is_of_a_queue_or_of_a_pool_of_machines() -> None:
+    base = {"target": "wanted", "targetPerReplica": "8"}
+    assert read_trigger(base | {"pool": "h100"}).series == ("all", "all", "all", "wanted", "h100")
+    assert read_trigger(base | {"queue": "train"}).series == ("train", "all", "all", "wanted", "all")
+    with pytest.raises(RequestError, match="pool = 'h100': leave it out beside queue = 'train'"):
+        read_trigger(base | {"queue": "train", "pool": "h100"})

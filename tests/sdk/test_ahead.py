@@ -22,7 +22,7 @@ from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_de
 from tests.schedulers.small_fleet import NOW_MS
 from tests.sdk.door import Door, opened
 
-OF_LLAMA = Series("serve", "inference", "llama-70b", "request_rate", 0.9, 300)
+OF_LLAMA = Series("all", "inference", "llama-70b", "request_rate", 0.9, 300, "serve")
 
 
 def told(now: float = 20.0, issued_ms: int = 1, key: DemandKey = LLAMA) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_the_value_of_a_series_is_asked_for_by_its_names(tmp_path: Path) -> None
         token.write_text("two\n")
         ahead.look()
     assert door.tokens == ["Bearer one", "Bearer two"], "a token that was renewed is read anew"
-    assert door.paths[0] == "GET /v1/demand?pool=serve&class=inference&group=llama-70b&target=request_rate"
+    assert door.paths[0] == "GET /v1/demand?class=inference&group=llama-70b&target=request_rate&queue=serve"
 
 
 def test_a_forecast_that_is_told_again_and_again_grows_old_all_the_same() -> None:
@@ -110,7 +110,7 @@ def test_a_forecast_that_is_told_again_and_again_grows_old_all_the_same() -> Non
         (200, [], TypeError),
         (200, {}, KeyError),
         (200, {"series": None}, TypeError),
-        (200, {"series": [{"pool": "serve"}]}, KeyError),
+        (200, {"series": [{"queue": "serve"}]}, KeyError),
         (200, told(key=FLEET), ValueError),
         (200, told_else(values=[[1]]), IndexError),
         (200, told_else(now="many", values=[["x"] * 3] * 3), TypeError),

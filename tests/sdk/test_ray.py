@@ -15,7 +15,7 @@ from tests.sdk.door import Door, opened
 from tests.sdk.test_ahead import told, until
 
 OWN = 2.5  # what Serve's rule wants below
-OF_LLAMA: dict[str, Any] = {"pool": "serve", "job_class": "inference", "group": "llama-70b", "every_s": 0.01}
+OF_LLAMA: dict[str, Any] = {"queue": "serve", "job_class": "inference", "group": "llama-70b", "every_s": 0.01}
 
 
 @pytest.fixture(autouse=True)

@@ -69,7 +69,7 @@ def job_row(job: str, state: str, attempt: int = 1) -> dict[str, Any]:
 
 def demand_row(pool: str, target: str) -> DemandRow:
     return DemandRow(
-        pool=pool,
+        queue=pool,
         class_="all",
         group="all",
         target=target,

@@ -116,10 +116,10 @@ class Answers:
 
     async def demand(self, request: Request) -> Response:
         asked = request.query_params
-        return self.reply(request, self.scene.demand(asked.get("pool"), asked.get("target"), asked.get("class")))
+        return self.reply(request, self.scene.demand(asked.get("queue"), asked.get("target"), asked.get("class")))
 
     async def record(self, request: Request) -> Response:
-        return self.reply(request, self.scene.record(request.query_params["pool"], request.query_params["target"]))
+        return self.reply(request, self.scene.record(request.query_params["queue"], request.query_params["target"]))
 
     async def queue(self, request: Request) -> Response:
         return self.reply(request, self.scene.queue())

@@ -57,7 +57,8 @@ class Traffic:
         issued = self.as_of_ms() // 600_000 * 600_000
         series = [
             {
-                "pool": each_pool,
+                "queue": each_pool,
+                "pool": "all",
                 "class": each_class,
                 "group": "all",
                 "target": each,
@@ -87,7 +88,8 @@ class Traffic:
         old = issued - HOUR_MS
         return {
             "as_of_ms": self.as_of_ms(),
-            "pool": pool,
+            "queue": pool,
+            "pool": "all",
             "target": target,
             "history": [[t, self._level(pool, target, t)] for t in range(issued - 24 * HOUR_MS, issued + 1, 600_000)],
             "forecast": [],

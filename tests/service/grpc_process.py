@@ -61,7 +61,7 @@ class DemandBoard:
 
 def _rows(pool: str, value: float, now_ms: int) -> list[DemandRow]:
     row = DemandRow(
-        pool=pool,
+        queue=pool,
         class_="all",
         group="all",
         target="running",

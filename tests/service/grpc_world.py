@@ -42,7 +42,7 @@ POOLS = ("calm", "shaky")
 def demand_sections_of(value: float, issued_ms: int = NOW_MS) -> list[Section]:
     """The p90 of `running` is this at any horizon."""
     row = DemandRow(
-        pool="all",
+        queue="all",
         class_="all",
         group="all",
         target="running",

@@ -24,7 +24,7 @@ from service.weather import WeatherStation, rule_of
 from tests.service.runs_world import NOW_MS, batch, began, board_of, came, past, pipeline_in
 
 ROW = DemandRow(
-    pool="gpu",
+    queue="gpu",
     class_="all",
     group="",
     target="running",

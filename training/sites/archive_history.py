@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import EVERYTHING
 from features.demand_series import BINS, TARGETS, DemandSeries, Target
 from features.job_fold import JobFold
+from features.pool_inventory import EVERYTHING
 from fleet.clock import moment
 from fleet.entities import Entities
 from fleet.errors import FleetcastError
@@ -139,7 +139,7 @@ def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Windo
     """All series of `bins` full bins from `first_bin` on."""
     return {
         pool: {target: full_bins(demand, pool, target, first_bin, bins, bin_s) for target in TARGETS}
-        for pool in demand.pools()
+        for pool in demand.queues()
     }
 
 

@@ -1,6 +1,6 @@
-"""Demand: forecasts by pool, class, group and target, what became of the earlier ones, and what demand is made of."""
+"""Demand: forecasts by queue or pool of machines, what became of earlier ones, and what demand is made of."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 import msgspec
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from fleet.errors import UnknownEntity
 from fleet.events import JobClass
-from models.demand.forecaster import TARGETS
+from models.demand.forecaster import TARGETS, SeriesKey, series_name
 from models.demand.rows import DemandRow
 from service.answers.demand import Demand, DemandModel, DemandRecord
 from service.api.routes import demand_examples
@@ -19,28 +19,34 @@ from service.api.routes.table import Param, Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
 from service.http.problems import unprocessable
-from service.pipeline.demand.sections import KEYS, demand_fan, demand_keys, demand_rows
+from service.pipeline.demand.sections import KEYS, DemandKeys, demand_fan, demand_keys, demand_rows
 
 CLASSES = ("all", *get_args(JobClass))
 NAMED = 20  # in an error
+QUEUE_NOTE = "{0} is a queue: set queue={0} instead of pool. A pool is one of machines, as in the inventory."
 
 decode_row = msgspec.json.Decoder(DemandRow).decode
 
+QUEUE = Param("queue", str, "only this queue; `all` is the whole fleet")
+POOL = Param("pool", str, "only this pool of machines, as in the inventory; `all` is the whole fleet")
 FILTERS = (
-    Param("pool", str, "only this pool; `all` is the whole fleet"),
+    POOL,
     Param("class", str, "only this job class; `all` is every class", choices=CLASSES),
     Param("group", str, "only this user group, or served model; `all` is everybody, `other` who is not listed"),
     Param("target", str, "only this target", choices=TARGETS),
     Param("horizon_s", int, "only this horizon", least=1),
+    QUEUE,
 )
 RECORD_PARAMS = (
-    Param("pool", str, "whose record", "all"),
+    Param("pool", str, "the record of which pool of machines"),
     Param("target", str, "of what", "running", choices=TARGETS),
     Param("class", str, "of which job class", "all", choices=CLASSES),
+    Param("queue", str, "the record of which queue"),
 )
 MODEL_PARAMS = (
-    Param("pool", str, "only this pool; `all` is the whole fleet"),
+    Param("pool", str, "`all` is the whole fleet"),
     Param("class", str, "only this job class; `all` is every class", choices=CLASSES),
+    QUEUE,
 )
 
 
@@ -56,18 +62,53 @@ async def demand(request: Request, context: Context, query: Query) -> Response:
 
 
 def demand_body(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
-    """The series that match, found by their keys; only what is cut to a horizon is decoded."""
+    """Encode the series that match, found by their keys; only what is cut to a horizon is decoded."""
     keys = demand_keys(board)
-    _known("pool", query["pool"], keys.by_pool)
-    _known("group", query["group"], keys.groups)
-    rows: list[Any] = demand_rows(board, keys.matching({name: query[name] for name in KEYS if query[name] is not None}))
+    asked = {name: query[name] for name in KEYS if query.get(name) is not None}
+    _known("group", asked.get("group"), keys.groups)
+    found, note = _find(keys, asked)
+    rows: list[Any] = demand_rows(board, found)
+    if query["horizon_s"] is not None or note:
+        rows = [decode_row(row) for row in rows]
     if query["horizon_s"] is not None:
-        rows = _cut([decode_row(row) for row in rows], query["horizon_s"])
-    return encode({"as_of_ms": as_of_ms, "series": rows})
+        rows = _cut(rows, query["horizon_s"])
+    if note:
+        rows = [structs.replace(row, pool=asked["pool"]) for row in rows]
+    return encode({"as_of_ms": as_of_ms, "series": rows} | ({"note": note} if note else {}))
+
+
+def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
+    """Return the rows that match, and a note where `pool` names a queue.
+
+    A queue without a pool is that queue in all pools, and the other way round. Raises UnknownEntity for a name that no
+    series has.
+    """
+    scope = one_scope(asked.get("queue"), asked.get("pool"))
+    _known("queue", asked.get("queue"), keys.by_queue)
+    pool = scope.get("pool", "all")
+    found = keys.matching(asked | scope) if pool in keys.pools else []
+    if not found and pool in keys.by_queue and pool != "all":
+        return keys.matching(asked | {"queue": pool, "pool": "all"}), QUEUE_NOTE.format(pool)
+    if pool not in keys.pools and keys.rows:
+        pools, queues = (", ".join(sorted(names)[:NAMED]) for names in (keys.pools, keys.by_queue))
+        raise UnknownEntity(f"no pool {pool[:200]!r}; pools are {pools}; for a queue set `queue`: queues are {queues}")
+    return found, ""
+
+
+def one_scope(queue: str | None, pool: str | None) -> dict[str, str]:
+    """Return what a question means by its queue and pool: {} for every series.
+
+    Raises a 422 problem for both at once, since a series is of a queue or of a pool.
+    """
+    if queue is None and pool is None:
+        return {}
+    if queue not in (None, "all") and pool not in (None, "all"):
+        raise unprocessable("pool", pool, "no pool beside a queue: set `queue` or `pool`")
+    return {"queue": queue or "all", "pool": pool or "all"}
 
 
 def _known(name: str, value: str | None, names: Collection[str]) -> None:
-    """A 404 problem for a pool or group that no series is of."""
+    """Raise a 404 problem for a queue or group that no series is of."""
     if value is not None and names and value not in names:
         raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(sorted(names)[:NAMED])}")
 
@@ -92,14 +133,24 @@ async def record(request: Request, context: Context, query: Query) -> Response:
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand_record.keys")
     as_of_ms = cache.as_of_ms(board, "doc.demand_record")
-    names = ("pool", "target") if query["class"] == "all" else ("pool", "target", "class")
-    name = "|".join(query[part] for part in names)
-    fan = demand_fan(board, name)
+    scope = {"queue": "all", "pool": "all"} | one_scope(query["queue"], query["pool"])
+    note, fan = "", demand_fan(board, _record_name(scope, query))
+    if fan is None and scope["pool"] != "all":
+        fan = demand_fan(board, _record_name({"queue": scope["pool"], "pool": "all"}, query))
+        note = QUEUE_NOTE.format(scope["pool"])
     if fan is None:
         known = ", ".join(sorted(msgspec.json.decode(cache.section(board, "demand_record.keys")))[:NAMED]) or "none yet"
-        raise UnknownEntity(f"no record of {'|'.join(names)} {name[:200]!r}; there are: {known}")
-    body = {"as_of_ms": as_of_ms, "pool": query["pool"], "target": query["target"], "class": query["class"], **fan}
-    return answer(context, board, as_of_ms, encode(body))
+        name = _record_name(scope, query)[:200]
+        raise UnknownEntity(f"no record of queue|target[|class[|pool]] {name!r}; there are: {known}")
+    if note:
+        scope["queue"] = scope["pool"]
+    body = {"as_of_ms": as_of_ms, **scope, "target": query["target"], "class": query["class"], **fan}
+    return answer(context, board, as_of_ms, encode(body | ({"note": note} if note else {})))
+
+
+def _record_name(scope: Mapping[str, str], query: Query) -> str:
+    """Return the name of a record, as `DemandForecaster.record` makes it."""
+    return series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
 
 
 async def model(request: Request, context: Context, query: Query) -> Response:
@@ -107,10 +158,22 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.demand_model")
     rows = cache.document(board, "doc.demand_model")["rows"]
-    _known("pool", query["pool"], {row["pool"] for row in rows})
-    wanted = [(param.name, query[param.name]) for param in MODEL_PARAMS if query[param.name] is not None]
+    queues = {row["queue"] for row in rows}
+    scope, note = one_scope(query["queue"], query["pool"]), ""
+    _known("queue", query["queue"], queues)
+    if scope.get("pool", "all") != "all":
+        note = QUEUE_NOTE.format(scope["pool"])
+        if scope["pool"] not in queues and rows:
+            raise UnknownEntity(
+                f"no queue {scope['pool'][:200]!r}; the model is made by queue: {', '.join(sorted(queues)[:NAMED])}"
+            )
+    queue = scope.get("pool") if note else scope.get("queue")
+    wanted = [(name, value) for name, value in (("queue", queue), ("class", query["class"])) if value is not None]
     rows = [row for row in rows if all(row[name] == value for name, value in wanted)]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows}))
+    if note:
+        rows = [row | {"pool": scope["pool"]} for row in rows]
+    body = {"as_of_ms": as_of_ms, "rows": rows} | ({"note": note} if note else {})
+    return answer(context, board, as_of_ms, encode(body))
 
 
 ROWS = (
@@ -140,7 +203,7 @@ ROWS = (
         "GET",
         "/v1/demand/model",
         model,
-        "What a pool's demand is made of: floor, bands, bursts, mix, durations, waits, cold starts",
+        "What a queue's demand is made of: floor, bands, bursts, mix, durations, waits, cold starts",
         "demand",
         params=MODEL_PARAMS,
         answer=DemandModel,

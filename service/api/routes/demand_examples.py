@@ -6,6 +6,7 @@ DEMAND: dict[str, object] = {
     "as_of_ms": NOW_MS,
     "series": [
         {
+            "queue": "all",
             "pool": "all",
             "class": "all",
             "group": "all",
@@ -18,9 +19,11 @@ DEMAND: dict[str, object] = {
             "quantiles": [0.1, 0.5, 0.9],
             "values": [[796.0, 760.0], [812.0, 808.0], [824.0, 872.0]],
             "record": {"wql_vs_best_naive": 0.97, "coverage_80": 0.81, "origins": 3400},
+            "capacity": 1024.0,
         },
         {
-            "pool": "serve",
+            "queue": "serve",
+            "pool": "all",
             "class": "inference",
             "group": "llama-70b",
             "target": "request_rate",
@@ -45,6 +48,7 @@ DEMAND: dict[str, object] = {
 }
 RECORD: dict[str, object] = {
     "as_of_ms": NOW_MS,
+    "queue": "all",
     "pool": "all",
     "target": "running",
     "class": "all",
@@ -56,7 +60,8 @@ MODEL: dict[str, object] = {
     "as_of_ms": NOW_MS,
     "rows": [
         {
-            "pool": "serve",
+            "queue": "serve",
+            "pool": "all",
             "class": "inference",
             "window_s": 3_024_000,
             "stood_still_s": 0,

@@ -9,8 +9,9 @@ other faster, for at most a third of the time. Until the first forecast, the boa
 
 import asyncio
 import contextlib
+import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from features.contribution import OTHER, DemandScope, over_quota
 from features.gpu_residency import ObservedGpus
 from features.job_records import JobRecord
+from features.pool_inventory import EVERYTHING, UNASSIGNED, PoolInventory
 from features.request_series import ServingCapacity, request_rates
 from features.serving import ServedInstance
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
 from models.demand.demand_model import Key, RunningGpus, cold_starts, demand_model
-from models.demand.forecaster import BIN_MS, DemandForecaster, Histories
+from models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
 from models.demand.prescale import prescale
-from models.demand.rows import DemandRow
+from models.demand.rows import DemandRow, WaitsFor
 from service.answers.fitted_models import ShadowModel
 from service.board.board import Board, Section
 from service.board.gpu_use import Occupant
@@ -49,6 +52,7 @@ LOADED_SHARE = 0.05  # of a GPU's memory: more than a bare context takes
 ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
 QUIET_WALL_S, MOST_PAUSES = 5.0, 12  # while somebody tells the past
+GPU_TARGETS = ("running", "queued", "wanted")
 HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 
@@ -63,6 +67,7 @@ class HeardTick:
     requests: Sequence[JobAttempt]
     promised: Mapping[tuple[str, int], int]
     sizes: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    unknown_by_pool: Mapping[str, int] = field(default_factory=dict)
 
 
 class DemandForecasts(Capability):
@@ -100,10 +105,20 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        in_use = int((tick.gpu_use == Occupant.UNKNOWN).sum()) if tick.jobs_are_known else None
+        unknown = unknown_by_pool(tick) if tick.jobs_are_known else None
+        in_use = None if unknown is None else sum(unknown.values())
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
         self._heard.append(
-            HeardTick(tick.now_ms, tick.served, gpu_looks(tick), in_use, tick.open.requested, promised, tick.sizes)
+            HeardTick(
+                tick.now_ms,
+                tick.served,
+                gpu_looks(tick),
+                in_use,
+                tick.open.requested,
+                promised,
+                tick.sizes,
+                unknown or {},
+            )
         )
         return self.latest
 
@@ -149,13 +164,14 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
+        demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values())
         self.note_ticks(state)
         demand.rank_groups(now_ms)
-        histories = await read_histories(demand, state.topology, now_ms)
+        histories = await read_histories(demand, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
-        records, residency = demand.records.rows(), demand.residency.shares()
+        records, residency, quota = demand.records.rows(), demand.residency.shares(), over_quota(demand.known())
         async with self.free:
-            await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates))
+            await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates, quota))
 
     def note_ticks(self, state: FleetState) -> None:
         """Add what the ticks since the last call showed to the demand series."""
@@ -168,7 +184,7 @@ class DemandForecasts(Capability):
             still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
             demand.note_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
-                demand.note_unknown_use(heard.time_ms, heard.unknown_use)
+                demand.note_unknown_use(heard.time_ms, heard.unknown_use, heard.unknown_by_pool)
 
     def _forecast(
         self,
@@ -177,16 +193,18 @@ class DemandForecasts(Capability):
         records: list[JobRecord],
         residency: Mapping[Key, tuple[float, float]],
         rates: Mapping[Key, ServingCapacity],
+        quota: Mapping[DemandScope, int],
     ) -> None:
         for trees in (self._trees, self._shadow):
             if trees is not None and trees.refresh():
                 self._forecaster.use(trees.name, trees.version)
         rows = self._forecaster.update(histories, now_ms)
+        add_bounds(rows, histories, quota)
         cold = cold_starts(records)
         for row in rows:
-            if row.target == "request_rate" and (row.pool, row.group) in rates:
-                seen = rates[row.pool, row.group]
-                starts = cold.get((row.pool, row.class_))
+            if row.target == "request_rate" and (row.queue, row.group) in rates:
+                seen = rates[row.queue, row.group]
+                starts = cold.get((row.queue, row.class_))
                 row.prescale = prescale(row, seen.instances, seen.peak_per_instance, starts)
         if now_ms // BIN_MS != self._model_bin:
             self._model = demand_model(running_by_class(histories), records, residency)
@@ -210,17 +228,47 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
 
 
 def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
-    """(pool, class) -> GPUs in use; of pools first, then of their classes."""
+    """Return (queue, class) -> GPUs in use, queues first, then their classes."""
     (told,) = (one for one in histories if one.target == "running")
     return {
-        (key.pool, key.class_): RunningGpus(minutes, ten_minute)
+        (key.queue, key.class_): RunningGpus(minutes, ten_minute)
         for key, minutes, ten_minute in zip(told.keys, told.minutes, told.ten_minute, strict=True)
-        if not key.is_part
+        if not key.is_part and key.pool == EVERYTHING
     }
 
 
+def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, int]) -> None:
+    """Add to rows the GPUs that they may use, and to those of queued GPUs how many wait for a quota.
+
+    quota: GPUs that wait for one, by scope. What is left over from the listed series has no such number.
+    """
+    capacity = {
+        key: gpus if math.isfinite(gpus) else None
+        for one in histories
+        if one.target == "running"
+        for key, gpus in zip(one.keys, one.capacity.tolist(), strict=True)
+    }
+    for row in rows:
+        key = SeriesKey(row.queue, row.class_, row.group, row.pool)
+        if row.target in GPU_TARGETS:
+            row.capacity = capacity.get(key)
+        if row.target == "queued" and OTHER not in (row.queue, row.group):
+            held_up = min(float(quota.get(DemandScope(*key), 0)), row.now)
+            row.waits_for = WaitsFor(held_up, row.now - held_up)
+
+
+def unknown_by_pool(tick: Tick) -> Counter[str]:
+    """Return the GPUs at work that no job holds, by pool of machines."""
+    counts = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1).tolist()
+    found: Counter[str] = Counter()
+    for node, gpus in zip(tick.topology.nodes, counts, strict=False):
+        if gpus:
+            found[node.pool if node.pool != EVERYTHING else UNASSIGNED] += gpus
+    return found
+
+
 def gpu_looks(tick: Tick) -> dict[Key, ObservedGpus]:
-    """(pool, class) -> GPUs held whose memory and activity are known, of those loaded, and of those active."""
+    """(queue, class) -> GPUs held whose memory and activity are known, of those loaded, and of those active."""
     used, free = _reading(tick, "fb_used_bytes"), _reading(tick, "fb_free_bytes")
     total = _reading(tick, "fb_total_bytes")
     total = np.where(np.isfinite(total), total, used + free)

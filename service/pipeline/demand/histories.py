@@ -1,16 +1,15 @@
-"""The histories that demand is forecast from: series of every pool, class, user group and served model, as of now."""
+"""The histories that demand is forecast from, as of now: of queues, classes, user groups, pools and served models."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from features.contribution import EVERYTHING, OTHER
+from features.contribution import OTHER, allowed_pools
 from features.demand_series import DemandSeries, Target
+from features.pool_inventory import EVERYTHING
 from features.request_series import RequestSeries
-from fleet.topology import Topology
 from models.demand.forecaster import BIN_S, MINUTE_S, Histories, SeriesKey
 
 Array = NDArray[np.float64]
@@ -22,34 +21,35 @@ SERVING = "inference"
 
 
 def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
-    """Return pools, then classes, then groups and what each pool has beyond them.
+    """Return queues, then classes, then groups with what each queue has beyond them, then pools of machines.
 
-    The pool OTHER has the demand of pools beyond the bound.
+    The queue OTHER has the demand of queues beyond the bound.
     """
-    pools = demand.pools()
-    groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.pool in pools]
-    others = [SeriesKey(pool, group=OTHER) for pool in dict.fromkeys(key.pool for key in groups)]
+    queues = demand.queues()
+    groups = [SeriesKey(*scope) for scope in demand.scopes("group") if scope.queue in queues]
+    others = [SeriesKey(queue, group=OTHER) for queue in dict.fromkeys(key.queue for key in groups)]
     classes = [SeriesKey(*scope) for scope in demand.scopes("class")]
-    unlisted = [SeriesKey(OTHER)] if demand.lists_no_more_pools and OTHER not in pools else []
-    return (*map(SeriesKey, pools), *unlisted, *classes, *groups, *others)
+    unlisted = [SeriesKey(OTHER)] if demand.lists_no_more_queues and OTHER not in queues else []
+    pools = [SeriesKey(pool=pool) for pool in demand.pools()]
+    return (*map(SeriesKey, queues), *unlisted, *classes, *groups, *others, *pools)
 
 
-async def read_histories(demand: DemandSeries, topology: Topology, now_ms: int) -> list[Histories]:
+async def read_histories(demand: DemandSeries, now_ms: int) -> list[Histories]:
     """One a target, in the order of `forecaster.TARGETS`. Reading is sliced: events are taken in meanwhile."""
     keys = everybody(demand)
-    listed = {SeriesKey(*scope) for kind in ("pool", "class", "group") for scope in demand.scopes(kind)}
+    listed = {SeriesKey(*scope) for kind in ("queue", "class", "group") for scope in demand.scopes(kind)}
     tables: dict[tuple[Target, int], Array] = {
         (target, bin_s): np.full((len(keys), bins), np.nan) for target in READ for bin_s, bins in SPANS.items()
     }
     for row, one in enumerate(keys):
         if row % AT_A_TIME == 0:
             await asyncio.sleep(0)
-        for (target, bin_s), table in tables.items() if OTHER not in (one.pool, one.group) or one in listed else ():
-            table[row] = demand.series(one.pool, target, now_ms, bin_s, SPANS[bin_s], one.class_, one.group)
+        for (target, bin_s), table in tables.items() if OTHER not in (one.queue, one.group) or one in listed else ():
+            table[row] = demand.series(one.queue, target, now_ms, bin_s, SPANS[bin_s], one.class_, one.group, one.pool)
     for table in tables.values():
         _fill_others(table, keys)
     tables["arriving", MINUTE_S] = last_ten(tables["arriving", MINUTE_S])
-    return await asyncio.to_thread(_histories, keys, tables, gpus_by_pool(topology, keys)) + [
+    return await asyncio.to_thread(_histories, keys, tables, usable_gpus(demand, keys)) + [
         read_requests(demand.requests, now_ms)
     ]
 
@@ -69,16 +69,17 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
 
 
 def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
-    """Fill in what "all" has beyond the listed pools, and a pool beyond its groups. table: (series, bin)."""
+    """Fill in what "all" has beyond the listed queues, and a queue beyond its groups. table: (series, bin)."""
     rows = {one: row for row, one in enumerate(keys)}
     unlisted = rows.get(SeriesKey(OTHER))
     if unlisted is not None and not np.isfinite(table[unlisted]).any():
-        pools = [row for one, row in rows.items() if one == SeriesKey(one.pool) and one.pool not in (EVERYTHING, OTHER)]
-        table[unlisted] = np.maximum(table[rows[SeriesKey(EVERYTHING)]] - np.nan_to_num(table[pools]).sum(axis=0), 0.0)
+        named = [one for one in rows if one == SeriesKey(one.queue) and one.queue not in (EVERYTHING, OTHER)]
+        queues = [rows[one] for one in named]
+        table[unlisted] = np.maximum(table[rows[SeriesKey(EVERYTHING)]] - np.nan_to_num(table[queues]).sum(axis=0), 0.0)
     for one, row in rows.items():
         if one.group == OTHER:
-            groups = [at for other, at in rows.items() if other.pool == one.pool and other.is_part and at != row]
-            table[row] = np.maximum(table[rows[SeriesKey(one.pool)]] - np.nan_to_num(table[groups]).sum(axis=0), 0.0)
+            groups = [at for other, at in rows.items() if other.queue == one.queue and other.is_part and at != row]
+            table[row] = np.maximum(table[rows[SeriesKey(one.queue)]] - np.nan_to_num(table[groups]).sum(axis=0), 0.0)
 
 
 def last_ten(minutes: Array) -> Array:
@@ -88,23 +89,28 @@ def last_ten(minutes: Array) -> Array:
     return np.where(np.isfinite(minutes), sums, np.nan)
 
 
-def gpus_by_pool(topology: Topology, keys: Sequence[SeriesKey]) -> Array:
-    """(series,) GPUs that a pool can run on: of its nodes, or of all where no node names the pool; NaN for none."""
-    pools: Counter[str] = Counter()
-    for node in topology.nodes:
-        pools[node.pool] += node.gpus
-    total = sum(pools.values())
-    counts = np.array([pools.get(one.pool, total) for one in keys], np.float64)
-    return np.where(counts > 0, counts, np.nan)
+def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
+    """Return the GPUs that a series may use, (series,), NaN where no inventory says.
+
+    For a pool those of its nodes. For a queue those of the pools that its jobs may run in: all pools while one of its
+    jobs may run anywhere.
+    """
+    gpus, total = demand.inventory.gpus, sum(demand.inventory.gpus.values())
+    allowed = allowed_pools(demand.known())
+    by_queue = {queue: sum(gpus.get(pool, 0) for pool in pools) for queue, pools in allowed.items()}
+    counts = [by_queue.get(one.queue, total) if one.pool == EVERYTHING else gpus.get(one.pool, total) for one in keys]
+    found = np.array(counts, np.float64)
+    return np.where(found > 0, found, np.nan)
 
 
 def read_requests(requests: RequestSeries, now_ms: int) -> Histories:
-    """Requests per second: of all pools, of each, and of each of its models."""
+    """Requests per second: of all queues, of each, and of each of its models. A serving pool counts as a queue."""
     models = requests.models()
-    pools = [EVERYTHING, *dict.fromkeys(pool for pool, _ in models if pool != EVERYTHING)] if models else []
-    keys = (*(SeriesKey(pool, SERVING) for pool in pools), *(SeriesKey(pool, SERVING, model) for pool, model in models))
+    queues = [EVERYTHING, *dict.fromkeys(queue for queue, _ in models if queue != EVERYTHING)] if models else []
+    wholes = (SeriesKey(queue, SERVING) for queue in queues)
+    keys = (*wholes, *(SeriesKey(queue, SERVING, model) for queue, model in models))
     minutes, ten_minute = (
-        np.array([requests.series(one.pool, one.group, now_ms, bin_s, bins) for one in keys]).reshape(-1, bins)
+        np.array([requests.series(one.queue, one.group, now_ms, bin_s, bins) for one in keys]).reshape(-1, bins)
         for bin_s, bins in SPANS.items()
     )
     return Histories("request_rate", keys, minutes, ten_minute, np.full(len(keys), np.nan))

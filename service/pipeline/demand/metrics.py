@@ -1,4 +1,4 @@
-"""Demand as metrics, beside the pools of `fleet_metrics`: the largest groups, the busiest served models, the trees."""
+"""Metrics of demand beside those of `fleet_metrics`: the largest groups, the busiest served models, the trees."""
 
 from collections.abc import Sequence
 
@@ -16,17 +16,20 @@ Rows = Sequence[DemandRow]
 
 
 def parts_page(rows: Rows) -> bytes:
-    """rows: of `/v1/demand`."""
+    """Make the page of user groups and served models. rows: of `/v1/demand`.
+
+    The label `pool` of a served model is that of its exporter, as in the metrics of served models.
+    """
     page = Page()
-    groups = [row for row in rows if row.target == "wanted" and row.group != "all" and row.pool != "all"]
-    shown = sorted(groups, key=lambda row: (-row.now, row.pool, row.group))[:GROUPS_SHOWN]
-    named = [({"pool": row.pool, "group": row.group}, row) for row in shown]
+    groups = [row for row in rows if row.target == "wanted" and row.group != "all" and row.queue != "all"]
+    shown = sorted(groups, key=lambda row: (-row.now, row.queue, row.group))[:GROUPS_SHOWN]
+    named = [({"queue": row.queue, "group": row.group}, row) for row in shown]
     page.gauge("demand_group_now_gpus", "GPUs that a user group wants.", [(labels, row.now) for labels, row in named])
     page.add("summary", "demand_group_forecast_gpus", "Forecast of the same.", _ahead(named, HORIZONS_S))
     page.number("demand_groups_left_out", "User groups without series.", len(groups) - len(shown))
     models = [row for row in rows if row.target == "request_rate" and row.group != "all"]
-    shown = sorted(models, key=lambda row: (-row.now, row.pool, row.group))[:MODELS_SHOWN]
-    named = [({"pool": row.pool, "model": row.group}, row) for row in shown]
+    shown = sorted(models, key=lambda row: (-row.now, row.queue, row.group))[:MODELS_SHOWN]
+    named = [({"pool": row.queue, "model": row.group}, row) for row in shown]
     page.gauge("demand_requests_per_s", "Requests per second.", [(labels, row.now) for labels, row in named])
     page.add("summary", "demand_requests_forecast_per_s", "Forecast of the same.", _ahead(named, RATE_HORIZONS_S))
     page.gauge(

@@ -16,10 +16,10 @@ SECTIONS = (
     *("doc.demand", "demand.keys", "demand.offsets"),
     *("doc.demand_record", "demand_record.keys", "demand_record.offsets", "doc.demand_model"),
 )
-KEYS = ("pool", "class", "group", "target")
+KEYS = ("queue", "class", "group", "target", "pool")
 
 encode = msgspec.json.Encoder().encode
-Key = tuple[str, str, str, str]
+Key = tuple[str, str, str, str, str]
 
 
 def demand_sections(
@@ -28,10 +28,10 @@ def demand_sections(
     model: Sequence[Mapping[str, Any]],
     as_of_ms: int,
 ) -> list[Section]:
-    """rows: of `/v1/demand`; record: `pool|target` -> its fan; model: rows of `/v1/demand/model`."""
+    """rows: of `/v1/demand`; record: as `DemandForecaster.record`; model: rows of `/v1/demand/model`."""
     head = b'{"as_of_ms":%d,"series":[' % as_of_ms
     body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
-    names = [(row.pool, row.class_, row.group, row.target) for row in rows]
+    names = [(row.queue, row.class_, row.group, row.target, row.pool) for row in rows]
     fans, places = _joined(b"{", [encode(name) + b":" + encode(fan) for name, fan in record.items()], b"}")
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.demand": body,
@@ -46,8 +46,10 @@ def demand_sections(
 
 
 def demand_again(board: Board) -> list[Section]:
-    """The sections of an older board, with their own times; none if it lacks one."""
+    """The sections of an older board, with their own times; none if it lacks one, or knows no pools of machines."""
     if not all(name in board for name in SECTIONS):
+        return []
+    if any(len(key) != len(KEYS) for key in msgspec.json.decode(board.raw("demand.keys"))):
         return []
     found = []
     for name in SECTIONS:
@@ -66,16 +68,17 @@ def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, ND
 
 @dataclass(frozen=True, slots=True)
 class DemandKeys:
-    """(pool, class, group, target) of every row, the rows of each pool, and all names of groups."""
+    """(queue, class, group, target, pool) of every row, the rows of each queue, and all names of groups and pools."""
 
     rows: list[Key]
-    by_pool: dict[str, list[int]]
+    by_queue: dict[str, list[int]]
     groups: frozenset[str]
+    pools: frozenset[str]
 
     def matching(self, wanted: Mapping[str, str]) -> list[int]:
         """Rows that have these values; `wanted` has names of KEYS."""
         values = [(KEYS.index(name), value) for name, value in wanted.items()]
-        among: Iterable[int] = self.by_pool.get(wanted["pool"], ()) if "pool" in wanted else range(len(self.rows))
+        among: Iterable[int] = self.by_queue.get(wanted["queue"], ()) if "queue" in wanted else range(len(self.rows))
         return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
 
 
@@ -86,11 +89,17 @@ def demand_keys(board: Board) -> DemandKeys:
 
 @lru_cache(2)
 def _keys(told: bytes) -> DemandKeys:
-    rows = msgspec.json.decode(told, type=list[Key])
-    by_pool: dict[str, list[int]] = {}
+    rows = [_whole_key(key) for key in msgspec.json.decode(told, type=list[list[str]])]
+    by_queue: dict[str, list[int]] = {}
     for row, key in enumerate(rows):
-        by_pool.setdefault(key[0], []).append(row)
-    return DemandKeys(rows, by_pool, frozenset(group for _, _, group, _ in rows))
+        by_queue.setdefault(key[0], []).append(row)
+    return DemandKeys(rows, by_queue, frozenset(key[2] for key in rows), frozenset(key[4] for key in rows))
+
+
+def _whole_key(key: Sequence[str]) -> Key:
+    """Return a row's key. A pipeline of an older version publishes none of pools."""
+    queue, class_, group, target, pool = (*key, "all")[: len(KEYS)]
+    return queue, class_, group, target, pool
 
 
 def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
@@ -99,7 +108,7 @@ def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
 
 
 def demand_fan(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
-    """What `/v1/demand/record` says of `pool|target`; None where nothing is drawn of it."""
+    """Return what `/v1/demand/record` says of a series; None where nothing is drawn of it. name: `series_name`."""
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:
         return None

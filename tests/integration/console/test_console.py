@@ -155,8 +155,8 @@ def test_demand_names_its_model_and_record_and_switches_target(open_console: Ope
         assert len(page.locator(f".fan-{part}").get_attribute("d") or "") > 10, part
     page.get_by_role("radio", name="arriving").check()
     expect(page.locator("#demand-foot")).to_contain_text("seasonal naive")
-    page.locator("#pool").select_option("train")
-    expect(page.locator("#fan title")).to_contain_text("pool train")
+    page.locator("#pool").select_option("queue train")
+    expect(page.locator("#fan title")).to_contain_text("queue train")
     page.locator("#class").select_option("training")
     expect(page.locator("#fan title")).to_contain_text("class training")
     expect(page.locator("#demand-foot")).to_contain_text("model persistence to 60 min, theta to 24 h")

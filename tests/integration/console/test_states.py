@@ -92,7 +92,7 @@ def elsewhere(open_console: Opener, opens_s: tuple[int, int, int] | None, senten
     )
     scene.room = {"free_gpus": free, "waiting_gpus": 1920, "opens_ms": opens_ms, "sentence": sentence}
     scene.room |= {"as_of_ms": now_ms - 40_000, "by": "runs"}
-    series = {"pool": "all", "class": "all", "target": "wanted", "now": 3000, "issued_ms": now_ms}
+    series = {"queue": "all", "pool": "all", "class": "all", "target": "wanted", "now": 3000, "issued_ms": now_ms}
     series |= {"quantiles": (0.05, 0.5, 0.95), "horizons_s": [600, 3600], "values": [[0, 0]] * 3}
     override = {"/v1/demand": {"as_of_ms": now_ms, "series": [series]}}
     return open_console(scene, override=override).page

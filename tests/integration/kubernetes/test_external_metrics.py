@@ -44,7 +44,7 @@ APISERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 AUTOSCALERS = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
 VALUE = f"/apis/{VERSION}/namespaces/default/{METRIC}"
-SELECTOR = "pool=serve,class=inference,group=llama-70b,target=request_rate,horizon_s=600"
+SELECTOR = "queue=serve,class=inference,group=llama-70b,target=request_rate,horizon_s=600"
 
 
 class Aggregated:

@@ -208,7 +208,7 @@ def by_http(port: int, pool: str) -> dict[str, Any]:
     """The documented trigger of `metrics-api`."""
     metadata = documented("metrics-api")
     url = metadata["url"].replace("fleetcast.fleetcast.svc:8080", f"localhost:{port}")
-    metadata |= {"url": url.replace("pool=serve", f"pool={pool}"), "targetValue": str(PER_REPLICA)}
+    metadata |= {"url": url.replace("queue=serve", f"queue={pool}"), "targetValue": str(PER_REPLICA)}
     metadata["valueLocation"] = metadata["valueLocation"].replace("values.5", f"values.{QUANTILES.index(0.9)}")
     return {"type": "metrics-api", "metadata": metadata, "authenticationRef": {"name": "http"}}
 

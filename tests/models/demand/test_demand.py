@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import numpy as np
+import pytest
 
 from models.demand import contest as demand_contest
 from models.demand.forecaster import BIN_HORIZONS_S, BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
@@ -156,7 +157,9 @@ def test_a_second_call_in_a_bin_tests_nothing_again():
     assert first == second
 
 
-def test_a_restart_serves_at_once_what_it_would_have():
+@pytest.mark.parametrize("version", ["this", "older"])
+def test_a_restart_serves_at_once_what_it_would_have(version):
+    """An older version calls a queue `pool` in its snapshot, and knows no pools of machines."""
     history = np.stack([walk(1000), walk(1000, 1)])
     keys = (TRAIN, SeriesKey("other"))
     straight, before = DemandForecaster(), DemandForecaster()
@@ -164,7 +167,10 @@ def test_a_restart_serves_at_once_what_it_would_have():
         rows_of(history[:, :-6], NOW_MS - 6 * BIN_MS, forecaster, keys=keys)
     about, arrays = before.dump()
     again = DemandForecaster()
-    again.load(json.loads(json.dumps(about)), arrays)
+    about = json.loads(json.dumps(about))
+    for row in about["issued"] if version == "older" else ():
+        row["pool"] = row.pop("queue")
+    again.load(about, arrays)
     ours, theirs = (rows_of(history, forecaster=forecaster, keys=keys) for forecaster in (again, straight))
     assert [row.record for row in ours] == [row.record for row in theirs]
     for one, other in zip(ours, theirs, strict=True):

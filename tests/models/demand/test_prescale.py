@@ -7,7 +7,7 @@ from models.demand.prescale import prescale
 from models.demand.rows import DemandRow
 
 ROW = DemandRow(
-    pool="all",
+    queue="all",
     class_="all",
     group="m",
     target="request_rate",

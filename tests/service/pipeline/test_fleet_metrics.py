@@ -22,7 +22,7 @@ from fleet.requests import RankPlacement
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource, Source
-from models.demand.rows import DemandRow
+from models.demand.rows import DemandRow, WaitsFor
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
 from service.board.board import BoardReader
@@ -105,7 +105,7 @@ def demand(crowd: Crowd = Crowd()) -> list[DemandRow]:
     horizons, quantiles = [600, 3600], [0.05, 0.1, 0.5, 0.9]
     return [
         DemandRow(
-            pool=pool,
+            queue=pool,
             class_="all",
             group="all",
             target=target,
@@ -176,11 +176,11 @@ def test_waits_are_told_by_queue() -> None:
 
 def test_demand_is_told_by_pool_target_and_horizon() -> None:
     found = series(demand_page(demand()))
-    forecast = of(found, "demand_forecast_gpus", "pool", "target", "horizon", "quantile")
+    forecast = of(found, "demand_forecast_gpus", "queue", "target", "horizon", "quantile")
     assert forecast["all", "wanted", "1h", "0.9"] == 19
     assert len(forecast) == 3 * 4 * 2 * 3
     assert of(found, "demand_horizon_seconds", "horizon") == {("10m",): 600, ("1h",): 3600}
-    assert of(found, "demand_coverage_ratio", "pool", "target")["all", "queued"] == 0.81
+    assert of(found, "demand_coverage_ratio", "queue", "target")["all", "queued"] == 0.81
     assert of(found, "demand_loss_ratio", "pool", "target") == {}  # unknown is no zero
 
 
@@ -209,8 +209,8 @@ def test_the_series_stay_bounded_on_a_fleet_of_ten_thousand_nodes() -> None:
 
 def test_names_from_outside_cannot_break_the_page() -> None:
     names = ['a"b\\c\nd', "x" * 5_000, "x" * 4_999 + "y", "", "other"]
-    rows = [structs.replace(row, pool=name) for name in names for row in demand()[:1]]
-    now = of(series(demand_page(rows)), "demand_now_gpus", "pool", "target")
+    rows = [structs.replace(row, queue=name) for name in names for row in demand()[:1]]
+    now = of(series(demand_page(rows)), "demand_now_gpus", "queue", "target")
     assert len(now) == len(names)
     assert all(len(pool) <= LABEL_CHARS for pool, _ in now)
     assert (names[0], "arriving") in now
@@ -271,3 +271,14 @@ def test_promtool_finds_no_fault_with_the_names(tmp_path: Path) -> None:
     page = fleet_page(make_tick()) + demand_page(demand()) + PipelinePage(tmp_path, []).page(make_tick())
     done = subprocess.run([needed("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_demand_of_a_pool_of_machines_stands_beside_its_gpus_and_what_waits_for_a_quota() -> None:
+    whole = [row for row in demand() if row.queue == "all"]
+    pool = [structs.replace(row, pool="h100", capacity=64.0) for row in whole]
+    pool = [structs.replace(row, waits_for=WaitsFor(8.0, 2.0)) if row.target == "queued" else row for row in pool]
+    found = series(demand_page([*whole, *pool]))
+    assert of(found, "demand_now_gpus", "queue", "pool", "target")["all", "h100", "wanted"] == 10.0
+    assert of(found, "demand_usable_gpus", "queue", "pool") == {("all", "h100"): 64.0}
+    waits = of(found, "demand_waiting_gpus", "queue", "pool", "waits_for")
+    assert waits == {("all", "h100", "quota"): 8.0, ("all", "h100", "machines"): 2.0}

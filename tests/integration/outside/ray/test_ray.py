@@ -19,7 +19,7 @@ from tests.integration.outside.ray.scene import PORT, SERIES, Scene
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]
 
 URL = f"http://127.0.0.1:{PORT}"
-OF_SERIES = {"pool": SERIES.pool, "job_class": SERIES.class_, "group": SERIES.group, "horizon_s": 60}
+OF_SERIES = {"queue": SERIES.queue, "job_class": SERIES.class_, "group": SERIES.group, "horizon_s": 60}
 POLICY = "fleetcast_client.ray_serve:ForecastPolicy"
 STALE_S = 6.0
 ASKING = {"url": URL, "per_replica": 2, "every_s": 0.5, "stale_s": STALE_S, "timeout_s": 1, **OF_SERIES}
@@ -156,7 +156,7 @@ def test_the_autoscaler_sees_what_the_forecast_needs_until_there_is_none(scene: 
 
 def test_every_command_of_the_page_works(scene: Scene, tmp_path: Path) -> None:
     """The series is that of this board. By hand goes what a killed program left."""
-    series = {"pool": SERIES.pool, "job-class": SERIES.class_, "group": SERIES.group, "target": SERIES.target}
+    series = {"queue": SERIES.queue, "job-class": SERIES.class_, "group": SERIES.group, "target": SERIES.target}
     series["horizon-s"] = "60"  # as far as the forecast of this board reaches
     words = " ".join(f"--{name} {value}" for name, value in series.items())
     scene.put_programs(tmp_path / "bin")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from features import demand_series
+from features.pool_inventory import PoolInventory
 from features.serving import ServedInstance
 from fleet.clock import ManualClock, SystemClock
-from fleet.events import Finished, Started, Submitted
+from fleet.events import Finished, Queued, Started, Submitted
 from fleet.jobs import JobAttempt
 from fleet.tellers import REQUESTED
 from fleet.topology import NodeSpec, Topology
@@ -76,14 +77,14 @@ def test_every_pool_class_and_group_is_forecast_and_they_add_up(tmp_path: Path) 
     it = kept(tmp_path)
     tell(it.state)
     made = forecast(it)
-    keys = {(row.pool, row.class_, row.group, row.target) for row in made.rows}
+    keys = {(row.queue, row.class_, row.group, row.target) for row in made.rows}
     assert {
         ("all", "all", "all", "wanted"),
         ("train", "training", "all", "running"),
         ("serve", "all", "g1", "queued"),
     } <= keys
     for target in ("running", "queued", "wanted"):
-        rows = [row for row in made.rows if row.target == target and row.pool == "train"]
+        rows = [row for row in made.rows if row.target == target and row.queue == "train"]
         (pool,) = (row for row in rows if row.class_ == row.group == "all")
         groups = [row for row in rows if row.group != "all"]
         assert {row.group for row in groups} == {"g0", "g1", "g2", "other"}
@@ -94,17 +95,18 @@ def test_every_pool_class_and_group_is_forecast_and_they_add_up(tmp_path: Path) 
 
 
 def medians_of(document: Any, target: str) -> dict[str, Any]:
-    """Pool -> its served medians."""
-    rows = [row for row in document["series"] if row["target"] == target and row["class"] == row["group"] == "all"]
-    return {row["pool"]: np.array(row["values"][MEDIAN]) for row in rows}
+    """Return queue -> its served medians."""
+    whole = [row for row in document["series"] if row["target"] == target and row["pool"] == "all"]
+    rows = [row for row in whole if row["class"] == row["group"] == "all"]
+    return {row["queue"]: np.array(row["values"][MEDIAN]) for row in rows}
 
 
 @pytest.mark.parametrize("most_pools", [200, 1])
 def test_served_pools_add_up_to_all_with_those_beyond_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_pools: int
 ) -> None:
-    monkeypatch.setitem(demand_series.MOST, "pool", most_pools)
-    monkeypatch.setattr(demand_series, "MOST_POOLS", most_pools)
+    monkeypatch.setitem(demand_series.MOST, "queue", most_pools)
+    monkeypatch.setattr(demand_series, "MOST_QUEUES", most_pools)
     it = kept(tmp_path)
     tell(it.state)
     submission = {"queue": "debug", "queues": ("debug", "train"), "class_": "batch", "gpus_per_node": 8}
@@ -118,6 +120,34 @@ def test_served_pools_add_up_to_all_with_those_beyond_the_bound(
         np.testing.assert_allclose(sum(found.values()), whole, atol=0.3)
 
 
+def test_demand_by_pool_of_machines_stands_beside_its_capacity_and_adds_up_to_all(tmp_path: Path) -> None:
+    """Jobs of the queues `train` and `serve` run on nodes of two pools; one job waits for a quota."""
+    it = kept(tmp_path)
+    it.state.topology = Topology.build(
+        [NodeSpec(f"n{n}", gpus=8, pool="ab"[n % 2], gpu_model="H100") for n in range(8)]
+    )
+    tell(it.state)
+    ask = Submitted(job="wait", sequence=1, time_ms=NOW_MS - MINUTE_MS, queue="train", gpus_per_node=8, pool="b")
+    limit = Queued(job="wait", sequence=2, time_ms=NOW_MS - MINUTE_MS, reason="QOSGrpGRES")
+    it.state.apply(Batch(events=(ask, limit)), NOW_MS)
+    document = board(forecast(it).latest).json("doc.demand")
+    for target in ("running", "queued", "wanted"):
+        rows = [row for row in document["series"] if row["target"] == target]
+        (whole,) = (r for r in rows if r["queue"] == r["pool"] == r["class"] == r["group"] == "all")
+        pools = {row["pool"]: row for row in rows if row["pool"] != "all"}
+        assert sum(row["now"] for row in pools.values()) == pytest.approx(whole["now"])
+        medians = np.sum([row["values"][MEDIAN] for row in pools.values()], axis=0)
+        np.testing.assert_allclose(medians, whole["values"][MEDIAN], atol=0.3)
+        assert {name: pools[name]["capacity"] for name in ("a", "b")} == {"a": 32.0, "b": 32.0}
+        assert all(row["queue"] == "all" for row in pools.values())
+    queued = [row for row in document["series"] if row["target"] == "queued"]
+    by_pool = {row["pool"]: row for row in queued if row["pool"] != "all"}
+    assert by_pool["b"]["waits_for"]["quota"] == 0.0
+    assert by_pool["unassigned"]["waits_for"]["quota"] == 8.0
+    (train,) = (r for r in queued if (r["queue"], r["class"], r["group"]) == ("train", "all", "all"))
+    assert train["waits_for"] == {"quota": 8.0, "machines": train["now"] - 8.0}
+
+
 def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     it = kept(tmp_path)
     tell(it.state)
@@ -125,10 +155,10 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     published = board(made.latest)
     document = published.json("doc.demand")
     keys = demand_keys(published).rows
-    assert [[row[name] for name in ("pool", "class", "group", "target")] for row in document["series"]] == [
+    assert [[row[name] for name in ("queue", "class", "group", "target", "pool")] for row in document["series"]] == [
         list(key) for key in keys
     ]
-    at = keys.index(("train", "all", "g1", "wanted"))
+    at = keys.index(("train", "all", "g1", "wanted", "all"))
     assert json.loads(bytes(demand_rows(published, [at])[0])) == document["series"][at]
     fan = demand_fan(published, "all|running") or {}
     assert {key: json.loads(bytes(part)) for key, part in fan.items()} == published.json("doc.demand_record")[
@@ -136,7 +166,7 @@ def test_the_board_gives_single_rows_and_fans(tmp_path: Path) -> None:
     ]
     assert demand_fan(published, "all|running|training") is not None
     assert demand_fan(published, "nobody|running") is None
-    assert {row["pool"] for row in published.json("doc.demand_model")["rows"]} == {"all", "serve", "train"}
+    assert {row["queue"] for row in published.json("doc.demand_model")["rows"]} == {"all", "serve", "train"}
     assert demand_keys(board(demand_sections([], {}, [], NOW_MS))).rows == []
 
 
@@ -184,7 +214,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
     made._heard.append(HeardTick(NOW_MS, [served(4.0), served(5.0)], {}, 0, [], {}))
     asyncio.run(made.forecast(it.state))
-    rows = {(row.pool, row.group): row for row in made.rows if row.target == "request_rate"}
+    rows = {(row.queue, row.group): row for row in made.rows if row.target == "request_rate"}
     assert set(rows) == {("all", "all"), ("serve", "all"), ("serve", "llama")}
     row = rows["serve", "llama"]
     assert row.now == 9.0
@@ -194,7 +224,7 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     assert row.prescale.reason
     page = parts_page(made.rows)
     assert b'fleetcast_demand_requests_per_s{pool="serve",model="llama"} 9\n' in page
-    assert b'fleetcast_demand_group_now_gpus{pool="train",group="g1"}' in page
+    assert b'fleetcast_demand_group_now_gpus{queue="train",group="g1"}' in page
 
 
 @pytest.mark.parametrize("rests", [False, True])
@@ -213,7 +243,7 @@ def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(
         it.state.fold.rest(NOW_MS, 0)
     asyncio.run(made.forecast(it.state))
     demand = it.state.demand
-    assert demand.pools() == ("train", "all")
+    assert demand.queues() == ("train", "all")
     assert np.nansum(demand.series("all", "arriving", NOW_MS, 60, 60)) == 8
     assert demand.series("train", "running", NOW_MS, 60, 5).tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
 
@@ -240,7 +270,8 @@ def test_what_is_read_is_of_one_moment_and_others_are_what_groups_leave(tmp_path
     it = kept(tmp_path)
     tell(it.state)
     it.state.apply(Batch(events=(Submitted(job="x", sequence=1, time_ms=NOW_MS - 1, queue="train"),)), NOW_MS)
-    histories = {told.target: told for told in asyncio.run(read_histories(it.state.demand, TOPOLOGY, NOW_MS))}
+    it.state.demand.use_inventory(PoolInventory.of(TOPOLOGY), it.state.jobs)
+    histories = {told.target: told for told in asyncio.run(read_histories(it.state.demand, NOW_MS))}
     queued = histories["queued"]
     assert queued.keys == everybody(it.state.demand)
     assert queued.ten_minute[queued.keys.index(SeriesKey("train", group="other")), -1] == 1.0
@@ -276,7 +307,7 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     trees = ServedTrees(Registry(tmp_path / "models"))
     it = kept(tmp_path)
     tell(it.state)
-    (queued,) = (t for t in asyncio.run(read_histories(it.state.demand, TOPOLOGY, NOW_MS)) if t.target == "queued")
+    (queued,) = (t for t in asyncio.run(read_histories(it.state.demand, NOW_MS)) if t.target == "queued")
     panel = queued.panel(np.arange(3), NOW_MS, 600)
     origins = np.array([panel.bins - 20, panel.bins - 1])
     assert not trees.refresh()
