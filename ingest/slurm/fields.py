@@ -24,7 +24,8 @@ _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024
 
 @dataclass(frozen=True, slots=True)
 class WaitingTasks:
-    """Tasks that an array still has: MAX_TASKS of them, how many there are, and whether Slurm cut its list."""
+    """Tasks that an array still has: MAX_TASKS of them and how many there are. is_cut: the list names only some of
+    them, or none that can be read."""
 
     named: tuple[int, ...] = ()
     count: int = 0
@@ -34,12 +35,13 @@ class WaitingTasks:
 def tasks(text: str) -> WaitingTasks:
     """Return the tasks that an array still has, as `1-3,5%2` says. Slurm ends a list that it cuts with dots.
 
-    slurmdbd stores the tasks as a hexadecimal mask whose lowest bit is task 0. A text of another form names no task.
+    slurmdbd stores the tasks as a hexadecimal mask whose lowest bit is task 0. A mask without a bit, or a list without
+    a number, says that all tasks have started. A text of another form counts as a list that was cut.
 
     >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
-    >>> tasks("0x1E%2").named
-    (1, 2, 3, 4)
+    >>> tasks("0x1E%2").named, tasks("0x00"), tasks("all").is_cut
+    ((1, 2, 3, 4), WaitingTasks(named=(), count=0, is_cut=False), True)
     """
     stated = text.strip("[]").partition("%")[0]
     if (mask := _MASK.fullmatch(stated)) is not None:
@@ -48,7 +50,8 @@ def tasks(text: str) -> WaitingTasks:
         return WaitingTasks(tuple(first), bits.count("1"))
     whole = stated.removesuffix("...").removesuffix(",")
     named = tuple(numbers(whole, MAX_TASKS))
-    return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, whole != stated)
+    is_cut = whole != stated or bool(whole and not named)
+    return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, is_cut)
 
 
 def model_name(kind: str) -> str:

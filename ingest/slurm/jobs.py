@@ -36,7 +36,7 @@ class SlurmJob:
     """The known facts of one attempt; unknown counts are 0, times None. states: the base state, then flags. gpus: of
     all nodes; milli: thousandths that `of_gpus` of them are, less for MIG instances. indices: of its GPUs, a row a
     node. shares: of `unit` (shard or mps) on all nodes, `parts` of which GPUs, a row a node. attempt: None without
-    restarts."""
+    restarts. tasks: 0 of an array whose tasks have all started."""
 
     id: str
     states: tuple[str, ...]
@@ -304,10 +304,12 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
 def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
     """Return one record a task of an array that Slurm keeps as one while it waits, and one for all further tasks.
 
-    If no task can be read, return the array itself as one record that is marked as cut.
+    If no task can be read, return the array itself as one record that is marked as cut. If all tasks have started, each
+    has a record of its own: a record without nodes then stands for no task.
     """
     if not waiting.named:
-        return [replace(job, id=str(array), is_cut=True)]
+        tasks = 1 if waiting.is_cut or job.nodes else 0
+        return [replace(job, id=str(array), is_cut=waiting.is_cut, tasks=tasks)]
     named = [replace(job, id=f"{array}_{task}") for task in waiting.named]
     if waiting.is_cut:
         named[-1] = replace(named[-1], is_cut=True)

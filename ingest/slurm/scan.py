@@ -40,6 +40,9 @@ class JobScan:
         they only name the queue of a job that waited in several.
         """
         for job in jobs:
+            if not job.tasks:
+                self.repeated += 1
+                continue
             if not (self.site.cpu_jobs or job.has_gpus):
                 self.without_gpus += 1
                 continue

@@ -131,7 +131,7 @@ def _first(row: Row, *names: str) -> str:
 def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
     """The job of a line; none of a step's. An array that waits in one line is its tasks."""
     name = _first(row, "JobID", "JOBID")
-    if "." in name:
+    if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
     asked, had = _first(row, "ReqTRES"), _first(row, "AllocTRES", "TRES_ALLOC")
     resources = resources_of(

@@ -82,6 +82,8 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
     for place, job in enumerate(read.rows):
         if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
             await asyncio.sleep(0)
+        if not job.tasks:  # all tasks of this array have started, each with a record of its own
+            continue
         try:
             numbered = _numbered(_named(job, prefix, context), prefix, told, context)
             row = known.get((prefix + numbered.id, numbered.attempt or 1))

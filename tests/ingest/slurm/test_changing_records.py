@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from features.demand_series import DemandSeries
 from fleet.clock import ManualClock
@@ -17,6 +19,7 @@ from ingest.slurm.json import read_accounting, read_queue
 from ingest.slurm.reasons import is_blocked
 from ingest.slurm.source import SlurmSource
 from ingest.slurm.text import read_jobs
+from tests.fuzz.bounds import examples
 from tests.ingest.slurm_outputs import FakeSlurm, T, account, accounts, new_job, old_job, queue
 
 FIELD = Path(__file__).parents[2] / "field"
@@ -181,7 +184,47 @@ def test_a_mask_of_slurmdbd_names_the_tasks_that_wait(text: str, tasks: int) -> 
     assert [job.id for job in rows] == ["500_5", "500_7"]
 
 
-@pytest.mark.parametrize("text", ["all", "1-3;5", "0xZZ", "1-3,?"])
+EMPTY = ["0x0", "0x0000%4", "%4"]
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_an_array_without_a_waiting_task_is_no_job_and_no_bad_record(text: str) -> None:
+    """Slurm clears the bit of a task that starts, and keeps the record of the array."""
+    polled = Polled([queue(array("0-1")), queue(array(text), running_task(0), running_task(1))])
+    polled.poll()
+    assert (tasks_of(polled), polled.queued()) == (2, 8)
+    polled.poll()
+    assert (tasks_of(polled), polled.queued(), len(polled.table.running())) == (0, 0, 2)
+    assert polled.source.health()["bad"] == 0
+    listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
+    line = account(f"500_[{text}]", "PENDING", end="Unknown").replace("n[1-2]", "None assigned")
+    for read in (read_accounting(queue(listed)), read_jobs(accounts(line))):
+        assert (sum(job.tasks for job in read.rows), read.bad) == (0, [])
+
+
+def test_a_line_whose_list_of_tasks_ends_with_dots_is_an_array_and_no_step() -> None:
+    read = read_jobs(accounts(account("500_[0,2,4,...]"), account("7.batch"), account("7.extern"), account("8_1.0")))
+    assert [job.id for job in read.rows] == ["500_0", "500_2", "500_4"]
+    assert [error.reason for error in read.bad] == ["array_cut"]
+
+
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_record_that_holds_nodes_counts_although_its_array_has_no_waiting_task(text: str) -> None:
+    row = old_job(500, array_job_id=500, array_task_string=text, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
+    polled = Polled([queue(row)])
+    polled.poll()
+    assert [(row.job, row.state) for row in polled.table.running()] == [("500", "running")]
+
+
+@examples(100)
+@given(mask=st.integers(0, 2**80), digits=st.integers(0, 40))
+def test_an_array_has_as_many_waiting_tasks_as_its_mask_has_bits(mask: int, digits: int) -> None:
+    for text in (f"0x{mask:0{digits}X}", f"0x{mask:0{digits}x}%3"):
+        read = read_queue(queue(array(text)))
+        assert (sum(job.tasks for job in read.rows), read.bad) == (mask.bit_count(), [])
+
+
+@pytest.mark.parametrize("text", ["all", "1-3;5", "0xZZ", "1-3,?", "0x", "..."])
 def test_an_array_whose_tasks_cannot_be_read_stays_one_job_and_is_a_bad_record(text: str) -> None:
     for read in (read_queue(queue(array(text))), read_jobs(accounts(account(f"500_[{text}]")))):
         assert [job.id for job in read.rows] == ["500"]

@@ -148,6 +148,13 @@ def test_a_job_without_gpus_is_passed_unless_it_is_known(client: Client, tmp_pat
     assert [type(event) for event in kept(tmp_path)] == [Started, Finished]
 
 
+def test_an_array_whose_tasks_have_all_started_is_no_job_of_its_own(client: Client, tmp_path: Path) -> None:
+    waiting = old_job(500, "PENDING", array_job_id=500, array_task_string="0x0%4")
+    running = old_job(501, array_job_id=500, array_task_id=1, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
+    assert client.post(PATH, content=queue(waiting, running)).json()["rejected"] == []
+    assert {event.job for event in kept(tmp_path)} == {"500_1"}
+
+
 def test_prolog_and_epilog_tell_the_moment(client: Client, tmp_path: Path) -> None:
     common = "SLURM_JOB_ID=12\nSLURM_ARRAY_JOB_ID=9\nSLURM_ARRAY_TASK_ID=4\nSLURM_JOB_RESTART_COUNT=1\n"
     client.post(PATH, content=f"SLURM_SCRIPT_CONTEXT=prolog_slurmctld\n{common}SLURM_JOB_NODELIST=n[1-2]\n")
