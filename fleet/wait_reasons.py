@@ -6,6 +6,7 @@ holds less. Reasons that this file does not name wait for machines.
 
 import re
 
+OVER_QUOTA = "its queue is at its quota"  # of a request in our own queue
 _SLURM = re.compile(
     r"(?:QOS|Assoc)(?:Grp|Max)\w+|(?:QOS|Assoc|Association)(?:Resource|Job)s?Limit|QOSUsageThreshold"
     r"|Max(?:TRES|GRES|Cpu|Node|Jobs|Submit)\w*Per(?:User|Account)\w*"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,8 @@ from placement.tree import Window
 OF_ATTEMPT = """SELECT intents.request_id, intents.state, intents.ranks FROM decisions JOIN intents USING (request_id)
 WHERE decisions.job = ? AND decisions.attempt = ? AND decisions.outcome = 'placed'
 ORDER BY decisions.cursor DESC LIMIT 1"""
-QUEUES = "SELECT value FROM state WHERE key = ?"  # JSON
+MARKED = "SELECT value FROM state WHERE key = ?"  # JSON
+QUEUES_TEXT, OVER_QUOTA = MARK + "queues_text", MARK + "over_quota"
 WAITING = "SELECT body, queued_ms FROM queue ORDER BY queued_ms, rowid"
 PROMISED = """SELECT decisions.body, intents.created_ms, intents.ranks FROM intents JOIN decisions USING (request_id)
 WHERE intents.state = 'active' ORDER BY intents.created_ms, intents.rowid"""
@@ -40,11 +41,13 @@ _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """A request that waits in the queue since `since_ms`, or whose GPUs are promised since then: `ranks`, empty while
-    it waits."""
+    it waits. is_over_quota: its queue is at its limit.
+    """
 
     request: PlacementRequest
     since_ms: int
     ranks: tuple[RankPlacement, ...] = ()
+    is_over_quota: bool = False
 
     @property
     def attempt(self) -> tuple[str, int]:
@@ -80,7 +83,7 @@ class PromiseReader:
         self._db: sqlite3.Connection | None = None
         self._file = 0
         self._open: tuple[OpenRequest, ...] = ()
-        self._stand: tuple[int, ...] = ()  # of the ledger, when `_open` was read
+        self._stand: tuple[Any, ...] = ()  # of the ledger, when `_open` was read
         self._windows: tuple[Window, ...] = ()
         self._queues = ""  # the file of queues that has these windows, as JSON
         self.unreadable = ""
@@ -112,7 +115,7 @@ class PromiseReader:
 
         While the ledger is unreadable, return those that were read last.
         """
-        rows = self._read(lambda db: db.execute(QUEUES, [MARK + "queues_text"]).fetchall())
+        rows = self._read(lambda db: db.execute(MARKED, [QUEUES_TEXT]).fetchall())
         if rows and rows[0][0] != self._queues:
             self._queues = rows[0][0]
             try:
@@ -150,10 +153,16 @@ class PromiseReader:
 
     def _read_open(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
         """Each change of a request writes a line of audit, but for a promise whose job was seen."""
-        stand = tuple(db.execute(STAND).fetchone())
+        noted = db.execute(MARKED, [OVER_QUOTA]).fetchone()
+        stand = (*db.execute(STAND).fetchone(), noted)
         if stand == self._stand:
             return self._open
-        waiting = [OpenRequest(_decode_request(body), since_ms) for body, since_ms in db.execute(WAITING)]
+        over_quota = msgspec.json.decode(noted[0], type=frozenset[str]) if noted else frozenset()
+        requests = [(_decode_request(body), since_ms) for body, since_ms in db.execute(WAITING)]
+        waiting = [
+            OpenRequest(request, since_ms, is_over_quota=request.request_id in over_quota)
+            for request, since_ms in requests
+        ]
         promised = [
             OpenRequest(_decode_request(body), since_ms, _decode_ranks(ranks))
             for body, since_ms, ranks in db.execute(PROMISED)

@@ -37,7 +37,7 @@ class AfterPass:
 class WaitReason(msgspec.Struct, gc=False):
     """Why it waits. request: any of those of the same shape; job: of the head, or the one that the head waits for.
 
-    said: the sentence, where it is known already.
+    said: the sentence, where it is known already. at_limit: as `is_over_quota`, None until somebody asks.
     """
 
     code: WaitCode
@@ -45,6 +45,7 @@ class WaitReason(msgspec.Struct, gc=False):
     after: AfterPass
     job: str = ""
     said: str = ""
+    at_limit: bool | None = None
 
     @property
     def sentence(self) -> str:
@@ -65,6 +66,13 @@ class WaitReason(msgspec.Struct, gc=False):
         if self.code == "next":
             return f"{text}; it is next, when {self.job} has ended"
         return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._behind}"
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Whether its queue is at its limit, so that more machines would not start it."""
+        if self.at_limit is None:
+            self.at_limit = self.code in ("queue", "untried") and self.after.turns.is_at_limit(self.request)
+        return self.at_limit
 
     @property
     def _behind(self) -> str:

@@ -18,7 +18,7 @@ from placement.charges import LeafUse
 from placement.closed import ClosedNodes, ClosedReason, limit, nodes_of, window_reason, window_words
 from placement.order import DAY_S
 from placement.queues_ahead import Closure, QueueHold
-from placement.standing import QueueStanding, amounts_of
+from placement.standing import LENDERS, QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
 from placement.tree import ANY, QueueNode, QueueTree, Window
 from placement.view import ClusterView
@@ -42,6 +42,9 @@ class QueueTurns(Protocol):
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """The request, as far as it may be placed now, or the reason why not at all."""
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        """Whether a limit of its queue, or of one above, lets it hold no more now."""
 
     def places(self, entries: Sequence[Any]) -> "Places":
         """Of entries in order: what a future sorts them by, and those that come."""
@@ -103,6 +106,9 @@ class OneLine:
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        return False
 
     def places(self, entries: Sequence[Any]) -> Places:
         orders = [(-float(entry.request.priority), entry.queued_ms / 1000) for entry in entries]
@@ -225,6 +231,12 @@ class TreeTurns:
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
         return self._beside_windows(request) if self.standing.comes_back(request) else None
+
+    def is_at_limit(self, request: PlacementRequest) -> bool:
+        if not self._is_known(request):
+            return False
+        least = self.standing.wanted(request, request.members.min)
+        return self.standing.refused_by(self.tree.leaf_of(request), least) not in (None, LENDERS)
 
     def _beside_windows(self, request: PlacementRequest) -> PlacementRequest:
         return limit(request, self._closed_to(request))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
 from fleet.tellers import REQUEST_LABEL, REQUESTED
+from fleet.wait_reasons import OVER_QUOTA
 from placement.promised import OpenRequest
 from service.pipeline.state import EventView
 
@@ -79,6 +80,7 @@ def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
         request.job_name,
         request.attempt,
         submission=submission,
+        queued_reason=OVER_QUOTA if row.is_over_quota else stated.queued_reason if stated else "",
         ranks=row.ranks,
         written={"submission": REQUESTED},
     )

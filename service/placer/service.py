@@ -379,6 +379,7 @@ class PlacementService:
         unchanged = observed is begun.observed
         view, promised, turns = observed.view, self._promised(), self.queues.turns(observed)
         placed = lost = 0
+        waits = {wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.stranded_waits(planned))}
         with self.ledger.transaction():
             for entry, decision in planned.placed:
                 request = entry.request
@@ -401,9 +402,8 @@ class PlacementService:
                 self.metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else place(view, request, decision.ranks)
                 placed += 1
-        self.waits = {
-            wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.stranded_waits(planned))
-        }
+            self.ledger.remember(over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota))
+        self.waits = waits
         self.queues.file.confirm()
         self.planned = planned
         self.metrics.queue_length.set(len(self.ledger.queued()))

@@ -14,7 +14,7 @@ from fleet.requests import PlacementRequest
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
 from service.board.board import Board, BoardReader
-from service.config import Config
+from service.config import Config, PlacerConfig
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.pipeline import Pipeline
 from service.placer.role import open_service
@@ -27,9 +27,13 @@ NODES = 4
 class Site:
     """A pipeline and a placer on one state folder, without telemetry: the events' word counts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, queues: str = "") -> None:
         self.clock = ManualClock(NOW_MS)
         self.config = Config(state=str(folder))
+        if queues:
+            file = folder / "queues.toml"
+            file.write_text(queues)
+            self.config = msgspec.structs.replace(self.config, placer=PlacerConfig(queues=str(file)))
         topology = Topology.build([NodeSpec(f"n{row}", gpus=8) for row in range(NODES)])
         self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [])
         self.tick()
@@ -127,6 +131,43 @@ def test_a_promise_that_expires_leaves_no_demand(site: Site) -> None:
     site.placer.cancel("r-a", "test")
     site.tick()
     assert (site.demand("running"), site.demand("queued")) == (0, 0)
+
+
+def test_a_request_whose_queue_may_have_no_more_waits_for_a_quota_and_for_no_machines(tmp_path: Path) -> None:
+    site = Site(tmp_path, "[queue.a]\nlimit = {gpu = 8}\n[queue.b]\n")
+    for job, queue, gpus in (("runs", "a", 8), ("over", "a", 4), ("large", "b", 8)):
+        site.enqueue(job, gpus, queue=queue, gang=5 if job == "large" else 1)
+        site.clock.advance(1)
+    assert site.placer.work_queue() == 1
+    board = site.tick()
+    site.demand("queued")
+    rows = {
+        (row.queue, row.pool): row.waits_for
+        for row in site.pipeline.capabilities[DemandForecasts].rows
+        if row.target == "queued" and (row.class_, row.group) == ("all", "all")
+    }
+    waits = {whose: (found.quota, found.machines) for whose, found in rows.items() if found is not None}
+    assert waits["a", "all"] == (4, 0)
+    assert waits["all", "all"] == (4, 40)
+    assert waits["all", "unassigned"] == (4, 0)
+    assert sum(quota + machines for (queue, pool), (quota, machines) in waits.items() if pool != "all") == 44
+    reasons = {row["job"]: row.get("queued_reason") for row in board.json("doc.jobs")}
+    assert "over" in reasons
+
+
+def test_a_quota_that_grows_is_seen_by_the_next_tick(tmp_path: Path) -> None:
+    site = Site(tmp_path, "[queue.a]\nlimit = {gpu = 8}\n[queue.b]\n")
+    for job, queue, gang in (("fills", "b", 3), ("runs", "a", 1), ("over", "a", 1)):
+        site.enqueue(job, 8, queue=queue, gang=gang)
+        site.clock.advance(1)
+    assert site.placer.work_queue() == 2
+    promises = site.pipeline.state.promises
+    assert promises is not None
+    assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [True]
+    (tmp_path / "queues.toml").write_text("[queue.a]\nlimit = {gpu = 64}\n[queue.b]\n")
+    site.tick()
+    assert site.placer.work_queue() == 0
+    assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [False]
 
 
 def test_a_blocked_job_with_a_request_waits_by_its_request(site: Site) -> None:
