@@ -106,7 +106,6 @@ def test_served_pools_add_up_to_all_with_those_beyond_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_pools: int
 ) -> None:
     monkeypatch.setitem(demand_series.MOST, "queue", most_pools)
-    monkeypatch.setattr(demand_series, "MOST_QUEUES", most_pools)
     it = kept(tmp_path)
     tell(it.state)
     submission = {"queue": "debug", "queues": ("debug", "train"), "class_": "batch", "gpus_per_node": 8}
