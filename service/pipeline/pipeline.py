@@ -2,7 +2,8 @@
 
 Everything that writes state runs in one event loop with no await in between, so there are no locks:
 
-    pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick)
+    pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick, as do the
+                               first samples of a node)
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     capabilities               add to every tick, and work beside it (service.pipeline.capabilities)
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
@@ -37,6 +38,7 @@ from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.fleet_scores import FleetScorer
 from service.pipeline.guarded_source import GuardedSource, batches, caught_up
 from service.pipeline.metrics import PipelineMetrics
+from service.pipeline.new_nodes import NewNodes
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.pipeline_clock import PipelineClock
 from service.pipeline.reports import local_sections
@@ -46,6 +48,7 @@ from service.pipeline.tick_inputs import InputCollector
 from service.thread_work import in_thread
 
 SHORTEST_TICK_WALL_S = 0.2
+NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wake the next one
 
 
 class Pipeline:
@@ -76,6 +79,7 @@ class Pipeline:
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
         self.others = OtherPipelines(config, clock, self._publish_urgent, self._wake) if share.first else None
         self._hard = HardSignals(self.state.entities)
+        self._new_nodes = NewNodes(self.state.entities, self._wake)
         given = self.archive_writer, self.others, self.metrics
         self._inputs = InputCollector(config, clock, self.saved, self.sources, *given)
         locks = self._memory_free, self._has_caught_up
@@ -101,13 +105,14 @@ class Pipeline:
             await asyncio.sleep(0)
 
     def take(self, batch: Batch) -> None:
-        """Apply one batch and wake the tick when it holds a hard signal."""
+        """Apply one batch and wake the tick when it holds a hard signal or a node's first samples."""
         now_ms = self.time.now_ms()
         if not self.share.first:  # the first pipeline folds the events
             batch = replace(batch, events=(), node_events=())
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.metrics.record_arrival()
+            self._new_nodes.record(batch.samples)
         if hard := self._hard.rows(fresh, batch.samples):
             self._publish_urgent(hard)
             self._wake.set()
@@ -121,14 +126,23 @@ class Pipeline:
         while True:
             began = time.monotonic()
             self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
+            self._new_nodes.hold()
             self.time.beat()
             await self.tick()
             self.has_published.set()
+            took_s = time.monotonic() - began
             await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
-            rest_s = self.clock.wall_s(self.config.pipeline.tick_s) - (time.monotonic() - began)
-            if rest_s > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), rest_s)
+            due = began + self.clock.wall_s(self.config.pipeline.tick_s)
+            await self._wait_for_wake(min(due, began + (1 + NEW_NODES_REST) * took_s))
+            self._new_nodes.release()
+            await self._wait_for_wake(due)
+
+    async def _wait_for_wake(self, until: float) -> None:
+        """Wait until something wakes the tick, or until a moment of the monotonic clock."""
+        rest_s = until - time.monotonic()
+        if rest_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), rest_s)
 
     async def tick(self) -> None:
         """Extract, score and publish once."""

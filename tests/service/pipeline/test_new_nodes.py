@@ -1,0 +1,100 @@
+"""A node that is heard for the first time has its score at once, not at the next tick."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.clock import SystemClock
+from fleet.entities import Entities
+from fleet.metrics import metric_row
+from fleet.samples import EntityKind, SampleBatch
+from fleet.topology import NodeSpec, Topology
+from ingest.source import Batch, MemorySource
+from service.config import Config, PipelineConfig
+from service.pipeline.new_nodes import NewNodes
+from service.pipeline.pipeline import Pipeline
+from tests.fuzz.bounds import examples
+
+UP = metric_row(EntityKind.NODE, "scrape_up")
+
+
+def heard(entities: Entities, *nodes: str, time_ms: int = 1) -> SampleBatch:
+    return SampleBatch.of(EntityKind.NODE, [(UP, entities.node(node), time_ms, 1.0) for node in nodes])
+
+
+def power(entities: Entities, node: str) -> SampleBatch:
+    row = metric_row(EntityKind.GPU, "power_w")
+    return SampleBatch.of(EntityKind.GPU, [(row, entities.of_node(EntityKind.GPU, node, 0), 1, 400.0)])
+
+
+def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_path: Path) -> None:
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(tick_s=3600))
+
+    async def scenario() -> list[int]:
+        source = MemorySource()
+        topology = Topology.build([NodeSpec("n1", 8)])
+        pipeline = Pipeline(config, SystemClock(), topology, lambda _: [source])
+        work = asyncio.create_task(pipeline.run())
+        now_ms, ticks = pipeline.clock.now_ms(), []
+        try:
+            async with asyncio.timeout(30):
+                for number, nodes in enumerate((["n1"], ["n1", "n2"]), 1):
+                    while not pipeline._new_nodes._may_wake:
+                        await asyncio.sleep(0.01)
+                    source.push(Batch(samples=(heard(pipeline.state.entities, *nodes, time_ms=now_ms + number),)))
+                    while pipeline.metrics.ticks < number + 1:
+                        await asyncio.sleep(0.01)
+                while not pipeline._new_nodes._may_wake:
+                    await asyncio.sleep(0.01)
+            pipeline.take(Batch(samples=(heard(pipeline.state.entities, "n1", "n2", time_ms=now_ms + 9),)))
+            ticks = [pipeline.metrics.ticks, int(pipeline._wake.is_set())]
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+            await pipeline.close()
+        return ticks
+
+    assert asyncio.run(scenario()) == [3, 0]
+
+
+def test_samples_of_devices_are_those_of_their_nodes() -> None:
+    entities, wake = Entities(), asyncio.Event()
+    nodes = NewNodes(entities, wake)
+    nodes.release()
+    nodes.record([power(entities, "n1")])
+    assert wake.is_set()
+    wake.clear()
+    nodes.record([heard(entities, "n1")])
+    assert not wake.is_set()
+
+
+@examples(200)
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(["hold", "release"]), st.lists(st.sampled_from("abcd"), min_size=1)), max_size=20
+    )
+)
+def test_the_tick_wakes_for_a_node_that_is_new_since_it_began_once_it_has_rested(steps: list[str | list[str]]) -> None:
+    entities, wake = Entities(), asyncio.Event()
+    nodes = NewNodes(entities, wake)
+    known, waiting, rested = set[str](), set[str](), False
+    for step in steps:
+        wake.clear()
+        if step == "hold":
+            nodes.hold()
+            waiting, rested = set(), False
+        elif step == "release":
+            nodes.release()
+            rested = True
+            assert wake.is_set() == bool(waiting)
+        else:
+            new = set(step) - known
+            known |= new
+            waiting |= new
+            nodes.record([heard(entities, *step)])
+            assert wake.is_set() <= (rested and bool(waiting))
+            assert wake.is_set() or not (rested and new)
