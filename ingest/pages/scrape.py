@@ -1,15 +1,15 @@
 """The scraper: pulls exporter pages, each target in its own rhythm, and measures how well they answer.
 
-    target ── every interval_s (fleet time), at a phase of its own ── fetch ── decode ── pending
-    next() ── waits for the first page, gathers what arrives in the next 50 ms ── one large Batch
+    target ── at once, then every interval_s (fleet time) in its burst (`bursts`) ── fetch ── decode ── pending
+    next() ── waits for the first page, gathers until its burst ends ── one large Batch
 
-A target has at most one request in flight; one that hangs stops counting against `concurrency` after a second.
+A target has at most one request in flight. A burst with a target that hangs is passed on without it.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,10 @@ from fleet.entities import Entities
 from fleet.errors import ConfigError
 from fleet.redaction import redacted
 from fleet.samples import EntityKind
+from ingest.pages import bursts
+from ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
 from ingest.pages.exporters import ExporterResolver
-from ingest.pages.fetch import FetchError, fetch, open_session
+from ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session
 from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
 from ingest.pages.target_groups import read_groups
 from ingest.pages.target_spec import TargetSpec
@@ -33,8 +35,8 @@ from ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.05  # wall
-SLOW_S = 1.0  # wall; a request older than this no longer counts against `concurrency`
+GATHER_S = 0.05  # wall; how long pages of a burst are gathered at least
+GATHER_MOST_S = 0.25  # wall; a burst that lasts longer is passed on in parts, so that a hard signal does not wait
 RELOAD_S = 2.0  # wall; how often a target file is looked at, and a service that lists targets and is away is asked
 ASK_S = 30.0  # wall; how often one that answers is asked
 MAX_PENDING = 4096  # pages
@@ -61,6 +63,7 @@ class ScrapeTarget(PageTarget):
 
     spec: TargetSpec
     phase: float  # share of the interval
+    is_slow: bool = False  # its last request took longer than bursts.SLOW_S
     up: bool | None = None  # None: not tried yet
     fault: str = ""  # why it is down
 
@@ -96,7 +99,7 @@ class Scraper(Source):
         self._beside = ScrapeSamples(entities, self.failures)
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running: set[str] = set()
+        self._slots = FetchSlots(options.concurrency)
         self._pending: list[Batch] = []
         self._wake = asyncio.Event()
         self._crash: BaseException | None = None
@@ -109,12 +112,18 @@ class Scraper(Source):
         await self._wake.wait()
         if self._crash is not None:
             raise self._crash
-        await asyncio.sleep(GATHER_S)
+        await self._gather()
         pages, self._pending = self._pending, []
         self._wake.clear()
         batch = Batch.merge(pages)
         self._count(batch)
         return batch
+
+    async def _gather(self) -> None:
+        """Wait until all quick targets of the burst have answered, for at most GATHER_MOST_S."""
+        await asyncio.sleep(GATHER_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._slots.is_idle.wait(), GATHER_MOST_S - GATHER_S)
 
     def position(self) -> dict[str, Any]:
         return {}
@@ -230,7 +239,7 @@ class Scraper(Source):
                 self._spawn(url, self._scrape_forever(self.targets[url]))
 
     def target(self, spec: TargetSpec) -> ScrapeTarget:
-        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=zlib.crc32(spec.url.encode()) / 2**32)
+        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=phase_of(spec.url))
 
     def _decoder(self, spec: TargetSpec) -> PageDecoder:
         return PageDecoder(
@@ -242,26 +251,30 @@ class Scraper(Source):
         )
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:
+        """Scrape a new target at once, then once per interval with its burst."""
         period_ms = self._options.interval_s * 1000
-        due_ms = self._due_ms(target)
+        await self._scrape_once(target)
+        due_ms = self._next_burst_ms(target)
         while True:
             if due_ms > self._clock.now_ms() + 2 * period_ms:  # the clock was set back
-                due_ms = self._due_ms(target)
+                due_ms = self._next_burst_ms(target)
             await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
-            if len(self._running) < self._options.concurrency and len(self._pending) < MAX_PENDING:
-                batch = await self.scrape(target)
-                self._pending.append(batch)  # not before the await: `next` takes the list away meanwhile
-                self._wake.set()
-            else:
-                self.skipped_rounds += 1
+            await self._scrape_once(target)
             late = max(0, int((self._clock.now_ms() - due_ms) // period_ms))
             self.skipped_rounds += late
             due_ms += (late + 1) * period_ms
 
-    def _due_ms(self, target: ScrapeTarget) -> float:
-        """When the next round of a target begins."""
-        now_ms, period_ms = self._clock.now_ms(), self._options.interval_s * 1000
-        return now_ms + (target.phase * period_ms - now_ms) % period_ms
+    async def _scrape_once(self, target: ScrapeTarget) -> None:
+        """Add a page to those that wait for `next`, or skip the round while too many wait."""
+        if len(self._pending) >= MAX_PENDING:
+            self.skipped_rounds += 1
+            return
+        batch = await self.scrape(target)
+        self._pending.append(batch)  # not before the await: `next` takes the list away meanwhile
+        self._wake.set()
+
+    def _next_burst_ms(self, target: ScrapeTarget) -> float:
+        return next_round_ms(self._clock.now_ms(), target.phase, self._options.interval_s * 1000)
 
     def _follow_renames(self) -> None:
         """Resolve all series again after a scheduler reported another name of a known machine."""
@@ -275,18 +288,18 @@ class Scraper(Source):
         assert self._session is not None, "scrape before next"
         self._follow_renames()
         url = target.spec.url
-        self._running.add(url)
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._running.discard, url)
-        began = time.perf_counter()
-        try:
-            page = await fetch(self._session, url, self._options.max_body_bytes)
-        except FetchError as error:
-            self.failures[error.reason] += 1
-            return self._node_samples(target, Batch(), False, time.perf_counter() - began, str(error))
-        finally:
-            slow.cancel()
-            self._running.discard(url)
-        duration_s = time.perf_counter() - began
+        async with self._slots.slot(is_slow=target.is_slow):
+            began = time.perf_counter()
+            page: FetchedPage | FetchError
+            try:
+                page = await fetch(self._session, url, self._options.max_body_bytes)
+            except FetchError as error:
+                page = error
+            duration_s = time.perf_counter() - began
+        target.is_slow = duration_s > bursts.SLOW_S
+        if isinstance(page, FetchError):
+            self.failures[page.reason] += 1
+            return self._node_samples(target, Batch(), False, duration_s, str(page))
         try:
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on

@@ -3,7 +3,6 @@ import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from fleet.clock import ScaledClock
 from fleet.entities import Entities
 from fleet.metrics import METRICS
 from fleet.samples import EntityKind
-from ingest.pages import scrape
+from ingest.pages import bursts, scrape
 from ingest.pages.scrape import Scraper
 from ingest.pages.scrape_samples import UNNAMED_ROUNDS
 from ingest.pages.text import PageDecoder
@@ -205,7 +204,7 @@ def test_a_slow_page_is_not_lost_while_quick_ones_flow() -> None:
 
 
 def test_hanging_exporters_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrape, "SLOW_S", 0.1)
+    monkeypatch.setattr(bursts, "SLOW_S", 0.1)
 
     async def scenario() -> Round:
         async with exporter(dcgm=answers(dcgm_page()), stuck=hangs) as url:
@@ -425,12 +424,6 @@ def test_a_consumer_that_stands_still_makes_rounds_be_skipped(monkeypatch: pytes
             return work.scraper
 
     assert asyncio.run(scenario()).skipped_rounds > 0
-
-
-def test_many_targets_are_spread_over_the_interval() -> None:
-    scraper = Scraper(Entities(), [f"http://n{number}:9400" for number in range(300)], Options(), fast_clock())
-    phases = sorted(scraper.target(spec).phase for spec in scraper._list.read().values())
-    assert max(after - before for before, after in pairwise(phases)) < 0.05
 
 
 def test_a_bug_in_a_scrape_reaches_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""When targets are scraped: in a few bursts per interval, with a bounded number of requests at a time.
+
+    interval   |--1--2--3--4--5--6--7--8--9--10-|   each target belongs to one of BURSTS moments, by its URL
+    burst      all targets of one moment: at most `limit` requests at a time, first come, first served
+
+A process that wakes for one page at a time spends most of its time on waking. A target that finds all slots busy waits
+for its turn. A slow target never makes a quick one wait for long: its slot is free again after SLOW_S, and from its
+next round on it waits in a lane of slow targets.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+BURSTS = 10  # per interval
+SLOW_S = 1.0  # wall
+
+
+def phase_of(url: str) -> float:
+    """Return the moment of a target's burst as a share of the interval.
+
+    Moments lie between those of the rings' slots. A clock that is slewed by some milliseconds moves no sample into the
+    slot before.
+    """
+    return (zlib.crc32(url.encode()) % BURSTS + 0.5) / BURSTS
+
+
+def next_round_ms(now_ms: float, phase: float, period_ms: float) -> float:
+    """Return when a target's next burst begins, at least half a period from now.
+
+    Two rounds in quick succession could give a counter that the exporter refreshes in between an absurd rate.
+
+    >>> next_round_ms(now_ms=60_000, phase=0.25, period_ms=10_000), next_round_ms(60_000, 0.75, 10_000)
+    (72500.0, 67500.0)
+    """
+    wait_ms = (phase * period_ms - now_ms) % period_ms
+    return now_ms + (wait_ms if wait_ms >= period_ms / 2 else wait_ms + period_ms)
+
+
+class FetchSlots:
+    """At most `limit` requests at a time. `is_idle` is set while no quick target holds a slot or waits for one."""
+
+    def __init__(self, limit: int) -> None:
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+        self._busy = 0  # quick targets that hold a slot or wait for one
+        self._lanes = {is_slow: asyncio.Semaphore(limit) for is_slow in (False, True)}
+
+    @asynccontextmanager
+    async def slot(self, *, is_slow: bool) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it for at most SLOW_S. is_slow: the target's last request took longer."""
+        lane = self._lanes[is_slow]
+        self._enter(is_slow)
+        try:
+            await lane.acquire()
+        except BaseException:
+            self._leave(is_slow)
+            raise
+        is_held = True
+
+        def release() -> None:
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                lane.release()
+                self._leave(is_slow)
+
+        timer = asyncio.get_running_loop().call_later(SLOW_S, release)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()
+
+    def _enter(self, is_slow: bool) -> None:
+        if not is_slow:
+            self._busy += 1
+            self.is_idle.clear()
+
+    def _leave(self, is_slow: bool) -> None:
+        if not is_slow:
+            self._busy -= 1
+            if not self._busy:
+                self.is_idle.set()
