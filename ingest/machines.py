@@ -2,7 +2,7 @@
 
     label says nothing      localhost, an exporter's pod, a container id: the target's own name counts
     one name, two machines  two live targets name different boards in one slot, or kernels that started at different
-                            times: each gets its target's name
+                            times: each gets its target's name. Boards without UUID: see `compare`
     two names, one machine  two live targets name the same board: the first name counts for both
     a machine was renamed   a board is seen under another name: its old slot is emptied
 
@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 
 from fleet.entities import Entities
 from fleet.samples import EntityKind
+from ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
+from ingest.node_names import known_name
 
 logger = logging.getLogger(__name__)
 
 LIVE_MS = 60_000
 SAME_BOOT_S = 60.0  # a clock that is corrected moves the time at which the kernel says that it started
+MOST_SHARING = 8  # targets of one name whose boards have no UUIDs
 MOST_NAMES = 3  # one after the other of one machine: its label, its target's host, its target's address
 _LOCAL = re.compile(
     r"(localhost|ip6-localhost|ip6-loopback)\d?(\.local(domain\d?)?)?|127(\.\d+){3}|::1|0\.0\.0\.0"
@@ -41,6 +44,8 @@ class Target:
     own: its name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
     heard_ms: of its last page, 0 for never.
     named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
+    unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs are in
+    doubt.
     """
 
     node: str
@@ -51,6 +56,8 @@ class Target:
     heard_ms: int = 0
     named: dict[str, int] = field(default_factory=dict)
     forgets: bool = False
+    unproven: dict[str, set[int]] = field(default_factory=dict)
+    readings: BoardReadings = field(default_factory=BoardReadings)
 
     def rename(self, stated: str, node: str) -> None:
         """Read `stated` as `node` from now on, for series that are known already, too."""
@@ -115,14 +122,17 @@ class MachineNames:
         self._slots: dict[str, dict[int, _Slot]] = {}  # by node
         self._boards: dict[str, tuple[str, int]] = {}
         self._kernels: dict[str, _Kernel] = {}  # by the name that the kernel has
+        self._unproven: dict[str, list[Target]] = {}  # node → targets that list GPUs of it without a UUID
+        self._doubts: dict[tuple[int, int], int] = {}  # ids of two targets → when they first looked like two machines
 
     def place(self, node: str, index: int, uuid: str, target: Target) -> str:
         """Record that a target's page has this board there. Returns the node that it really is on."""
         uuid = uuid.casefold().removeprefix("gpu-")
-        if not uuid or uuid.startswith("mig-"):
-            return node
         if node in self.clashes:
             node = self._own_name(node, target)
+        if not uuid or uuid.startswith("mig-"):
+            self._place_unproven(node, index, target)
+            return node
         known = self._boards.get(uuid)
         slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
         if known is not None and known[0] != node and slot is not None and slot.uuid == uuid:
@@ -149,6 +159,65 @@ class MachineNames:
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
         return node
+
+    def _place_unproven(self, node: str, index: int, target: Target) -> None:
+        target.unproven.setdefault(node, set()).add(index)
+        targets = self._unproven.setdefault(node, [])
+        if not any(other is target for other in targets):
+            targets[:] = [*[other for other in targets if _is_live(other, target)][-MOST_SHARING:], target]
+
+    def compare(self, page: bytes, target: Target) -> None:
+        """Part two targets that list the same GPUs without UUIDs, if they are two machines.
+
+        Targets of two hosts are two machines unless their boards count the same energy. Targets of one host are one
+        machine unless most of its GPUs count another energy, or hold other memory, for LIVE_MS. Nothing is parted
+        before both targets were heard again: an exporter that moved is heard at its new address alone.
+        """
+        for node, gpus in list(target.unproven.items()):
+            others = [other for other in self._sharing(node, gpus) if other is not target and _is_live(other, target)]
+            if others:
+                target.readings = read_boards(page, target.heard_ms)
+            for other in others:
+                if node in self.clashes or (other.fixed and target.fixed):
+                    continue
+                if self._is_doubt_settled(other, target):
+                    self._clash(node, other, target)
+                    target.forgets = other.forgets = True
+                    self._disown(node)
+
+    def _sharing(self, node: str, gpus: set[int]) -> list[Target]:
+        """Return the targets that list some of these GPUs of a node, with or without UUIDs."""
+        proven = {id(slot.target): slot.target for index, slot in self._slots.get(node, {}).items() if index in gpus}
+        unproven = {
+            id(other): other for other in self._unproven.get(node, ()) if other.unproven.get(node, set()) & gpus
+        }
+        return list({**proven, **unproven}.values())
+
+    def _is_doubt_settled(self, other: Target, target: Target) -> bool:
+        """Return whether two targets look like two machines, and still do after both were heard again."""
+        pair = (min(id(other), id(target)), max(id(other), id(target)))
+        same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
+        has_other_work = have_other_work(other.readings, target.readings)
+        if same or (is_one_host and same is None and not has_other_work):
+            self._doubts.pop(pair, None)
+            return False
+        if pair not in self._doubts:  # both resolve their lines anew, in case that one of them has another name by now
+            for one in (other, target):
+                one.unproven, one.forgets = {}, True
+        since_ms = self._doubts.setdefault(pair, target.heard_ms)
+        return other.heard_ms > since_ms and target.heard_ms - since_ms >= (LIVE_MS if is_one_host else 0)
+
+    def _are_one_host(self, first: Target, second: Target) -> bool:
+        """Return whether two targets have one host, as far as their addresses and the schedulers' names say."""
+        nodes = self._entities[EntityKind.NODE]
+        hosts = {known_name(host, nodes) for target in (first, second) if (host := _host(target))}
+        return len(hosts) < 2
+
+    def _disown(self, node: str) -> None:
+        """Take the GPUs of a name from which both machines went."""
+        self._unproven.pop(node, None)
+        if not self._slots.get(node):
+            self._entities.disown_all(node)
 
     def name_host(self, name: str, started_s: float, target: Target) -> None:
         """Name a target after its kernel, unless another live target's kernel of that name started at another time.
@@ -220,6 +289,12 @@ class MachineNames:
         self._entities.disown(EntityKind.GPU, f"{node}/{index}")
         if not self._slots[node]:
             self._entities.disown_all(node)
+
+
+def _host(target: Target) -> str:
+    """Return the host of a target's address, without its port; without an address, the name that the target has."""
+    address = target.address or target.own or target.node
+    return address.rpartition(":")[0] if re.search(r":\d{1,5}$", address) else address
 
 
 def _is_live(other: Target, target: Target) -> bool:

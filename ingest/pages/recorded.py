@@ -78,7 +78,7 @@ class PageReplay(Source):
                 self.resolver,
                 Target(node),
                 noted=self.noted,
-                name_host=self.resolver.inventory.machines.name_host,
+                machines=self.resolver.inventory.machines,
             )
         return decoder.decode(page, now_ms)
 

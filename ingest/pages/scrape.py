@@ -247,7 +247,7 @@ class Scraper(Source):
             Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address),
             noted=self.noted,
             future_limit_ms=self._future_limit_ms,
-            name_host=self.resolver.inventory.machines.name_host,
+            machines=self.resolver.inventory.machines,
         )
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:

@@ -46,7 +46,6 @@ Found = Series | SkipRule | None
 Resolve = Callable[[str, Mapping[str, str], Target], Found]
 """What (metric name, labels, target) stands for: a series, the rule that leaves the line out, or None where nothing
 reads it. Raises RecordError on bad labels."""
-NameHost = Callable[[str, float, Target], None]
 """Names a target after its kernel: (the kernel's name, its start in Unix s, the target)."""
 
 
@@ -158,14 +157,14 @@ class PageDecoder:
         noted: Counter[str] | None = None,
         max_series: int = MAX_SERIES,
         future_limit_ms: int = 60_000,
-        name_host: NameHost | None = None,
+        machines: MachineNames | None = None,
     ) -> None:
         self.target = target
         self.noted: Counter[str] = Counter() if noted is None else noted
         self.reported: dict[int, Reported] = {}  # of the last page
         self.why_unread = ""  # a sentence, if the last page held samples of which nothing reads any
         self._resolve = resolve
-        self._name_host = name_host or MachineNames(Entities()).name_host
+        self._machines = machines or MachineNames(Entities())
         self._names_host = False  # the last page that was read line by line named its kernel
         self._max_series = max_series
         self._future_limit_ms = future_limit_ms
@@ -181,6 +180,7 @@ class PageDecoder:
         """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds.
         open_metrics: what the content type says; a page that ends in `# EOF` is OpenMetrics, too."""
         self.target.heard_ms = arrival_ms
+        self._machines.compare(page, self.target)
         if self.target.forgets:
             self._shape, self._cache, self.target.forgets = None, {}, False
         if self._shape is not None:
@@ -321,7 +321,7 @@ class PageDecoder:
             return  # counted when the line itself is read
         self._names_host = not says_nothing(node)
         if self._names_host:
-            self._name_host(node, start_of_kernel(page), self.target)
+            self._machines.name_host(node, start_of_kernel(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it was clean, and forget series of long ago."""

@@ -1,0 +1,70 @@
+"""Readings that tell boards apart on pages of DCGM whose lines carry no UUID.
+
+A board counts its energy since its driver started, so two pages of one board agree on it within what the board can
+use in between. The memory in use changes when work starts or ends. Two machines differ in it at most other times.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOST_W = 1000.0  # that one board draws
+LATE_MS = 60_000  # an exporter prints readings that are as old as this
+LEAST_SHARE = 100  # of what a board can use in between: an energy says nothing below so many times as much
+MIB_APART = 2048.0  # exporters disagree by less on what the driver keeps for itself
+_LINE = re.compile(
+    rb"(?mi)^DCGM_FI_DEV_(TOTAL_ENERGY_CONSUMPTION|FB_USED)\{[^\n]*?\bgpu=\"(\d{1,4})\"[^\n]*\}[ \t]+([0-9.eE+]{1,32})"
+)
+
+
+@dataclass(slots=True)
+class BoardReadings:
+    """Readings of one page by GPU index. energy_j: since the driver started; used_mib: memory in use."""
+
+    time_ms: int = 0
+    energy_j: dict[int, float] = field(default_factory=dict)
+    used_mib: dict[int, float] = field(default_factory=dict)
+
+
+def read_boards(page: bytes, time_ms: int) -> BoardReadings:
+    """Return the readings of a page; without any if it is of another exporter.
+
+    >>> read_boards(b'DCGM_FI_DEV_FB_USED{gpu="1",Hostname="n1"} 70000\\n', 0).used_mib
+    {1: 70000.0}
+    """
+    found = BoardReadings(time_ms)
+    for name, gpu, text in _LINE.findall(page):
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if name.upper() == b"FB_USED":
+            found.used_mib[int(gpu)] = value
+        else:
+            found.energy_j[int(gpu)] = value / 1000
+    return found
+
+
+def have_same_boards(first: BoardReadings, second: BoardReadings) -> bool | None:
+    """Return whether two pages count the energy of the same boards. Returns None if they do not say enough.
+
+    The pages may number the boards in another order, and one may lack some of them.
+    """
+    apart_s = (abs(first.time_ms - second.time_ms) + LATE_MS) / 1000
+    most_j = MOST_W * apart_s
+    rows = [readings.energy_j for readings in (first, second)]
+    if not all(row and min(row.values()) > LEAST_SHARE * most_j for row in rows):
+        return None
+    fewer, more = sorted(rows, key=len)
+    return all(any(abs(energy - other) <= most_j for other in more.values()) for energy in fewer.values())
+
+
+def have_other_work(first: BoardReadings, second: BoardReadings) -> bool:
+    """Return whether most GPUs of two pages hold other amounts of memory."""
+    return _differ(first.used_mib, second.used_mib)
+
+
+def _differ(first: Mapping[int, float], second: Mapping[int, float]) -> bool:
+    both = first.keys() & second.keys()
+    apart = sum(abs(first[gpu] - second[gpu]) > MIB_APART for gpu in both)
+    return bool(both) and 2 * apart > len(both)
