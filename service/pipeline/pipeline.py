@@ -14,7 +14,6 @@ publish on boards of their own (`reports.py`, `other_pipelines.py`) to what it k
 """
 
 import asyncio
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -38,17 +37,14 @@ from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.fleet_scores import FleetScorer
 from service.pipeline.guarded_source import GuardedSource, batches, caught_up
 from service.pipeline.metrics import PipelineMetrics
-from service.pipeline.new_nodes import NewNodes
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.pipeline_clock import PipelineClock
 from service.pipeline.reports import local_sections
 from service.pipeline.resume import resume
 from service.pipeline.tick import TickInputs
 from service.pipeline.tick_inputs import InputCollector
+from service.pipeline.tick_rest import TickRest
 from service.thread_work import in_thread
-
-SHORTEST_TICK_WALL_S = 0.2
-NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wake the next one
 
 
 class Pipeline:
@@ -79,7 +75,7 @@ class Pipeline:
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
         self.others = OtherPipelines(config, clock, self._publish_urgent, self._wake) if share.first else None
         self._hard = HardSignals(self.state.entities)
-        self._new_nodes = NewNodes(self.state.entities, self._wake)
+        self._rest = TickRest(self.state.entities, self._wake)
         given = self.archive_writer, self.others, self.metrics
         self._inputs = InputCollector(config, clock, self.saved, self.sources, *given)
         locks = self._memory_free, self._has_caught_up
@@ -112,7 +108,7 @@ class Pipeline:
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.metrics.record_arrival()
-            self._new_nodes.record(batch.samples)
+            self._rest.record(batch.samples)
         if hard := self._hard.rows(fresh, batch.samples):
             self._publish_urgent(hard)
             self._wake.set()
@@ -124,25 +120,11 @@ class Pipeline:
         await caught_up(self.sources, lambda: self.archive_writer.holds_up)
         self._has_caught_up.set()
         while True:
-            began = time.monotonic()
-            self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
-            self._new_nodes.hold()
+            self._rest.begin_tick()
             self.time.beat()
             await self.tick()
             self.has_published.set()
-            took_s = time.monotonic() - began
-            await asyncio.sleep(SHORTEST_TICK_WALL_S)  # a flood of hard signals leaves time for everything else
-            due = began + self.clock.wall_s(self.config.pipeline.tick_s)
-            await self._wait_for_wake(min(due, began + (1 + NEW_NODES_REST) * took_s))
-            self._new_nodes.release()
-            await self._wait_for_wake(due)
-
-    async def _wait_for_wake(self, until: float) -> None:
-        """Wait until something wakes the tick, or until a moment of the monotonic clock."""
-        rest_s = until - time.monotonic()
-        if rest_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), rest_s)
+            await self._rest.rest(self.clock.wall_s(self.config.pipeline.tick_s))
 
     async def tick(self) -> None:
         """Extract, score and publish once."""

@@ -14,8 +14,8 @@ from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
 from service.config import Config, PipelineConfig
-from service.pipeline.new_nodes import NewNodes
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.tick_rest import TickRest
 from tests.fuzz.bounds import examples
 
 UP = metric_row(EntityKind.NODE, "scrape_up")
@@ -42,12 +42,12 @@ def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_pat
         try:
             async with asyncio.timeout(30):
                 for number, nodes in enumerate((["n1"], ["n1", "n2"]), 1):
-                    while not pipeline._new_nodes._may_wake:
+                    while not pipeline._rest._may_wake:
                         await asyncio.sleep(0.01)
                     source.push(Batch(samples=(heard(pipeline.state.entities, *nodes, time_ms=now_ms + number),)))
                     while pipeline.metrics.ticks < number + 1:
                         await asyncio.sleep(0.01)
-                while not pipeline._new_nodes._may_wake:
+                while not pipeline._rest._may_wake:
                     await asyncio.sleep(0.01)
             pipeline.take(Batch(samples=(heard(pipeline.state.entities, "n1", "n2", time_ms=now_ms + 9),)))
             ticks = [pipeline.metrics.ticks, int(pipeline._wake.is_set())]
@@ -63,8 +63,8 @@ def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_pat
 
 def test_samples_of_devices_are_those_of_their_nodes() -> None:
     entities, wake = Entities(), asyncio.Event()
-    nodes = NewNodes(entities, wake)
-    nodes.release()
+    nodes = TickRest(entities, wake)
+    nodes.let_new_nodes_wake()
     nodes.record([power(entities, "n1")])
     assert wake.is_set()
     wake.clear()
@@ -75,20 +75,20 @@ def test_samples_of_devices_are_those_of_their_nodes() -> None:
 @examples(200)
 @given(
     st.lists(
-        st.one_of(st.sampled_from(["hold", "release"]), st.lists(st.sampled_from("abcd"), min_size=1)), max_size=20
+        st.one_of(st.sampled_from(["begin", "rested"]), st.lists(st.sampled_from("abcd"), min_size=1)), max_size=20
     )
 )
 def test_the_tick_wakes_for_a_node_that_is_new_since_it_began_once_it_has_rested(steps: list[str | list[str]]) -> None:
     entities, wake = Entities(), asyncio.Event()
-    nodes = NewNodes(entities, wake)
+    nodes = TickRest(entities, wake)
     known, waiting, rested = set[str](), set[str](), False
     for step in steps:
         wake.clear()
-        if step == "hold":
-            nodes.hold()
+        if step == "begin":
+            nodes.begin_tick()
             waiting, rested = set(), False
-        elif step == "release":
-            nodes.release()
+        elif step == "rested":
+            nodes.let_new_nodes_wake()
             rested = True
             assert wake.is_set() == bool(waiting)
         else:

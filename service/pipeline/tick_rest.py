@@ -1,0 +1,73 @@
+"""TickRest: how long the tick rests, and what wakes it.
+
+A hard signal wakes it at once. So do the first samples of a node, so that a new node has its score within seconds. But
+a fleet that is heard for the first time gives new nodes for minutes, and the tick must not run all that time: nodes
+that come soon after a tick wait until it has rested for a while.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleet.entities import Entities
+from fleet.samples import EntityKind, SampleBatch
+
+SHORTEST_WALL_S = 0.2
+NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wake the next one
+
+
+class TickRest:
+    """The rest between two ticks, which ends early when something sets `wake`."""
+
+    def __init__(self, entities: Entities, wake: asyncio.Event) -> None:
+        self._entities, self._wake = entities, wake
+        self._is_heard = np.zeros(0, np.bool_)  # (node,)
+        self._waits = False  # a node had its first samples since the last tick began
+        self._may_wake = False
+        self._began = time.monotonic()
+
+    def record(self, batches: Sequence[SampleBatch]) -> None:
+        """Record whose samples these are. Wakes the tick for a new node, unless the tick rests."""
+        nodes = len(self._entities[EntityKind.NODE])
+        if len(self._is_heard) < nodes:
+            self._is_heard = np.concatenate([self._is_heard, np.zeros(nodes - len(self._is_heard), np.bool_)])
+        elif self._is_heard.all():
+            return
+        for samples in batches:
+            owner = self._entities[samples.kind].node[samples.entity]
+            owner = owner[owner >= 0]
+            if not self._is_heard[owner].all():
+                self._is_heard[owner] = True
+                self._waits = True
+        if self._waits and self._may_wake:
+            self._wake.set()
+
+    def begin_tick(self) -> None:
+        """Let new nodes wait from now on: a tick begins, which covers those that came before."""
+        self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
+        self._waits = self._may_wake = False
+        self._began = time.monotonic()
+
+    async def rest(self, tick_s: float) -> None:
+        """Rest until tick_s wall seconds after the tick began, or until something wakes the next one."""
+        took_s = time.monotonic() - self._began
+        await asyncio.sleep(SHORTEST_WALL_S)  # a flood of hard signals leaves time for everything else
+        await self._wait_for_wake(min(tick_s, (1 + NEW_NODES_REST) * took_s))
+        self.let_new_nodes_wake()
+        await self._wait_for_wake(tick_s)
+
+    def let_new_nodes_wake(self) -> None:
+        """Let new nodes wake the tick from now on, those that wait already too."""
+        self._may_wake = True
+        if self._waits:
+            self._wake.set()
+
+    async def _wait_for_wake(self, after_s: float) -> None:
+        """Wait until something wakes the tick, or until so long after it began."""
+        rest_s = self._began + after_s - time.monotonic()
+        if rest_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), rest_s)
