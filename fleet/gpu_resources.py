@@ -1,17 +1,48 @@
 """Names of Kubernetes resources that stand for GPUs, of every vendor, for the source and for adapters."""
 
+import re
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import NamedTuple
 
+BOARD_RESOURCES = "nvidia.com/[A-Z]*"  # of virtual machines: boards and vGPUs are named after their model
 GPU_RESOURCES = (
     *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/pgpu", "volcano.sh/vgpu-number"),
     *("amd.com/gpu", "amd.com/?px_nps?", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"),
-    *("deviceclass.resource.kubernetes.io/*gpu*", "*/gpu"),
+    *("amd.com/gpu_vf", "amd.com/gpu_pf", "deviceclass.resource.kubernetes.io/*gpu*", "*/gpu", BOARD_RESOURCES),
 )
 PERCENT_RESOURCES = (  # a hundred of them are a GPU
     *("koordinator.sh/gpu", "koordinator.sh/gpu-core", "tencent.com/vcuda-core", "aliyun.com/gpu-core.percentage"),
 )
 MIG_RESOURCES = "nvidia.com/mig-*"
+
+_BOARD = re.compile(r"nvidia\.com/(?:(?:NVIDIA|GRID)[_-])?((?=[A-Za-z_]*[0-9])[A-Z][A-Za-z0-9_]*)")
+_VGPU = re.compile(rf"{_BOARD.pattern}-(?:([1-7])-)?([0-9]{{1,3}})[ABCQ](?:ME)?")
+_CHIP = re.compile(r"[A-Z]{2}[0-9]{3}[A-Z]{0,2}_")  # GA102GL_A10: the device plugin puts the name of the chip first
+_NO_GPU = re.compile(r"nvswitch|audio|usb|connectx|bluefield|rdma|sriov|nic\b|hca", re.IGNORECASE)
+_VGPU_GIB = {
+    **{"A2": 16, "A10": 24, "A16": 16, "A30": 24, "A30X": 24, "A40": 48, "A100": 40, "A100X": 80, "A100D": 80},
+    **{"A5000": 24, "A5500": 24, "A6000": 48, "RTXA5000": 24, "RTXA5500": 24, "RTXA6000": 48, "RTX6000": 24},
+    **{"RTX8000": 48, "L2": 24, "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "H100": 80, "H100L": 94, "H100XM": 80},
+    **{"H200": 141, "H20": 96, "P4": 8, "P40": 24, "P100": 16, "T4": 16, "V100": 16, "V100D": 32, "V100X": 16},
+    **{"V100DX": 32, "M10": 8, "M60": 8},
+}
+_ACCELERATOR = re.compile(
+    r"(?:^|[./_-])(?:[a-z]?gpu|gaudi|hpu|npu|mlu|dcu|gcu|xpu|tpu|neuron|ascend|cuda|accelerator)", re.IGNORECASE
+)
+_BESIDE_GPUS = (  # parts and properties of GPUs that another resource of the same pod counts
+    *("nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpu-*"),
+    *("volcano.sh/vgpu-*", "koordinator.sh/gpu*", "tencent.com/vcuda-*", "aliyun.com/gpu-*", "aliyun.com/gpu-mem"),
+    *("gpu.intel.com/*monitoring", "gpu.intel.com/millicores", "gpu.intel.com/memory.max", "gpu.intel.com/tiles"),
+    *("amd.com/gpumem", "amd.com/gpucores"),
+)
+
+
+class NamedBoard(NamedTuple):
+    """What a virtual machine's resource counts. part: of one board; None: of a board of unknown size."""
+
+    model: str
+    part: float | None = 1.0
 
 
 @lru_cache(4096)
@@ -23,4 +54,42 @@ def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> boo
     >>> is_gpu_resource("metax-tech.com/gpu"), is_gpu_resource("koordinator.sh/gpu")
     (True, False)
     """
-    return name not in PERCENT_RESOURCES and any(fnmatchcase(name, pattern) for pattern in patterns)
+    found = [] if name in PERCENT_RESOURCES else [row for row in patterns if fnmatchcase(name, row)]
+    return found not in ([], [BOARD_RESOURCES]) or (bool(found) and named_board(name) is not None)
+
+
+@lru_cache(4096)
+def named_board(name: str) -> NamedBoard | None:
+    """Return the board that a resource is named after: one that a virtual machine gets whole, or a vGPU of it.
+
+    A vGPU is as large as its memory, or its MIG instance. Returns None for a resource of another name.
+
+    >>> named_board("nvidia.com/GA102GL_A10"), named_board("nvidia.com/GRID_T4-4Q")
+    (NamedBoard(model='A10', part=1.0), NamedBoard(model='T4', part=0.25))
+    >>> named_board("nvidia.com/NVIDIA_A100-3-20C").part == 3 / 7, named_board("nvidia.com/GH100_H100_NVSWITCH")
+    (True, None)
+    """
+    if _NO_GPU.search(name):
+        return None
+    if (found := _VGPU.fullmatch(name)) is not None:
+        model, slices, gib = found.groups()
+        whole = _VGPU_GIB.get(model.replace("_", ""))
+        part = int(slices) / 7 if slices else min(1.0, int(gib) / whole) if whole else None
+        return NamedBoard(model.replace("_", " "), part)
+    if (found := _BOARD.match(name)) is None:
+        return None
+    return NamedBoard(_CHIP.sub("", found[1], count=1).replace("_", " "))
+
+
+@lru_cache(4096)
+def is_unread_gpu(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
+    """Return whether a resource looks as if it counted GPUs or other accelerators, in a form that nothing here reads.
+
+    >>> is_unread_gpu("vendor.example/vgpu-2g"), is_unread_gpu("huawei.com/Ascend910"), is_unread_gpu("nvidia.com/gpu")
+    (True, True, False)
+    >>> is_unread_gpu("nvidia.com/gpumem"), is_unread_gpu("ephemeral-storage"), is_unread_gpu("rdma/hca_shared")
+    (False, False, False)
+    """
+    if "/" not in name or is_gpu_resource(name, patterns) or name in PERCENT_RESOURCES:
+        return False
+    return _ACCELERATOR.search(name) is not None and not any(fnmatchcase(name, row) for row in _BESIDE_GPUS)

@@ -2,6 +2,7 @@
 
 nvidia.com/gpu, amd.com/gpu, gpu.intel.com/*, habana.ai/gaudi    boards, or shares where the node divides its boards
 nvidia.com/mig-PROFILE                                           parts by the slices of the profile
+nvidia.com/GA102GL_A10, nvidia.com/NVIDIA_A10-4Q                 a virtual machine's boards, and vGPUs by their memory
 resource.k8s.io ResourceClaim, ResourceClaimTemplate             devices of the classes of GPUs
 gpu-fraction, gpu-memory (KAI, Run:ai)                           a part of one or more boards
 nvidia.com/gpucores, gpumem-percentage, gpumem (HAMi)            the part of each board
@@ -14,7 +15,14 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleet.gpu_resources import GPU_RESOURCES, MIG_RESOURCES, PERCENT_RESOURCES, is_gpu_resource
+from fleet.gpu_resources import (
+    GPU_RESOURCES,
+    MIG_RESOURCES,
+    PERCENT_RESOURCES,
+    is_gpu_resource,
+    is_unread_gpu,
+    named_board,
+)
 from fleet.mig import SLICES, read_profile
 from fleet.requests import WHOLE_GPU
 from ingest.kubernetes.claims import ClaimedGpus
@@ -74,6 +82,12 @@ def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mappin
     return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
 
 
+def unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of resources of a pod that look like GPUs and that nothing reads."""
+    names = {name for row in running_containers(spec) for name in row.resources.names if is_unread_gpu(name, resources)}
+    return tuple(sorted(name for name in names if any(row.resources.amount(name) for row in running_containers(spec))))
+
+
 def _from_resources(spec: PodSpec, resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
     count, profile, milli, shares = 0.0, "", 0.0, node.shares
     for container in running_containers(spec):
@@ -88,6 +102,8 @@ def _from_resources(spec: PodSpec, resources: tuple[str, ...], node: NodeGpus) -
                 count, milli = count + amount, milli + amount * WHOLE_GPU * slices / SLICES
             elif shares > 1 and name in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
                 count, milli = count + math.ceil(amount / shares), milli + WHOLE_GPU * amount / shares
+            elif (board := named_board(name)) is not None:
+                count, milli = count + amount, milli + amount * WHOLE_GPU * (board.part or 1.0)
             else:
                 count, milli = count + amount, milli + amount * WHOLE_GPU * percent
     return AskedGpus(round(count), profile, _share(milli, round(count)))

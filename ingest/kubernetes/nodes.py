@@ -19,6 +19,7 @@ import msgspec
 
 from fleet.errors import ConfigError, RecordError
 from fleet.events import NodeEvent
+from fleet.gpu_resources import is_unread_gpu
 from fleet.nodes import FAILURE_EXPECTED
 from fleet.topology import NodeSpec
 from ingest.kubernetes.asked_gpus import NodeGpus
@@ -85,6 +86,7 @@ class NodeFold:
         self._specs: dict[str, NodeSpec] | None = None  # until a node changes
         self._least: NodeGpus | None = None  # likewise
         self.faults: list[RecordError] = []  # of nodes whose labels cannot be read; the source takes them away
+        self.unread: Counter[str] = Counter()  # resources that look like GPUs and that nothing reads; likewise
 
     def lost(self) -> set[str]:
         return {name for name, state in self.states.items() if state.lost}
@@ -138,6 +140,7 @@ class NodeFold:
         """Record what a node is made of. Labels that cannot be read are a fault, and the last facts stay."""
         name, labels = node.metadata.name, node.metadata.labels or {}
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
+        self.unread.update(key for key, text in capacity.items() if text != "0" and is_unread_gpu(key))
         try:
             spec = node_from_labels(name, labels, capacity, node.metadata.annotations)
             spec = _named(spec, [*_addresses(node), labels.get(HOSTNAME, "")])

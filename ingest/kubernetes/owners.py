@@ -40,6 +40,7 @@ HOME_GROUPS = {
     "JobSet": "jobset.x-k8s.io",
     "LeaderWorkerSet": "leaderworkerset.x-k8s.io",
     "InferenceService": "serving.kserve.io",
+    "VirtualMachineInstance": "kubevirt.io",
 }
 STAND_INS = frozenset({"kai-resource-reservation", "runai-reservation"})  # namespaces: they hold GPUs for fractions
 NO_JOBS = frozenset({"DaemonSet", "DaemonSet.apps.kruise.io", "Node"})  # their pods belong to the node

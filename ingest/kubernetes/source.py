@@ -11,7 +11,7 @@ import base64
 import logging
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from fleet.errors import ConfigError, RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
 from fleet.topology import NodeSpec
 from ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, check_event
+from ingest.kubernetes.asked_gpus import unread_resources
 from ingest.kubernetes.claims import (
     ClaimTable,
     KnownClaim,
@@ -37,10 +38,10 @@ from ingest.kubernetes.jobs import JobState, WorkloadFold
 from ingest.kubernetes.machines import HOST_LABELS, PodPlace, place_of
 from ingest.kubernetes.nodes import KnownNode, NodeFold
 from ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
-from ingest.kubernetes.owners import owner_of
+from ingest.kubernetes.owners import NO_JOBS, owner_of
 from ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
 from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally, SkipRule
+from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +89,13 @@ class _Position(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A pod, what it is to its job (None where it has no GPUs), and where it stands for its machine."""
+    """A pod, what it is to its job (None where it has no GPUs), and where it stands for its machine.
+    unread: resources that look like GPUs and that nothing reads."""
 
     pod: Pod
     member: Member | None
     place: PodPlace | None
+    unread: tuple[str, ...] = ()
 
     @property
     def metadata(self) -> Meta:
@@ -123,6 +126,8 @@ class KubernetesSource(Source):
         self._early: list[Message] | None = []  # what came before every collection had answered
         self._bad = 0
         self._left_out = 0  # objects of the messages under way that ask for no GPU
+        self._unread_pods = 0  # likewise, pods that ask for nothing else than resources that nothing reads
+        self._unread: Counter[str] = Counter()  # these resources
         self._delivered: deque[tuple[float, int]] = deque()
         self._at = _Position()
         self._resume(self._at)
@@ -231,14 +236,19 @@ class KubernetesSource(Source):
         now_ms = self._clock.now_ms()
         bad: list[RecordError] = []
         node_events: list[NodeEvent] = []
-        objects = self._left_out = 0
+        objects = self._left_out = self._unread_pods = 0
         for message in messages:
             if isinstance(message, Listing | Changes):
                 objects += len(message.objects if isinstance(message, Listing) else message.changes)
                 node_events += self._fold(message, bad, now_ms)
                 self._at.versions[message.name] = message.version
         ignored = {SkipRule.NOT_USED: self._left_out} if self._left_out else {}
-        tally = RecordTally(objects - len(bad) - self._left_out, len(bad), ignored)
+        read = objects - len(bad) - self._left_out - self._unread_pods
+        self._unread.update(self._nodes.unread)
+        names = tuple(self._unread)[:MAX_UNREAD_NAMES]
+        tally = RecordTally(read, len(bad), ignored, self._unread_pods, names, self._nodes.unread.total())
+        self._unread.clear()
+        self._nodes.unread.clear()
         bad += self._nodes.faults
         self._nodes.faults.clear()
         self._jobs.lost_nodes = self._nodes.lost()
@@ -304,7 +314,9 @@ class KubernetesSource(Source):
             self._nodes.place(row.metadata.uid, None if deleted else row.place)
             if row.place is not None and row.place.is_host:
                 self._jobs.drop_member(row.metadata.uid)
-            self._left_out += row.member is None
+            self._unread.update(row.unread)
+            self._unread_pods += row.member is None and bool(row.unread)
+            self._left_out += row.member is None and not row.unread
             self._pod(row.pod, row.member)
             if deleted:
                 self._jobs.drop_member(row.metadata.uid)
@@ -331,8 +343,10 @@ class KubernetesSource(Source):
         try:
             pod = decode(record, Pod)
             place = place_of(pod, owner_of(pod), self.options.host_labels, self.options.gpu_resources)
-            is_job = place is None or not place.is_host
-            return _Seen(pod, self._reader.member(pod, self._clock.now_ms()) if is_job else None, place)
+            if place is not None and place.is_host:
+                return _Seen(pod, None, place)
+            unread = () if owner_of(pod).kind in NO_JOBS else unread_resources(pod.spec, self.options.gpu_resources)
+            return _Seen(pod, self._reader.member(pod, self._clock.now_ms()), place, unread)
         except RecordError as error:
             return Unread(error.with_traceback(None), record)
 

@@ -3,9 +3,11 @@
 A resource count is no count of boards: time slicing and MPS multiply it, MIG and AMD's partitions count parts of a GPU.
 
     nvidia.com/gpu.count            boards or, where the product ends in -MIG-PROFILE, instances of that profile
+    nvidia.com/GA102GL_A10          boards, for virtual machines; nvidia.com/NVIDIA_A10-4Q parts of boards
     nvidia.com/gpu.replicas         shares of each of them (also GKE's clients per GPU)
     GKE, Karpenter                  boards of the machine type
     HAMi, Volcano (annotations)     one entry for each board
+    amd.com/gpu_pf, gpu_vf          boards, for virtual machines
     amd.com/*_nps*                  partitions, also where a label says how amd.com/gpu is divided
     gpu.intel.com, habana.ai        boards by name, else the resource
     */gpu of any other vendor       the resource; aliyun.com/gpu-count
@@ -18,6 +20,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleet.errors import ConfigError
+from fleet.gpu_resources import named_board
 from fleet.mig import SLICES, read_profile
 
 MAX_GPUS = 1024
@@ -64,7 +67,7 @@ def shares_of(name: str, labels: Table) -> int:
 
 
 def _nvidia(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
-    product = next((labels[key] for key in _PRODUCTS if labels.get(key)), "")
+    product = next((labels[key] for key in _PRODUCTS if labels.get(key)), "") or _named_product(resources)
     found = _MIG_PRODUCT.search(product)
     profile = found[1] if found else labels.get("cloud.google.com/gke-gpu-partition-size", "")
     board = product[: found.start()] if found else product.removesuffix("-SHARED")
@@ -83,7 +86,7 @@ def _nvidia(name: str, labels: Table, resources: Table, annotations: Table) -> P
 
 
 def _from_resources(name: str, resources: Table, instances: int, shares: int) -> int:
-    whole, sevenths = 0, 0.0
+    whole, sevenths, named = 0, 0.0, 0.0
     for resource, text in resources.items():
         amount = count(name, text, MAX_GPUS * MAX_GPUS) if resource.startswith("nvidia.com/") else 0
         if resource in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
@@ -91,7 +94,15 @@ def _from_resources(name: str, resources: Table, instances: int, shares: int) ->
         elif found := _MIG_RESOURCE.fullmatch(resource):
             profile = read_profile(found[1])
             sevenths += amount / (shares if found[2] else 1) * (profile.slices if profile else SLICES)
-    return math.ceil(whole / shares / instances) + math.ceil(sevenths / SLICES)
+        elif (board := named_board(resource)) is not None:
+            named += amount * (board.part or 1.0)
+    return math.ceil(whole / shares / instances) + math.ceil(sevenths / SLICES) + math.ceil(round(named, 6))
+
+
+def _named_product(resources: Table) -> str:
+    """Return the model after which a resource for virtual machines is named, or an empty text."""
+    boards = (named_board(resource) for resource, text in resources.items() if text not in ("", "0"))
+    return next((board.model for board in boards if board is not None), "")
 
 
 def _instances_per_gpu(profile: str, board: str) -> int:
@@ -126,7 +137,7 @@ def _amd(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     boards = 0.0
     for resource, text in resources.items():
         named = _AMD_PARTITION.fullmatch(resource)
-        if resource == "amd.com/gpu":
+        if resource in ("amd.com/gpu", "amd.com/gpu_pf", "amd.com/gpu_vf"):
             boards += count(name, text, MAX_GPUS * 8) / (_AMD_PARTS[divided[1].lower()] if divided else 1)
         elif named:
             boards += count(name, text, MAX_GPUS * 8) / _AMD_PARTS[named[1].lower()]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.kubernetes import Changes
 from ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, gpus_of
 from ingest.kubernetes.objects import Container, PodSpec, Resources
 from tests.fuzz.bounds import examples
@@ -184,6 +185,101 @@ def test_a_share_of_a_time_sliced_board_is_a_part_of_it() -> None:
 def test_cores_of_hami_are_the_part_of_each_board() -> None:
     spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
     assert gpus_of(spec, ASKED_RESOURCES)[:3] == (2, "", 300)
+
+
+def launcher(*devices: str) -> dict[str, Any]:
+    """The pod of a virtual machine as KubeVirt makes it: each device is a resource of its own of one container."""
+    pod = resources("")
+    counts = {name: str(devices.count(name)) for name in devices}
+    owner = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "name": "vm",
+        "uid": "v",
+        "controller": True,
+    }
+    pod["metadata"]["name"], pod["metadata"]["ownerReferences"] = "virt-launcher-vm-x7k2p", [owner]
+    pod["spec"]["containers"] = [
+        {"name": "compute", "resources": {"limits": counts, "requests": {**counts, "devices.kubevirt.io/kvm": "1"}}},
+        {"name": "guest-console-log", "resources": {"limits": {"cpu": "15m"}}},
+    ]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("device", "asked"),
+    [
+        *(("nvidia.com/GA102GL_A10", (2, None)), ("nvidia.com/GH100_H100_PCIE", (2, None))),
+        *(("nvidia.com/TU104GL_Tesla_T4", (2, None)), ("nvidia.com/pgpu", (2, None)), ("amd.com/gpu_vf", (2, None))),
+        *(
+            ("nvidia.com/NVIDIA_A10-4Q", (2, 167)),
+            ("nvidia.com/GRID_T4-1Q", (2, 62)),
+            ("nvidia.com/A100-1-5C", (2, 143)),
+        ),
+        *(("nvidia.com/NVIDIA_L40S-48Q", (2, None)), ("nvidia.com/NVIDIA_NEWBOARD9-8C", (2, None))),
+    ],
+)
+def test_a_virtual_machine_holds_the_boards_that_it_gets_whole_and_its_virtual_gpus(
+    device: str, asked: tuple[int, int | None]
+) -> None:
+    fed = Fed()
+    fed.put("pods", launcher(device, device))
+    assert fed.running() == {"ml/vm": ("n0",)}
+    submitted = fed.submitted("ml/vm")
+    assert (submitted.gpus_per_node, submitted.gpu_share) == asked
+    assert submitted.labels["kind"] == "VirtualMachineInstance"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "boards", "model"),
+    [
+        ({"nvidia.com/GA102GL_A10": "2", "nvidia.com/gpu": "0"}, 2, "A10"),
+        ({"nvidia.com/GH100_H100_SXM5_80GB": "8", "nvidia.com/GH100_H100_NVSWITCH": "4"}, 8, "H100"),
+        ({"nvidia.com/NVIDIA_A10-4Q": "12"}, 2, "A10"),
+        ({"nvidia.com/GRID_T4-16Q": "1", "nvidia.com/GRID_T4-4Q": "4"}, 2, "T4"),
+        ({"amd.com/gpu_pf": "8"}, 8, ""),
+        ({"nvidia.com/ConnectX7_VF": "16", "nvidia.com/hostdev": "4"}, 0, ""),
+    ],
+)
+def test_a_node_of_virtual_machines_has_the_boards_that_its_resources_stand_for(
+    capacity: dict[str, str], boards: int, model: str
+) -> None:
+    fed = Fed()
+    fed.put("nodes", {"metadata": meta("n0"), "status": {"capacity": capacity}})
+    spec = fed.source.nodes()["n0"]
+    assert (spec.gpus, spec.gpu_model) == (boards, model)
+
+
+@pytest.mark.parametrize(
+    "name", ["huawei.com/Ascend910", "vendor.example/vgpu-2g", "gpu.intel.com/new", "aws.amazon.com/neuron"]
+)
+def test_a_resource_that_looks_like_a_gpu_and_is_not_read_is_counted_and_named(name: str) -> None:
+    fed = Fed()
+    decode = fed.decode["pods"]
+    pod = Changes("pods", (("ADDED", decode(json.dumps(resources(name, "8")).encode())),), "2")
+    tally = fed.source.take([pod]).counted()
+    assert (tally.unread, tally.names, tally.all) == (1, (name,), 1)
+    node = {"metadata": meta("n1"), "status": {"capacity": {name: "8"}}}
+    tally = fed.source.take(
+        [Changes("nodes", (("ADDED", fed.decode["nodes"](json.dumps(node).encode())),), "3")]
+    ).counted()
+    assert (tally.read, tally.names, tally.unknown_fields) == (1, (name,), 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu", "rdma/hca_shared_devices_a", "nvidia.com/gpumem", "gpu.intel.com/xe_monitoring"]
+)
+def test_resources_that_are_no_gpus_are_left_out_by_rule(name: str) -> None:
+    fed = Fed()
+    pod = Changes("pods", (("ADDED", fed.decode["pods"](json.dumps(resources(name)).encode())),), "2")
+    tally = fed.source.take([pod]).counted()
+    assert (tally.unread, tally.names, sum(tally.ignored.values())) == (0, (), 1)
+
+
+def test_a_site_may_count_a_resource_that_is_not_known() -> None:
+    fed = Fed(gpu_resources=["huawei.com/Ascend910"])
+    fed.put("pods", resources("huawei.com/Ascend910", "8"))
+    assert fed.submitted("ml/p").gpus_per_node == 8
 
 
 def asked_of(pod: dict[str, Any], *nodes: dict[str, Any]) -> Any:
