@@ -223,7 +223,7 @@ def test_a_stale_forecast_leaves_the_replicas_and_says_so_and_a_fresh_one_moves_
 def test_a_selector_that_means_nothing_reaches_who_wrote_it(aggregated: Aggregated) -> None:
     answer = aggregated.plane.http.get(VALUE, params={"labelSelector": "app=web"})
     assert answer.status_code == 400
-    assert "the labels are pool, class" in answer.json()["message"]
+    assert "the labels are queue, pool, class" in answer.json()["message"]
 
 
 def test_only_the_aggregator_is_let_in(aggregated: Aggregated) -> None:
