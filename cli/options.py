@@ -132,7 +132,7 @@ def inputs_of(
         check_folder("--data", data)
     if data is None and archive is None:
         archive = config.archive_url
-    return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), capacities(config), say)
+    return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), fleet_gpus(config), say)
 
 
 def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
@@ -161,15 +161,10 @@ def _check_contract(one: "OwnForecaster") -> None:
         raise ConfigError(f"--forecaster {one.path}: {suite} says: {said[:300]}") from None
 
 
-def capacities(config: "Config") -> dict[str, int]:
-    """Pool -> GPUs, and "all", where a topology says so."""
+def fleet_gpus(config: "Config") -> int:
+    """Count the GPUs of the topology file. Returns 0 without one."""
     topology = site_topology(config)
-    if topology is None:
-        return {}
-    pools: dict[str, int] = {}
-    for node in topology.nodes:
-        pools[node.pool] = pools.get(node.pool, 0) + node.gpus
-    return {**pools, "all": int(topology.gpus.sum())}
+    return 0 if topology is None else int(topology.gpus.sum())
 
 
 def site_topology(config: "Config") -> "Topology | None":

@@ -58,7 +58,7 @@ class JobReplay:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveHistory:
-    """panels: one a target, by pool and "all"; attempts: by time of arrival; bad: unreadable events, by reason."""
+    """panels: one a target, by queue and "all"; attempts: by time of arrival; bad: unreadable events, by reason."""
 
     panels: tuple[Panel, ...]
     attempts: tuple[JobAttempt, ...]
@@ -71,13 +71,13 @@ def read_history(
     span: ArchiveSpan = ALL_TIME,
     *,
     bin_s: int = BIN_S,
-    capacity: Mapping[str, int] | None = None,
+    fleet_gpus: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> ArchiveHistory:
-    """Everything that the archive knows of jobs in a span, in full bins. Raises FleetcastError without job events.
+    """Read all that the archive knows of jobs in a span, in full bins. Raises FleetcastError without job events.
 
-    capacity: pool -> GPUs, "all" for the fleet and for pools that are not there; without it, the GPUs that told of
-    themselves at the end. Levels are as of the end of a bin, arrivals its sum.
+    fleet_gpus: as many as any queue may use; 0: the GPUs that sent samples just before the end. Levels are as of the
+    end of a bin, arrivals its sum.
     """
     bin_ms, bad = bin_s * 1000, dict[str, int]()
     replay, parts = JobReplay(), list[_Window]()
@@ -103,13 +103,12 @@ def read_history(
         parts.append(_read(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])
     attempts = sorted(replay.attempts.values(), key=_arrived_ms)
-    gpus = capacity or {EVERYTHING: gpus_at(files, newest)}
-    panels = _panels(parts, first_bin * bin_ms, bin_s, gpus) if parts else ()
+    panels = _panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or gpus_at(files, newest)) if parts else ()
     return ArchiveHistory(panels, tuple(attempts), newest, bad)
 
 
 def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
-    """How many GPUs told of themselves just before a moment."""
+    """Count the GPUs that sent samples just before a moment."""
     entities = Entities()
     span = ArchiveSpan(time_ms - LOOK_MS, time_ms + 1)
     read_samples(files, span, Words(adding(entities)), [("kind", "==", EntityKind.GPU.value)])
@@ -132,35 +131,34 @@ def _arrived_ms(attempt: JobAttempt) -> tuple[int, str, int]:
     return min((time_ms for time_ms in told if time_ms is not None), default=0), attempt.job, attempt.attempt
 
 
-_Window = dict[str, dict[Target, Array]]  # pool -> target -> (bin,)
+_Window = dict[str, dict[Target, Array]]  # queue -> target -> (bin,)
 
 
 def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
-    """All series of `bins` full bins from `first_bin` on."""
+    """Return all series of `bins` full bins from `first_bin` on."""
     return {
-        pool: {target: full_bins(demand, pool, target, first_bin, bins, bin_s) for target in TARGETS}
-        for pool in demand.queues()
+        queue: {target: full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
+        for queue in demand.queues()
     }
 
 
-def full_bins(demand: DemandSeries, pool: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
+def full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
     """(bin,) of full bins: of levels the reader's own bin, which is not over, is left out."""
     now_ms = (first_bin + bins) * bin_s * 1000
     if target in ("arriving", "arriving_jobs"):
-        return demand.series(pool, target, now_ms, bin_s, bins)
-    return demand.series(pool, target, now_ms, bin_s, bins + 1)[:-1]
+        return demand.series(queue, target, now_ms, bin_s, bins)
+    return demand.series(queue, target, now_ms, bin_s, bins + 1)[:-1]
 
 
-def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mapping[str, int]) -> tuple[Panel, ...]:
-    """Windows put one behind the other; a pool that came later had nothing before."""
+def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int) -> tuple[Panel, ...]:
+    """Join windows in order of time. A queue that came later had nothing before."""
     windows = list(parts)
-    names = (*sorted({pool for window in windows for pool in window} - {EVERYTHING}), EVERYTHING)
+    names = (*sorted({queue for window in windows for queue in window} - {EVERYTHING}), EVERYTHING)
     values: dict[Target, Array] = {
         target: np.stack([np.concatenate([_of(window, name, target) for window in windows]) for name in names])
         for target in TARGETS
     }
-    total = capacity.get(EVERYTHING, 0)
-    ceilings = np.array([float(capacity.get(name, total)) or np.nan for name in names])
+    ceilings = np.full(len(names), fleet_gpus or np.nan)
     known: dict[str, Array] = {target: values[target] for target in COVARIATES}
     return tuple(
         Panel(
@@ -176,5 +174,5 @@ def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, capacity: Mappi
     )
 
 
-def _of(window: _Window, pool: str, target: Target) -> Array:
-    return window[pool][target] if pool in window else np.zeros(len(window[EVERYTHING][target]))
+def _of(window: _Window, queue: str, target: Target) -> Array:
+    return window[queue][target] if queue in window else np.zeros(len(window[EVERYTHING][target]))

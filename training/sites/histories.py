@@ -1,7 +1,7 @@
 """What models are fitted on, up to a moment: panels and jobs of public data sets below a folder, or of an archive."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ class TrainingInputs:
     archive: str | None = None
     sets: tuple[str, ...] = ()
     until_ms: int = LAST_MS
-    capacity: Mapping[str, int] = field(default_factory=dict)
+    fleet_gpus: int = 0  # of the topology; 0 without one
     say: Say = print
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class TrainingInputs:
     def history(self) -> ArchiveHistory:
         """The archive's history, read once."""
         span = ArchiveSpan(0, self.until_ms)
-        history = read_history(ArchiveFiles(self.archive or ""), span, capacity=self.capacity, say=self.say)
+        history = read_history(ArchiveFiles(self.archive or ""), span, fleet_gpus=self.fleet_gpus, say=self.say)
         for reason, count in sorted(history.bad.items()):
             self.say(f"skipped {count:,} events of the archive: {reason}")
         return history

@@ -19,7 +19,7 @@ from training.sites.archive_history import full_bins, read_history
 
 def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: Path) -> None:
     state = live(tmp_path, events_of(days=4, jobs_a_day=12))
-    history = read_history(ArchiveFiles(str(tmp_path)), capacity={"all": 64, "train": 40})
+    history = read_history(ArchiveFiles(str(tmp_path)), fleet_gpus=64)
     assert [panel.target for panel in history.panels] == list(TARGETS)
     for panel in history.panels:
         assert panel.names == state.demand.queues() == ("default", "serve", "train", "all")
@@ -29,7 +29,7 @@ def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: P
             expected = full_bins(state.demand, name, panel.target, first, panel.bins, 600)  # type: ignore[arg-type]
             np.testing.assert_array_equal(panel.values[row], expected)
     running = next(panel for panel in history.panels if panel.target == "running")
-    np.testing.assert_array_equal(running.capacity, [64.0, 64.0, 40.0, 64.0])
+    np.testing.assert_array_equal(running.capacity, [64.0] * 4)
     assert np.nanmax(running.values) > 0
     assert set(running.covariates) == {"running", "queued", "arriving"}
     wanted = next(panel for panel in history.panels if panel.target == "wanted")
