@@ -5,8 +5,9 @@
     times           posterior mean of the multiple, from a mixture of two gamma priors
 
 Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One broken switch
-or breaker stops several nodes at once, so faults of one minute are one. Both sums halve every HALF_LIFE_MS, so a
-fleet that was repaired returns to the expected rate.
+or breaker stops several nodes at once, so faults of one minute are one. Nobody watched the faults begin that a node has
+when it is first heard, or heard again after a long silence: its first JOINING_MS do not count. Both sums halve every
+HALF_LIFE_MS, so a fleet that was repaired returns to the expected rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ DAY_MS = 86_400_000
 LAG_MS = 900_000  # some hard signals are certain only minutes after they began
 WATCHED_MS = 600_000  # a longer time between two ticks was not watched: neither its nodes nor its faults count
 TOGETHER_MS = 60_000
+JOINING_MS = 300_000  # a rule is as long as this in finding what was broken before
+AWAY_MS = LAG_MS + WATCHED_MS  # faults are counted before a silent node counts as new
 HALF_LIFE_MS = 14 * DAY_MS
 WARNING_HAZARD = 0.05  # of the next hour, beyond what the history expects
 WILD, WILD_TIMES = 0.001, 100.0
@@ -41,22 +44,32 @@ class FaultRate:
         self._watched_ms = 0  # start of the present run of ticks without a gap
         self._counted_ms = 0  # start of the last fault that was counted
         self._warned_ms: dict[str, tuple[int, int]] = {}  # node → begin and last tick of its warning
+        self._heard_ms: dict[str, tuple[int, int]] = {}  # node → first and last tick of its present time with telemetry
 
     def step(
-        self, day_hazard: Array, warned: NDArray[np.bool_], names: Sequence[str], faults: FaultLog, now_ms: int
+        self,
+        day_hazard: Array,
+        warned: NDArray[np.bool_],
+        names: Sequence[str],
+        faults: FaultLog,
+        now_ms: int,
+        known: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record one tick. day_hazard: (node,) faults that the history expects within a day; warned: (node,)."""
+        """Record one tick. day_hazard: (node,) faults that the history expects within a day; warned: (node,).
+        known: (node,) whether there is telemetry of the node now; None: of all."""
         elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
         self._now_ms = now_ms
         if not before_ms or elapsed_ms > WATCHED_MS:
             self._watched_ms = now_ms
+        self._hear(names if known is None else [names[row] for row in np.flatnonzero(known).tolist()], now_ms)
         if not before_ms or elapsed_ms <= 0:
             self._renew_warnings(warned, names, now_ms)
             return
         kept = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
         self.seen, self.expected = self.seen * kept, self.expected * kept
         if elapsed_ms <= WATCHED_MS:
-            is_counted = np.array([not faults.has_now(name) for name in names], bool) & ~warned
+            is_well = [not faults.has_now(name) and not self._has_joined(name, now_ms) for name in names]
+            is_counted = np.array(is_well, bool) & ~warned
             self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
         self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
         self._renew_warnings(warned, names, now_ms)
@@ -69,9 +82,23 @@ class FaultRate:
             is_apart = fault.start_ms >= self._counted_ms + TOGETHER_MS
             begin_ms, last_ms = self._warned_ms.get(fault.node, (fault.start_ms, 0))
             was_warned = begin_ms < fault.start_ms - TOGETHER_MS <= last_ms
-            if is_apart and not was_warned:
+            if is_apart and not was_warned and not self._has_joined(fault.node, fault.start_ms):
                 self.seen += 1
                 self._counted_ms = fault.start_ms
+
+    def _hear(self, names: Sequence[str], now_ms: int) -> None:
+        """Record which nodes have telemetry. One that was away for AWAY_MS joins anew."""
+        for name in names:
+            since_ms, last_ms = self._heard_ms.get(name, (now_ms, now_ms))
+            self._heard_ms[name] = (since_ms if now_ms - last_ms <= AWAY_MS else now_ms), now_ms
+        if len(self._heard_ms) > 2 * len(names) + 1000:
+            self._heard_ms = {name: times for name, times in self._heard_ms.items() if now_ms - times[1] <= AWAY_MS}
+
+    def _has_joined(self, name: str, at_ms: int) -> bool:
+        """Return whether a node was heard for less than JOINING_MS at that time, or never. A fleet's first nodes were
+        not, since the start of watching counts for them."""
+        since_ms, _ = self._heard_ms.get(name, (at_ms, at_ms))
+        return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
         """Keep warnings until the faults of their time are counted."""
@@ -85,7 +112,7 @@ class FaultRate:
         """Return what a snapshot holds."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
-        return {**sums, **times, "warned_ms": dict(self._warned_ms)}, {}
+        return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._heard_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Load a dump into a new object."""
@@ -93,6 +120,7 @@ class FaultRate:
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)
         self._warned_ms = {name: (int(begin), int(last)) for name, (begin, last) in about["warned_ms"].items()}
+        self._heard_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
         self.times = posterior_times(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
@@ -100,7 +128,10 @@ class FaultRate:
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
         )
-        self._warned_ms = {name: (begin + by_ms, last + by_ms) for name, (begin, last) in self._warned_ms.items()}
+        self._warned_ms, self._heard_ms = (
+            {name: (begin + by_ms, last + by_ms) for name, (begin, last) in times.items()}
+            for times in (self._warned_ms, self._heard_ms)
+        )
 
 
 def posterior_times(seen: float, expected: float) -> float:

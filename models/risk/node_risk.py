@@ -97,8 +97,17 @@ def base_hazard(horizon_s: float) -> Array:
 
 
 def usual_risk(risk: Array) -> Array:
-    """Return (kind, horizon) probabilities of an ordinary node: the median of known nodes, else by published rates."""
-    return published_risk() if np.isnan(risk).all() else np.asarray(np.nanmedian(risk, axis=2))
+    """Return (kind, horizon) probabilities of an ordinary node: the median of known nodes, else by published rates.
+
+    risk: (kind, horizon, node), NaN unknown. No result is NaN: a kind or horizon that no node has is the published one.
+    """
+    published = published_risk()
+    known = np.isfinite(risk)
+    if not known.any():
+        return published
+    rows = np.where(known, risk, np.nan)
+    rows = np.where(known.any(axis=2, keepdims=True), rows, published[:, :, None])
+    return np.asarray(np.nanmedian(rows, axis=2))
 
 
 def published_risk() -> Array:

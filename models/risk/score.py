@@ -92,7 +92,7 @@ def score_fleet(
     if site is not None:
         risk = replace(risk, model=site.name)
     warned = has_warning(risk.values[FAIL, HOUR], history[HOUR])
-    state.rate.step(expected[DAY], warned, names, state.faults, now_ms)
+    state.rate.step(expected[DAY], warned, names, state.faults, now_ms, seen.known)
     state.record.step(risk.values, names, state.faults, now_ms)
     if shadow is not None:
         state.shadow = state.shadow if state.shadow.model == shadow.name else RiskRecord(model=shadow.name)

@@ -72,6 +72,58 @@ def test_faults_that_were_there_when_watching_began_say_nothing_about_the_rate()
     assert rate.times <= 1
 
 
+@pytest.mark.parametrize("certain_after", [0, 3])
+@pytest.mark.parametrize("is_backdated", [False, True])
+def test_a_node_that_joins_while_it_is_broken_says_nothing_about_the_rate(
+    certain_after: int, is_backdated: bool
+) -> None:
+    """Nobody watched its fault begin, however long a rule is in finding it."""
+    rate, log = FaultRate(), FaultLog()
+    for minute in range(80):
+        now_ms, joins = T0 + minute * TICK_MS, T0 + 30 * TICK_MS
+        names = NAMES if now_ms >= joins else NAMES[1:]
+        hard = {NAMES[0]: (joins if is_backdated else 0, True)} if now_ms >= joins + certain_after * TICK_MS else {}
+        log.note(hard, len(names), now_ms)
+        rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
+    assert rate.seen == 0
+
+
+def test_a_node_that_was_listed_and_never_heard_joins_with_its_first_telemetry() -> None:
+    rate, log = FaultRate(), FaultLog()
+    for minute in range(80):
+        now_ms = T0 + minute * TICK_MS
+        known = np.arange(len(NAMES)) > 0 if minute < 30 else ~NONE
+        log.note({NAMES[0]: (0, True)} if minute >= 31 else {}, len(NAMES), now_ms)
+        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
+    assert rate.seen == 0
+
+
+def test_a_node_that_comes_back_broken_after_a_long_silence_is_no_new_fault_and_one_that_falls_later_is() -> None:
+    rate, log = FaultRate(), FaultLog()
+    for minute in range(160):
+        now_ms = T0 + minute * TICK_MS
+        known = np.arange(len(NAMES)) > 0 if 10 <= minute < 60 else ~NONE
+        hard = {NAMES[0]: (0, True)} if minute >= 61 else {}
+        hard |= {NAMES[1]: (0, True)} if minute >= 100 else {}
+        log.note(hard, len(NAMES), now_ms)
+        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
+    assert round(rate.seen, 2) == 1
+
+
+def test_a_node_that_joined_well_and_falls_later_counts_also_after_a_restart() -> None:
+    rate, log = FaultRate(), FaultLog()
+    for minute in range(120):
+        now_ms = T0 + minute * TICK_MS
+        names = NAMES if minute >= 30 else NAMES[1:]
+        log.note({NAMES[0]: (0, True)} if minute >= 60 else {}, len(names), now_ms)
+        rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
+        if minute == 62:
+            about, arrays = rate.dump()
+            rate = FaultRate()
+            rate.load(json.loads(json.dumps(about)), arrays)
+    assert round(rate.seen, 2) == 1
+
+
 def test_faults_of_a_time_without_ticks_say_nothing_about_the_rate() -> None:
     rate, log = FaultRate(), FaultLog()
     for minute in (*range(20), *range(200, 240)):

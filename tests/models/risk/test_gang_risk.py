@@ -5,6 +5,7 @@ import pytest
 
 from fleet.shared_domains import hazard_within
 from models.risk.gang_risk import gang_risk
+from models.risk.node_risk import published_risk, usual_risk
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 HOUR_S = 3600.0
@@ -21,6 +22,19 @@ def node_risk(*p):
 
 def risk_of(risk, duration_s=HOUR_S, domains=(), heat=None):
     return gang_risk(risk, domains, duration_s, USUAL, heat)
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 5])
+@pytest.mark.filterwarnings("error")
+def test_what_no_node_knows_of_a_kind_or_horizon_is_the_published_risk_and_never_nan(nodes):
+    risk = np.full((*SHAPE, nodes), 0.25)
+    risk[:, 1:] = np.nan  # of one horizon something is known
+    risk[0, 0, :1] = np.nan
+    found = usual_risk(risk)
+    assert np.isfinite(found).all()
+    assert (found[:, 1:] == published_risk()[:, 1:]).all()
+    assert nodes < 2 or (found[:, 0] == 0.25).all()
+    assert nodes == 0 or np.isfinite(gang_risk(risk, (), HOUR_S, found).p_interrupted)
 
 
 def test_a_gang_survives_when_every_member_does():
