@@ -36,11 +36,12 @@ class QueueHold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """Nodes that a queue may not use for a while. nodes: (n,); seconds are from now."""
+    """Nodes that a queue may not use for a while. nodes: (n,); seconds are from now; name: what people call it."""
 
     nodes: NDArray[np.bool_]
     from_s: float
     to_s: float
+    name: str = ""
 
     def bars(self, start_s: float, run_s: float) -> bool:
         """Whether a job that should run so long may not start there then."""

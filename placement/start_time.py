@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
-from placement.calendars import Array, Place, earliest_place
+from placement.calendars import Array, Bars, Place, earliest_place
 from placement.engine import fits_now
 from placement.filters import screen
 from placement.paths import MIDDLE, Hindrance, Timelines, hindrances_of
@@ -22,6 +22,7 @@ NEVER_SHARE = 0.5
 ROUNDING_S = 0.5  # sampled times are float32 seconds
 
 KNOWN_SHARE = 0.9  # of the paths in which it must start, where a job's run time is unknown
+NEXT_JOB = "the next job"
 NAMED = 3  # jobs of unknown run time, in a sentence
 
 Quantiles = dict[str, int]
@@ -45,6 +46,7 @@ class StartEstimate(msgspec.Struct, frozen=True):
     sentence: str
     as_of_ms: int = 0  # of the sampling
     by: StartBasis | None = None  # what start_ms is known by; None: it is not known
+    awaits: str = ""  # what ends when it starts: `the next job`, `reservation 'mlperf'`; empty: nothing does
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,20 @@ def estimate_start(
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
         if is_behind_unknown(request, start_s, timelines):
             return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
+    awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
     start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: told(None, ends_ms))
     blockers = _blockers(request, hindrances, timelines, now_ms, ends)
-    sentence = _sentence(request, timelines, start_ms, blockers, now_ms)
-    return StartEstimate(
-        start_ms, blockers, constraint, sentence, timelines.now_ms, basis_of(start_ms, timelines, now_ms)
-    )
+    job = f"job {blockers[0].job}" if blockers else ""
+    sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
+    basis = basis_of(start_ms, timelines, now_ms)
+    return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms, basis, awaits)
+
+
+def _awaited(start_s: Array, bars: Bars) -> str:
+    """Return the window whose end is the start in the middle future, or an empty text."""
+    middle_s = float(np.sort(start_s)[MIDDLE])
+    return next((one.name for one in bars.closures if abs(one.to_s - middle_s) <= ROUNDING_S), "")
 
 
 def _never(request: PlacementRequest, timelines: Timelines) -> str:
@@ -185,19 +194,21 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
         return RoomForecast(free, sum(gpus), None, f"{word}: {newcomer.sentence}", as_of_ms)
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
-    sentence = _room_sentence(free, len(gpus), opens_ms, as_of_ms)
+    free_now = 0 if newcomer.awaits else free  # those that are free are kept for others
+    sentence = _room_sentence(free_now, len(gpus), opens_ms, as_of_ms, newcomer.awaits)
     return RoomForecast(free, sum(gpus), opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
 
 
-def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int) -> str:
-    """`room in 40 min (p90 65 min), once the 3 requests that wait have started`."""
+def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
+    """`room in 40 min (p90 65 min), once the 3 requests that wait have started`. awaits: as of a newcomer's start."""
+    ending = f", when {awaits} ends" if awaits else ""
     if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
         if not free:
-            return "room within a minute, when the next job ends"
+            return f"room within a minute{ending}"
         return f"room now: {count_of(free, 'GPU')} {'is' if free == 1 else 'are'} free"
     lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
     if not waiting:
-        return f"room {lead}, when the next job ends"
+        return f"room {lead}{ending}"
     who = "the request that waits has" if waiting == 1 else f"the {waiting:,} requests that wait have"
     return f"room {lead}, once {who} started"
 
@@ -308,17 +319,16 @@ def _blockers(
     return tuple(found)
 
 
-def _sentence(
-    request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, blockers: Sequence[Blocker], now_ms: int
-) -> str:
-    """`needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`."""
+def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int) -> str:
+    """`needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
+    awaited: the job or window whose end it waits for, or an empty text."""
     text = f"needs {_wanted(request)}{_pool(request, timelines)}"
     if start_ms["p50"] - now_ms < 1000 * WORTH_S:
         text += "; such a block is free now"
         return text if start_ms["p90"] - now_ms < 1000 * WORTH_S else f"{text} (p90 {_lead(start_ms['p90'] - now_ms)})"
     lead = f"in {_lead(start_ms['p50'] - now_ms)} (p90 {_lead(start_ms['p90'] - now_ms)})"
     text += f"; the earliest such block is {lead}"
-    return f"{text}, when job {blockers[0].job} ends" if blockers else text
+    return f"{text}, when {awaited} ends" if awaited else text
 
 
 def starts_in(start_ms: Quantiles, now_ms: int) -> str:

@@ -103,6 +103,11 @@ class Window:
     to_ms: int
 
 
+def words_of(window: Window) -> str:
+    """Return what people call a window: `reservation 'mlperf'`, `maintenance 'firmware'`."""
+    return f"{'maintenance' if window.queue is None else 'reservation'} {window.name!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Money for a GPU-hour by model; `gpu` is that of all others."""

@@ -20,7 +20,7 @@ from placement.order import DAY_S
 from placement.queues_ahead import Closure, QueueHold
 from placement.standing import LENDERS, QueueStanding, amounts_of
 from placement.timeline import RunTimeQuantiles
-from placement.tree import ANY, QueueNode, QueueTree, Window
+from placement.tree import ANY, QueueNode, QueueTree, Window, words_of
 from placement.view import ClusterView
 
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
@@ -167,7 +167,7 @@ class TreeTurns:
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
         self._closures = [
-            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000)
+            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000, words_of(window))
             for window, nodes in self._windows
         ]
         self.holds = dict(jobs or {})

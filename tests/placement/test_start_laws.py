@@ -1,5 +1,7 @@
 """Start times go by what the plan goes by: its turns, limits, what is lent, nodes that are closed, parts of GPUs."""
 
+import json
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from placement.queues_ahead import QueueHold, allowed_from
 from placement.queues_file import read_queues
 from placement.slots import HeldParts
 from placement.standing import QueueStanding
-from placement.start_time import StartEstimate, blockers_of, estimate_start, start_times
+from placement.start_time import StartEstimate, blockers_of, estimate_start, room, start_times
 from placement.timeline import RunningJob, RunTimeQuantiles
 from placement.turns import TreeTurns
 from placement.view import ClusterView
@@ -58,6 +60,40 @@ def comes(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, one: P
 def hours(estimate: StartEstimate) -> float:
     assert estimate.start_ms is not None
     return round((estimate.start_ms["p50"] - NOW_MS) / 3_600_000, 2)
+
+
+def window(kind: str, name: str, *nodes: str, from_h: float = -1.0, to_h: float) -> str:
+    """A queue `a`, and nodes that are kept from it: by a reservation for queue `b`, or by maintenance."""
+    times = [datetime.fromtimestamp(NOW_MS / 1000 + HOUR_S * at, UTC).isoformat() for at in (from_h, to_h)]
+    queue = 'queue = "b"\n' if kind == "reservation" else ""
+    rows = f'name = "{name}"\n{queue}nodes = {json.dumps(nodes)}\nfrom = {times[0]}\nto = {times[1]}\n'
+    return f"[queue.a]\n[queue.b]\n[[{kind}]]\n{rows}"
+
+
+@pytest.mark.parametrize("kind", ["reservation", "maintenance"])
+@pytest.mark.parametrize(("to_h", "ends_h", "awaits"), [(2.0, 5.0, True), (5.0, 2.0, False), (0.01, 1.0, True)])
+def test_room_and_starts_name_the_window_or_the_job_whose_end_they_wait_for(
+    kind: str, to_h: float, ends_h: float, awaits: bool
+) -> None:
+    """One node is kept by a window, the other one by a job: what ends first gives the GPUs."""
+    view = build({"r01": [8, 0]}, jobs=("j",), holders=np.repeat([[-1], [0]], 8, axis=1).astype(np.int32))
+    jobs, own = running(j=ends_h), turns(window(kind, "w1", "n001", to_h=to_h), view, j=8.0)
+    paths = timelines([], view, jobs, EXACT, OPTIONS, turns=own)
+    found = estimate_start(request("x"), paths)
+    what = f"{kind} 'w1'" if awaits else "job j"
+    assert found.sentence.endswith(f", when {what} ends") or found.sentence.endswith("is free now")
+    newcomer = estimate_start(request("new", gpus=1), paths)
+    said = room(paths, {}, newcomer).sentence
+    assert said.endswith(f", when {what if awaits else 'the next job'} ends")
+    assert said.startswith("room within a minute" if to_h < 0.1 else "room in ")
+
+
+def test_a_job_that_a_coming_reservation_keeps_away_waits_for_its_end() -> None:
+    view = build({"r01": [8]}, jobs=(), holders=np.full((1, 8), -1, np.int32))
+    own = turns(window("reservation", "w1", "n001", from_h=0.5, to_h=3.0), view)
+    found = estimate_start(request("x", limit_s=3 * HOUR_S), timelines([], view, {}, EXACT, OPTIONS, turns=own))
+    assert hours(found) == 3
+    assert found.sentence.endswith("when reservation 'w1' ends")
 
 
 @examples(150)
