@@ -12,7 +12,7 @@ aliyun.com/gpu-mem                                               GiB of one boar
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleet.gpu_resources import (
@@ -65,7 +65,10 @@ def gpus_of(
     A MIG instance counts by its slices, one of an unknown profile as a GPU. claimed: what its device claims hold.
     """
     node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
-    asked = _from_resources(spec, resources, node)
+    asked = max(
+        (_from_resources(containers, resources, node) for containers in _phases(spec)),
+        key=lambda found: found.gpus * (found.share or WHOLE_GPU),
+    )
     if asked.gpus < 1:
         asked = _from_parts(spec, node.memory_gib)
     if asked.gpus < 1:
@@ -88,9 +91,14 @@ def unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ..
     return tuple(sorted(name for name in names if any(row.resources.amount(name) for row in running_containers(spec))))
 
 
-def _from_resources(spec: PodSpec, resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
+def _phases(spec: PodSpec) -> list[list[Container]]:
+    """Return the containers that run together, phase by phase. A pod holds what its largest phase needs, to its end."""
+    return [running_containers(spec), *([row] for row in spec.init_containers or () if row.restart_policy != "Always")]
+
+
+def _from_resources(containers: Sequence[Container], resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
     count, profile, milli, shares = 0.0, "", 0.0, node.shares
-    for container in running_containers(spec):
+    for container in containers:
         percent = _percent(container.resources, node.memory_gib)
         for name in sorted(container.resources.names):
             if not is_gpu_resource(name, resources):

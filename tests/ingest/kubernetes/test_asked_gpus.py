@@ -276,6 +276,28 @@ def test_resources_that_are_no_gpus_are_left_out_by_rule(name: str) -> None:
     assert (tally.unread, tally.names, sum(tally.ignored.values())) == (0, (), 1)
 
 
+@pytest.mark.parametrize(
+    ("init", "policy", "main", "gpus"),
+    [
+        ("4", None, "0", 4),
+        ("4", None, "2", 4),
+        ("2", None, "8", 8),
+        ("2", "Always", "8", 10),
+        ("1", "OnFailure", "1", 1),
+    ],
+)
+def test_a_pod_holds_what_the_largest_of_its_phases_asks_for(
+    init: str, policy: str | None, main: str, gpus: int
+) -> None:
+    """A container that runs before the others holds its GPUs for the pod, and the scheduler keeps them to its end."""
+    pod = resources("nvidia.com/gpu", main)
+    first = {"name": "check", "resources": {"limits": {"nvidia.com/gpu": init}}}
+    pod["spec"]["initContainers"] = [first | ({"restartPolicy": policy} if policy else {})]
+    fed = Fed()
+    fed.put("pods", pod)
+    assert fed.submitted("ml/p").gpus_per_node == gpus
+
+
 def test_a_site_may_count_a_resource_that_is_not_known() -> None:
     fed = Fed(gpu_resources=["huawei.com/Ascend910"])
     fed.put("pods", resources("huawei.com/Ascend910", "8"))
