@@ -30,6 +30,7 @@ class EntityTable:
         self.names: list[str] = []
         self._rows: dict[str, int] = {}
         self._of_host: dict[str, int] = {}  # first part of a node's full name -> its row, -1 where several have it
+        self._of_case: dict[str, int] = {}  # a node's name in small letters -> its row, -1 where several have it
         self._node = np.full(64, -1, np.int32)
         self.moves = 0  # grows where a row loses its owner, or has one again
         self._aliases: dict[str, str] = {}
@@ -95,7 +96,17 @@ class EntityTable:
         >>> table.add("n1.cluster.example"), table.of_host("n1")
         (0, 'n1.cluster.example')
         """
-        row = self._of_host.get(short, -1)
+        row = self._of_host.get(_folded(short), -1)
+        return None if row < 0 else self.names[row]
+
+    def of_case(self, name: str) -> str | None:
+        """Find the one node whose name differs in capitals, or in a dot at its end, only: hosts have no capitals.
+
+        >>> table = EntityTable(EntityKind.NODE)
+        >>> table.add("GPU-Node01"), table.of_case("gpu-node01."), table.of_case("gpu-node02")
+        (0, 'GPU-Node01', None)
+        """
+        row = self._of_case.get(_folded(name), -1)
         return None if row < 0 else self.names[row]
 
     def add(self, name: str, node: int = -1) -> int:
@@ -112,10 +123,17 @@ class EntityTable:
         self._node[row] = row if self.kind is EntityKind.NODE else node
         self.names.append(name)
         self._rows[name] = row
-        short, dot, _ = name.partition(".")
-        if dot and self.kind is EntityKind.NODE:
-            self._of_host[short] = -1 if short in self._of_host else row
+        if self.kind is EntityKind.NODE:
+            folded = _folded(name)
+            self._of_case[folded] = -1 if folded in self._of_case else row
+            short, dot, _ = folded.partition(".")
+            if dot:
+                self._of_host[short] = -1 if short in self._of_host else row
         return row
+
+
+def _folded(name: str) -> str:
+    return name.lower().rstrip(".")
 
 
 class DeviceRoom:

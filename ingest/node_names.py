@@ -121,12 +121,14 @@ def node_name(stated: str, entities: Entities) -> str:
 def known_name(stated: str, nodes: EntityTable) -> str:
     """Return `stated`, its first part, or the only full name that begins with it: whichever is known. Registers
     nothing. (Exporters print what `hostname` says, which is short on one machine and full on the next.) Another name
-    that a scheduler reports for a node counts before all."""
+    that a scheduler reports for a node counts before all. Capitals do not: Kubernetes writes hosts in small letters."""
     stated = nodes.machine(stated)
     if stated in nodes or _IP.fullmatch(stated):
         return stated
-    short, dot, _ = stated.partition(".")
+    if (same := nodes.of_case(stated)) is not None:
+        return same
+    short, dot, _ = stated.rstrip(".").partition(".")
     if dot:
         short = nodes.machine(short)
-        return short if short in nodes else stated
+        return short if short in nodes else nodes.of_case(short) or stated
     return nodes.of_host(stated) or stated

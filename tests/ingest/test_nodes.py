@@ -30,3 +30,22 @@ def test_what_a_save_brought_back_is_known_by_its_short_name_too() -> None:
     entities = Entities()
     node_name("n1.cluster.example", entities)
     assert node_name("n1", Entities.load(entities.dump())) == "n1.cluster.example"
+
+
+def test_capitals_and_a_dot_at_the_end_make_no_other_machine_whichever_came_first() -> None:
+    """Kubernetes writes the names of hosts in small letters, and `hostname` prints them as they were typed."""
+    names = ["GPU-Node01", "gpu-node01", "gpu-node01.", "gpu-node01.example.com", "GPU-NODE01.EXAMPLE.COM."]
+    for first in names:
+        entities = Entities()
+        for name in (first, *names):
+            assert node_name(name, entities) == first
+        assert entities[EntityKind.NODE].names == [first]
+        again = Entities.load(entities.dump())
+        assert node_name("gpu-NODE01", again) == first
+
+
+def test_names_that_two_nodes_have_but_for_capitals_are_neither() -> None:
+    entities = Entities()
+    for name in ("n1", "N1"):
+        entities.node(name)
+    assert [node_name(name, entities) for name in ("n1", "N1", "n1.")] == ["n1", "N1", "n1."]

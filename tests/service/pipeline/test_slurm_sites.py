@@ -91,7 +91,7 @@ def test_telemetry_of_a_node_joins_it_under_its_host_name(tmp_path: Path) -> Non
     assert inventory(world) == {"gpu-st-p5-1": (4, "H100")}
 
 
-@pytest.mark.parametrize("host", ["ip-10-0-0-5", "ip-10-0-0-5.ec2.internal", "gpu-1"])
+@pytest.mark.parametrize("host", ["ip-10-0-0-5", "ip-10-0-0-5.ec2.internal", "gpu-1", "GPU-1", "Gpu-1.example.com"])
 def test_the_text_form_and_longer_names_join_too(tmp_path: Path, host: str) -> None:
     world = SlurmWorld(tmp_path, queue(), NODE_LINES.encode())
     board = world.look(**{host: page(host, [(BUSY, {})] * 4)})
