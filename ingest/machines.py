@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fleet.entities import Entities
+from fleet.errors import RecordError
 from fleet.samples import EntityKind
 from ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
 from ingest.node_names import known_name
@@ -42,7 +43,7 @@ class Target:
     """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port.
 
     own: its name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
-    heard_ms: of its last page, 0 for never.
+    heard_ms: of its last page, 0 for never. pages: how many were decoded; 0 where samples come without pages.
     named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
     unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs are in
     doubt.
@@ -54,6 +55,7 @@ class Target:
     own: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
     heard_ms: int = 0
+    pages: int = 0
     named: dict[str, int] = field(default_factory=dict)
     forgets: bool = False
     unproven: dict[str, set[int]] = field(default_factory=dict)
@@ -96,10 +98,13 @@ def stated_node(label: str, target: Target) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """The board that a target last named in a slot."""
+    """The board that a target last named in a slot. page: the number of the page that named it first; rivals: other
+    boards that the same page has in this slot."""
 
     uuid: str
     target: Target
+    page: int = 0
+    rivals: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -126,7 +131,10 @@ class MachineNames:
         self._doubts: dict[tuple[int, int], int] = {}  # ids of two targets → when they first looked like two machines
 
     def place(self, node: str, index: int, uuid: str, target: Target) -> str:
-        """Record that a target's page has this board there. Returns the node that it really is on."""
+        """Record that a target's page has this board there. Returns the node that it really is on.
+
+        Raises RecordError: two_boards, where a page has several boards in one slot.
+        """
         uuid = uuid.casefold().removeprefix("gpu-")
         if node in self.clashes:
             node = self._own_name(node, target)
@@ -150,12 +158,15 @@ class MachineNames:
             self._empty(known, target)
         slots = self._slots.setdefault(node, {})
         held = slots.get(index)
+        if held is not None and held.target is target and held.uuid != uuid:
+            _refuse_rival(held, uuid, f"{node}/{index}", target)
         is_taken = held is not None and held.uuid != uuid and held.target is not target
         is_swap = _was_named(node, target) or (known is not None and known[0] == node)
         if held is not None and is_taken and not is_swap and _is_live(held.target, target):
             node = self._clash(node, held.target, target)
             slots = self._slots.setdefault(node, {})
-        slots[index] = _Slot(uuid, target)
+        if held is None or (held.uuid, held.target) != (uuid, target):
+            slots[index] = _Slot(uuid, target, target.pages)
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
         return node
@@ -289,6 +300,15 @@ class MachineNames:
         self._entities.disown(EntityKind.GPU, f"{node}/{index}")
         if not self._slots[node]:
             self._entities.disown_all(node)
+
+
+def _refuse_rival(held: _Slot, uuid: str, slot: str, target: Target) -> None:
+    """Raise RecordError if a page has a second board in a slot, as a page of several machines of one name has."""
+    if held.page == target.pages > 0:
+        held.rivals.add(uuid)
+    if uuid in held.rivals:
+        advice = "scrape each machine by itself, or give each a Hostname of its own"
+        raise RecordError("two_boards", f"{slot} is GPU-{held.uuid} and GPU-{uuid} on one page: {advice}")
 
 
 def _host(target: Target) -> str:

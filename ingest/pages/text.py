@@ -179,7 +179,7 @@ class PageDecoder:
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
         """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds.
         open_metrics: what the content type says; a page that ends in `# EOF` is OpenMetrics, too."""
-        self.target.heard_ms = arrival_ms
+        self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
         if self.target.forgets:
             self._shape, self._cache, self.target.forgets = None, {}, False

@@ -122,7 +122,8 @@ class PrometheusBackfill:
         self._client = client
         self._archive = archive
         self._topology = topology
-        self._decoder = WriteDecoder(ExporterResolver(entities))
+        resolver = ExporterResolver(entities)
+        self._decoder = WriteDecoder(resolver, machines=resolver.inventory.machines)
 
     def run(self, wish: Wish, progress: Progress, now_ms: int) -> Iterator[Window]:
         """Each window after it is done. Raises SourceError, ConfigError, OSError: the next run goes on there."""

@@ -14,13 +14,16 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.metrics import METRICS
 from fleet.node_names import is_node_name
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
+from ingest.machines import MachineNames
 from ingest.pages.parts import Growth, PartRows, PartSums
 from ingest.pages.text import YEAR_2000_MS, Resolve, Target
+from ingest.remote_write.instances import Instances
 from ingest.remote_write.protobuf import BYTES, fields
 from ingest.remote_write.request import Version, WriteRequest, walk
 from ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
@@ -60,9 +63,12 @@ class WriteDecoder:
         *,
         future_limit_ms: int = 60_000,
         models: Callable[[], dict[str, str]] = dict,
+        machines: MachineNames | None = None,
     ) -> None:
-        """`models`: node -> GPU model, from labels."""
+        """`models`: node -> GPU model, from labels. machines: those of the resolver."""
         self.noted: Counter[str] = Counter()
+        self._machines = machines or MachineNames(Entities())
+        self._machines.noted = self.noted
         self.models = models
         self._resolve = resolve
         self._future_limit_ms = future_limit_ms
@@ -73,6 +79,7 @@ class WriteDecoder:
         self._symbols: dict[bytes, int] = {}
         self._nodes: dict[str, str] = {}  # `instance` -> what node_exporter calls its host
         self._of_instance: dict[str, list[bytes]] = {}  # keys of series that belong to the host of an `instance`
+        self._instances = Instances()
         self._sums = PartSums()
         self._growth = Growth()
         self._grows: set[int] = set()  # identities of Fold.RATE
@@ -93,6 +100,8 @@ class WriteDecoder:
         return self._take(write, self._look_up(write), received_ms)
 
     def _take(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+        for target in self._instances.hear(found.rows, received_ms):
+            self._machines.compare(b"", target)
         self._place(found)
         self._count(histogram=write.histograms, exemplar=write.exemplars)
         return self._batch(write, found, received_ms)
@@ -113,6 +122,7 @@ class WriteDecoder:
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
             self._table = SeriesTable()
             self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
+            self._instances = Instances()
             self._unwanted = self._held = 0
 
     def _keys(self, write: WriteRequest) -> list[bytes]:
@@ -152,14 +162,20 @@ class WriteDecoder:
             except RecordError as error:
                 found.rows[row] = _BAD
                 found.bad.append(error.with_traceback(None))
+        for instance in self._instances.renamed():
+            self._forget(instance)
+
+    def _forget(self, instance: str) -> None:
+        """Look the series of a host up anew when they come again."""
+        for key in self._of_instance.pop(instance, ()):
+            self._rows.pop(key, None)
 
     def _name_host(self, labels: Mapping[str, str]) -> None:
         """Learn from `node_uname_info` how the host of an `instance` is called; its series are looked up anew."""
         instance, node = labels.get("instance", ""), labels.get("nodename", "")
         if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
             self._nodes[instance] = node
-            for key in self._of_instance.pop(instance, ()):
-                self._rows.pop(key, None)
+            self._forget(instance)
 
     def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
         """The row of a series' columns, remembered. RecordError: bad labels."""
@@ -178,6 +194,7 @@ class WriteDecoder:
             self._new_gpus.add(series.entity)
         if not target.fixed and "instance" in labels:
             self._of_instance.setdefault(labels["instance"], []).append(key)
+            self._instances.own(row, labels["instance"])
         return row
 
     def _target(self, labels: Mapping[str, str]) -> Target:
@@ -186,7 +203,8 @@ class WriteDecoder:
             if is_node_name(stated := labels.get(label, "")):
                 return Target(stated, fixed=True, address=address)
             self._count(bad_node_labels=bool(stated))
-        return Target(self._nodes.get(address) or host_of(address), address=address)
+        node = self._nodes.get(address) or host_of(address)
+        return self._instances.target(address, node) if address else Target(node)
 
     def _count(self, **counts: int) -> None:
         self.noted.update({reason: count for reason, count in counts.items() if count})

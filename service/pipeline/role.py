@@ -106,7 +106,8 @@ def _check_names(sources: Sequence[Source]) -> None:
 def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
     resolver = ExporterResolver(entities)
     limit_ms = round(config.pipeline.future_limit_s * 1000)
-    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=resolver.inventory.models)
+    inventory = resolver.inventory
+    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=inventory.models, machines=inventory.machines)
 
 
 def allow_open_files() -> None:

@@ -24,7 +24,8 @@ class World:
 
     def __init__(self) -> None:
         self.entities = Entities()
-        self.decoder = WriteDecoder(ExporterResolver(self.entities))
+        resolver = ExporterResolver(self.entities)
+        self.decoder = WriteDecoder(resolver, machines=resolver.inventory.machines)
 
     def decode(self, rows: list[Row], version: Version = Version.V1, received_ms: int = T0) -> Batch:
         return self.decoder.decode(packed(MESSAGES[version](rows)), version, received_ms)
@@ -233,3 +234,56 @@ def test_labels_tell_who_holds_a_gpu_at_each_moment(version: Version) -> None:
     assert sights(*both) == [(45, [0, 1], {0: ["ml/a"]}, []), (60, [0, 1], {}, [])]
     instance = gpu("DCGM_FI_PROF_SM_ACTIVE", 1, GPU_I_ID="3", hpc_job="17")
     assert sights((instance, [(T0 + 75_000, 0.5)])) == [(75, [], {}, [1])]
+
+
+def board(instance: str, uuid: str, index: int = 0, host: str = "gpu-host") -> Row:
+    """A reading of a GPU that an exporter at `instance` has; the watts are the last part of the address."""
+    watts = float(instance.partition(":")[0].rpartition(".")[2])
+    labels = {"__name__": POWER, "gpu": str(index), "Hostname": host, "instance": instance}
+    return ({**labels, **({"UUID": uuid} if uuid else {})}, [(T0, watts)])
+
+
+def nodes_of(
+    world: World, rows: list[Row], times: int, version: Version = Version.V1, after: int = 0
+) -> dict[float, str]:
+    """Watts → the node that they belong to, in the last of so many requests, which come 15 s apart."""
+    for at in range(after, after + times):
+        named = [row for one in rows for row in world.named(world.decode([one], version, T0 + 15_000 * at))]
+    return {watts: entity.partition("/")[0] for entity, _, _, watts in named}
+
+
+@pytest.mark.parametrize("version", Version)
+@pytest.mark.parametrize("uuids", [("GPU-a", "GPU-b"), ("", ""), ("GPU-a", "")])
+def test_two_instances_whose_exporters_have_one_host_name_are_two_machines(
+    version: Version, uuids: tuple[str, str]
+) -> None:
+    world = World()
+    rows = [board("10.0.0.1:9400", uuids[0]), board("10.0.0.2:9400", uuids[1])]
+    assert nodes_of(world, rows, 8, version) == {1.0: "10.0.0.1", 2.0: "10.0.0.2"}
+    assert world.decoder.noted["node_clash"] == 1
+
+
+def test_a_machine_that_comes_an_hour_after_its_namesake_is_another_one() -> None:
+    world = World()
+    first, second = board("10.0.0.1:9400", "GPU-a"), board("10.0.0.2:9400", "GPU-b")
+    for at in range(240):
+        world.decode([first], received_ms=T0 + 15_000 * at)
+    world.decode([second], received_ms=T0 + 15_000 * 240)
+    assert [row[0] for row in world.named(world.decode([first, second], received_ms=T0 + 15_000 * 241))] == [
+        "10.0.0.1/0",
+        "10.0.0.2/0",
+    ]
+
+
+@pytest.mark.parametrize("uuid", ["GPU-a", ""])
+def test_an_exporter_at_a_new_address_keeps_its_node(uuid: str) -> None:
+    world = World()
+    assert nodes_of(world, [board("10.0.0.1:9400", uuid)], 4) == {1.0: "gpu-host"}
+    assert nodes_of(world, [board("10.0.0.9:9400", uuid)], 8, after=4) == {9.0: "gpu-host"}
+    assert "node_clash" not in world.decoder.noted
+
+
+def test_two_ports_of_one_host_are_one_machine() -> None:
+    world = World()
+    rows = [board("10.0.0.1:9400", "", 0), board("10.0.0.1:9500", "", 0)]
+    assert nodes_of(world, rows, 8) == {1.0: "gpu-host"}

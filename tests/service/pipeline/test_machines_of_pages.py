@@ -173,3 +173,20 @@ def test_a_board_that_moves_between_two_live_machines_does_not_join_them(
     assert machines(world)["n2"] == 5
     assert world.scraper.health()["noted"]["gpu_moved"] == 1
     assert "node_alias" not in world.scraper.health()["noted"]
+
+
+def test_two_boards_in_one_slot_of_a_page_are_refused_and_not_repeated_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of a federation has lines of several machines; those of one name cannot be told apart."""
+    world = ScrapedWorld(tmp_path, [A], monkeypatch)
+    both = named(FIRST, "gpu-host") + named(SECOND, "gpu-host")
+    for _ in range(4):
+        world.run(15, {A: both})
+        batch = world.scraper.targets[A].decoder.decode(both, world.clock.now_ms() + 1)
+        assert {error.reason for error in batch.bad} == {"two_boards"}
+        assert batch.counted().refused == batch.counted().read
+    assert machines(world) == {"gpu-host": 4}
+    world.run(60, {A: named(SECOND, "gpu-host").replace(b"GPU-b", b"GPU-c")})
+    assert machines(world) == {"gpu-host": 4}
+    assert not world.scraper.targets[A].decoder.decode(FIRST, world.clock.now_ms() + 1).bad

@@ -1,0 +1,49 @@
+"""The targets behind the label `instance`: machines of one name are told apart while both of them are heard."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingest.machines import Target
+
+
+class Instances:
+    """Targets by `instance`, and which of them each row of the table of series belongs to."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, Target] = {}
+        self._numbered: list[Target] = []
+        self._numbers: dict[str, int] = {}
+        self._of_row = np.full(1024, -1, np.int32)
+        self._now_ms = 0
+
+    def hear(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
+        """Record that known series came, and return their targets. rows: (n,), negative for what is no known series."""
+        self._now_ms = now_ms
+        numbers = np.unique(self._of_row[rows[rows >= 0]])
+        heard = [self._numbered[number] for number in numbers[numbers >= 0].tolist()]
+        for target in heard:
+            target.heard_ms = now_ms
+        return heard
+
+    def target(self, address: str, node: str) -> Target:
+        """Return the target of an `instance`, heard now. node: its name where the exporter's labels say none."""
+        target = self._targets.get(address)
+        if target is None:
+            target = self._targets[address] = Target(node, address=address)
+            self._numbers[address] = len(self._numbered)
+            self._numbered.append(target)
+        target.node, target.heard_ms = node, self._now_ms
+        return target
+
+    def own(self, row: int, address: str) -> None:
+        """Record that a row belongs to a target."""
+        while row >= len(self._of_row):
+            self._of_row = np.concatenate([self._of_row, np.full_like(self._of_row, -1)])
+        self._of_row[row] = self._numbers.get(address, -1)
+
+    def renamed(self) -> list[str]:
+        """Return the instances whose series must be looked up anew, once."""
+        found = [address for address, target in self._targets.items() if target.forgets]
+        for address in found:
+            self._targets[address].forgets = False
+        return found
