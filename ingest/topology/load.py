@@ -21,7 +21,7 @@ from ingest.topology.fabric_topology import fabric_nodes, is_netq, netq_nodes
 from ingest.topology.host_wiring import is_matrix, is_nccl, parse_matrix, parse_nccl
 from ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
 from ingest.topology.kubernetes_nodes import MAX_CPUS, MAX_GIB, kubernetes_node, label_table, node_from_labels
-from ingest.topology.other_files import READ, what_it_is
+from ingest.topology.other_files import READ, what_bytes_are, what_document_is, what_it_is
 from ingest.topology.physical_gpus import MAX_GPUS
 from ingest.topology.slurm_topology import is_slurm, is_slurm_yaml, parse_slurm, parse_slurm_yaml
 
@@ -61,9 +61,12 @@ def load_topology(path: Path) -> Topology:
         if file.is_dir() or (path.is_dir() and file.name.startswith(".")):
             continue
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            content = file.read_bytes()
+            text = content.decode("utf-8")
+        except OSError as error:
             raise ConfigError(f"cannot read topology {file}: {error}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"cannot read topology {file}: {what_bytes_are(content)}") from None
         try:
             wiring = parse_wiring(text)
             if wiring is not None:
@@ -228,6 +231,8 @@ def nodes_of_document(document: Any) -> list[NodeSpec]:
     if not isinstance(document.get("items"), list):
         if "kind" in document and "apiVersion" in document:
             raise _no_nodes(document)
+        if what := what_document_is(document):
+            raise ConfigError(what)
         return [node_from_labels(str(name), label_table(labels, name)) for name, labels in document.items()]
     for item in document["items"]:
         if isinstance(item, dict) and item.get("kind", "Node") != "Node":

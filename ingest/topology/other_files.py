@@ -1,6 +1,8 @@
 """Say what a file is that no reader of topologies takes, and what would be read instead."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 READ = (
     "our TOML, Slurm's topology.conf and topology.yaml, `kubectl get nodes -o json`, node labels, ibnetdiscover, NetQ, "
@@ -28,10 +30,55 @@ def what_it_is(text: str) -> str:
     """Return a sentence about a file of a known kind that is not read, or "" for an unknown one.
 
     >>> what_it_is("CA \'mlx5_0\'\\n\\tCA type: MT4129\\n")
-    "it looks like `ibstat`, which is not read; missing is the fabric: `ibnetdiscover`"
+    'it looks like `ibstat`, which is not read; missing is the fabric: `ibnetdiscover`'
     """
     head = text[:8192]
     for sign, name, missing in _SIGNS:
         if re.search(sign, head, re.MULTILINE | re.IGNORECASE):
             return f"it looks like {name}, which is not read; missing is {missing}"
+    return ""
+
+
+_KEYS = {  # of a JSON document
+    "nodes": ("Slurm's nodes as JSON", "switches: `scontrol show topology`"),
+    "sinfo": ("`sinfo --json`", "switches: `scontrol show topology`"),
+    "jobs": ("Slurm's jobs as JSON", "switches: `scontrol show topology`"),
+    "blockdevices": ("`lsblk --json`", "the matrix: `nvidia-smi topo -m`"),
+    "lscpu": ("`lscpu --json`", "the matrix: `nvidia-smi topo -m`"),
+}
+_MAGIC = {
+    **{b"\x1f\x8b": "gzip: unpack it first", b"\x28\xb5\x2f\xfd": "Zstandard: unpack it first"},
+    **{b"PK\x03\x04": "a ZIP archive: unpack it first", b"BZh": "bzip2: unpack it first"},
+    **{b"\xff\xfe": "UTF-16: write it as UTF-8", b"\xfe\xff": "UTF-16: write it as UTF-8"},
+}
+
+
+def what_document_is(document: Mapping[str, Any]) -> str:
+    """Return a sentence about a JSON or YAML document that is no table of node labels, or "" for one that may be.
+
+    >>> what_document_is({"nodes": [], "errors": []})
+    "it looks like Slurm's nodes as JSON, which is not read; missing is switches: `scontrol show topology`"
+    """
+    odd = next((key for key, value in document.items() if not isinstance(value, dict)), None)
+    if odd is None:
+        return ""
+    for key, (name, missing) in _KEYS.items():
+        if isinstance(document.get(key), list):
+            return f"it looks like {name}, which is not read; missing is {missing}"
+    return ""
+
+
+def what_bytes_are(content: bytes) -> str:
+    """Return what bytes are that are no UTF-8, and what to do.
+
+    >>> what_bytes_are(bytes.fromhex("1f8b08")), what_bytes_are(bytes.fromhex("6ee9"))
+    ('it is gzip: unpack it first', 'it is no UTF-8: byte 1 is 0xe9')
+    """
+    for magic, what in _MAGIC.items():
+        if content.startswith(magic):
+            return f"it is {what}"
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"it is no UTF-8: byte {error.start} is 0x{content[error.start]:02x}"
     return ""

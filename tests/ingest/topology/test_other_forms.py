@@ -1,5 +1,6 @@
 """Files as real programs print them: read, or refused as what they are."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +178,9 @@ def test_two_hosts_have_the_wiring_that_each_has_alone() -> None:
         ("<html><body>Not found</body></html>", "a page of HTML"),
         (PODS, "holds a Kubernetes 'Pod'"),
         ('{"apiVersion": "v1", "kind": "ConfigMap", "data": {}}', "it holds a Kubernetes 'ConfigMap', expected nodes"),
+        ('{"nodes": [{"name": "n1", "gres": "gpu:8"}], "errors": []}', "it looks like Slurm's nodes as JSON"),
+        ('{"meta": {}, "jobs": [], "warnings": []}', "it looks like Slurm's jobs as JSON"),
+        ("sinfo:\n- node: {}\nmeta: {}\n", "it looks like `sinfo --json`|taken for YAML: expected Slurm's"),
         ("hello world\n", "taken for our TOML: not valid TOML: .*; read are our TOML, Slurm's topology.conf"),
         ("name: fleet\nnodes: [n1]\n", "taken for YAML: expected Slurm's topology.yaml"),
         ('[[rack]]\nname = "r"\nnodes = "n1"\ngpu = 8\n', "line 4: rack.0..gpu: no such key; did you mean gpus"),
@@ -186,3 +190,18 @@ def test_a_file_of_another_kind_is_refused_as_what_it_is(text: str, says: str) -
     assert parse_wiring(text) is None
     with pytest.raises(ConfigError, match=says):
         parse_topology(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(b"SwitchName=s1 Nodes=n1"), "it is gzip: unpack it first"),
+        ("SwitchName=s1 Nodes=n1".encode("utf-16"), "it is UTF-16: write it as UTF-8"),
+        ("SwitchName=Zürich Nodes=n1".encode("latin-1"), "it is no UTF-8: byte 12 is 0xfc"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_as_what_it_is(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"cannot read topology .*topology.conf: {says}"):
+        load_topology(path)
