@@ -10,6 +10,7 @@ from collections.abc import Sequence
 _DCGM = "scrape dcgm-exporter on these hosts (port 9400)"
 _PORTS = "scrape node_exporter on the hosts (port 9100), or add the source sysfs or perfquery"
 _KUBERNETES = "add the source kubernetes"
+_SERVING = "scrape the hosts' GPUs; its queue is not read"
 _HINTS: dict[str, tuple[str, str]] = {
     "nvidia_smi_": ("nvidia_gpu_exporter", _DCGM),
     "nvidia_gpu_": ("nvidia_gpu_prometheus_exporter", _DCGM),
@@ -32,12 +33,26 @@ _HINTS: dict[str, tuple[str, str]] = {
     "container_": ("cAdvisor", f"{_KUBERNETES}, and scrape node_exporter (port 9100)"),
     "slurm_": ("an exporter of Slurm", "add the source slurm"),
     "ray_": ("Ray", "scrape dcgm-exporter on its hosts (port 9400)"),
-    "tgi_": ("text-generation-inference names no model", "scrape the hosts' GPUs; its queue is not read"),
+    "tgi_": ("text-generation-inference names no model", _SERVING),
     "hw_": ("OpenTelemetry's hardware metrics", _DCGM),
     "ipmi_": ("ipmi_exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "redfish_": ("a Redfish exporter", "scrape node_exporter, whose hwmon collector reads the board's power"),
     "habanalabs_": ("Intel Gaudi's exporter", "NVIDIA and AMD GPUs are read; Gaudi is not"),
     "xpum_": ("Intel XPU manager", "NVIDIA and AMD GPUs are read; Intel's are not"),
+    "npu_": ("an exporter of Ascend NPUs", "NVIDIA and AMD GPUs are read; NPUs are not"),
+    "mtml_": ("an exporter of Moore Threads GPUs", "NVIDIA and AMD GPUs are read; others are not"),
+    "jetson_": ("an exporter of Jetson boards", "GPUs of hosts are read; Jetson boards are not"),
+    "all_smi_": ("all-smi", f"{_DCGM}, or AMD's device metrics exporter (port 5000)"),
+    "accelerator_": ("gpud", "add the source gpud"),
+    "hostgpu": ("HAMi's scheduler and device plugin", _DCGM),
+    "hostcore": ("HAMi's scheduler and device plugin", _DCGM),
+    "vgpu": ("HAMi's scheduler and device plugin", _DCGM),
+    "mlnx_": ("an exporter of Mellanox counters", _PORTS),
+    "rdma_": ("an exporter of RDMA counters", _PORTS),
+    "lmdeploy": ("LMDeploy", _SERVING),
+    "dynamo_": ("NVIDIA Dynamo", "scrape the page of the engine behind it, such as vLLM or SGLang"),
+    "llamacpp": ("llama.cpp", _SERVING),
+    "ollama_": ("Ollama", _SERVING),
     "neuron": ("AWS neuron-monitor", "NVIDIA and AMD GPUs are read; Trainium and Inferentia are not"),
     "tpu_": ("a TPU's exporter", "NVIDIA and AMD GPUs are read; TPUs are not"),
     "fleetcast_": ("Fleetcast itself", "scrape the exporters of the hosts"),
@@ -53,6 +68,8 @@ SHOWN_NAMES = 3
 def looks_like(name: str) -> tuple[str, str] | None:
     """(exporter, what to do) of a metric's name; None where no known exporter has such names."""
     lower = name.lower()
+    if "dcgm_fi_" in lower:  # a collector put a word before it
+        return _HINTS["dcgm_"]
     found = [prefix for prefix in _HINTS if lower.startswith(prefix)]
     return _HINTS[max(found, key=len)] if found else None
 

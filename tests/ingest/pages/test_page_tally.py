@@ -152,6 +152,12 @@ def test_a_page_of_which_nothing_is_read_says_what_would_be(file: str, has: str,
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("k8s_DCGM_FI_DEV_GPU_TEMP", "let dcgm-exporter print them as DCGM_FI_"),
+        ("accelerator_nvidia_temperature_current_celsius", "add the source gpud"),
+        ("HostGPUMemoryUsage", "HAMi's scheduler and device plugin); scrape dcgm-exporter"),
+        ("rdma_hw_counters_out_of_sequence", "source sysfs or perfquery"),
+        ("dynamo_component_inflight_requests", "the page of the engine behind it"),
+        ("npu_chip_info_utilization", "Ascend NPUs"),
         ("kube_pod_info", "source kubernetes"),
         ("slurm_nodes_alloc", "source slurm"),
         ("hw_gpu_utilization_ratio", "dcgm-exporter"),
