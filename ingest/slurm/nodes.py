@@ -113,9 +113,14 @@ def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 
 
 def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
-    """The events that lead from `before` to the node's present conditions, and these."""
+    """Return the events that lead from `before` to the node's present conditions, and these.
+
+    A node that slurmctld has not heard since it started keeps its conditions. One without any does not respond.
+    """
     if not node.known:
-        return [], before
+        if before or node.states[:1] != ("UNKNOWN",):
+            return [], before
+        return [_begin(node, source, now_ms, "not_responding")], {"not_responding": now_ms}
     now: Conditions = {}
     events = []
     for condition in node.conditions():

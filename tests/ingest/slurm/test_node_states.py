@@ -36,6 +36,8 @@ def test_a_node_in_maintenance_is_withheld_and_its_neighbour_is_not() -> None:
     ("states", "state"),
     [
         (("IDLE",), IN_SERVICE),
+        (("UNKNOWN",), WITHHELD),
+        (("UNKNOWN", "NOT_RESPONDING"), WITHHELD),
         (("MIXED", "CLOUD"), IN_SERVICE),
         (("ALLOCATED", "DYNAMIC_NORM"), IN_SERVICE),
         (("IDLE", "COMPLETING"), IN_SERVICE),
@@ -90,3 +92,16 @@ def test_every_condition_ends_as_it_began() -> None:
 def test_a_reservation_is_named() -> None:
     (row,) = read_nodes(nodes(node("n1", "idle", "RESERVED") | {"reservation": "course"})).rows
     assert [event.message for event in events_of(row)] == ["Slurm: idle+reserved: reservation course"]
+
+
+@pytest.mark.parametrize("lines", ["n1|unk*|none|gpu:h100:8", "n1|unknown|none|gpu:h100:8"])
+def test_a_node_that_slurm_has_not_heard_since_it_started_is_no_candidate_until_it_is_heard(lines: str) -> None:
+    """The state of all nodes is unknown after a cold start of slurmctld, and of one that never registered."""
+    (row,) = read_node_lines(f"NODELIST|STATE|REASON|GRES\n{lines}\n".encode()).rows
+    events, now = changes(row, {}, "slurm", NOW_MS)
+    assert [(event.type, event.check) for event in events] == [("withhold", "not_responding")]
+    assert changes(row, now, "slurm", NOW_MS + 1000) == ([], now)
+    events, now = changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS + 2000)
+    assert ([(event.type, event.check) for event in events], now) == ([("release", "not_responding")], {})
+    drained, _ = changes(SlurmNode("n1", ("IDLE", "DRAIN"), "Xid 79", NOW_MS), {}, "slurm", NOW_MS)
+    assert [event.type for event in drained] == ["drain"]
