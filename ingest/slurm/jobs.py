@@ -25,6 +25,9 @@ from ingest.slurm.reasons import is_blocked
 HOLDS = frozenset(
     {"RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 )
+WAITS = frozenset(
+    {"PENDING", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING", "POWER_UP_NODE"}
+)
 NO_NODES = ("", "(null)", "None assigned", "None", "N/A")
 MESSAGE_LENGTH = 1000
 REST = "_rest"  # ends the name of the tasks of an array that have no name of their own yet
@@ -87,8 +90,15 @@ class SlurmJob:
         return first if first in ENDED_STATES else ""
 
     @property
+    def has_known_state(self) -> bool:
+        """Whether one of its states is known."""
+        return any(state in HOLDS or state in WAITS or state in ENDED_STATES for state in self.states)
+
+    @property
     def holds(self) -> bool:
-        """It has nodes now."""
+        """It has nodes now. So has a job that the queue lists with nodes in a state that is not known."""
+        if not self.has_known_state:
+            return bool(self.nodes)
         return not self.ended and any(state in HOLDS for state in self.states)
 
 

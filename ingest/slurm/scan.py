@@ -31,6 +31,7 @@ class JobScan:
         self.ended: set[tuple[str, int]] = set()
         self.bad: list[RecordError] = []
         self.without_gpus = 0
+        self.unknown_states: set[str] = set()
         self.read = self.repeated = 0  # records that made events, and those that another record decides
 
     def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
@@ -47,6 +48,9 @@ class JobScan:
                 self.without_gpus += 1
                 continue
             try:
+                if not (is_queue or job.has_known_state):
+                    state = "+".join(job.states)[:80]
+                    raise RecordError("unknown_state", f"job {job.id} is {state!r}: expected a state of sacct")
                 stated = job_events(job, self.site)
                 events = {identity(event): event for event in self._corrected(job, stated, is_queue)}
                 fresh = [event for key, event in events.items() if key not in issued and key not in self.issued]
@@ -57,6 +61,8 @@ class JobScan:
                 continue
             self.read += 1
             self._note(job)
+            if not job.has_known_state:
+                self.unknown_states.add("+".join(job.states)[:80])
             self.fresh += fresh
             self.issued.update(events, map(identity, stated))
 

@@ -32,7 +32,7 @@ from ingest.slurm.nodes import Conditions, SlurmNode, changes, node_specs, numbe
 from ingest.slurm.records import Read
 from ingest.slurm.scan import Identity, JobScan, identity, number_attempts
 from ingest.source import Batch, Source, read_options
-from ingest.tally import RecordTally
+from ingest.tally import MAX_UNREAD_NAMES, RecordTally
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +258,9 @@ class SlurmSource(Source):
         self._took_ms = self._clock.steady_ms() - began_ms
         self._noted["text_replaced"] = queue.replaced + nodes.replaced
         tally = scan.tally(len(nodes.rows), len(bad))
-        tally = replace(tally, unknown_fields=queue.unknown_fields + nodes.unknown_fields)
+        names = tuple(f"state {state}" for state in sorted(scan.unknown_states))
+        unknown_fields = queue.unknown_fields + nodes.unknown_fields + len(names)
+        tally = replace(tally, names=names[:MAX_UNREAD_NAMES], unknown_fields=unknown_fields)
         return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
     async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:

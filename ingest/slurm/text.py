@@ -13,9 +13,10 @@ from datetime import tzinfo
 from typing import TypeVar
 
 from fleet.errors import RecordError
+from ingest.slurm.failures import ENDED
 from ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
 from ingest.slurm.gres import read_gres, resources_of
-from ingest.slurm.jobs import SlurmJob, each_task, node_list
+from ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, node_list
 from ingest.slurm.json import note_cut
 from ingest.slurm.nodes import SlurmNode
 from ingest.slurm.records import Read, count_replaced
@@ -185,10 +186,12 @@ def _status(text: str) -> tuple[int, int]:
 
 def _states(text: str) -> tuple[str, ...]:
     """
-    >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*")
-    (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'))
+    >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*"), _states("OUT_OF_ME+")
+    (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'), ('OUT_OF_MEMORY',))
     """
     words = text.partition(" ")[0].upper()
+    if words.endswith("+"):  # sacct cuts a long word so
+        words = next((state for state in sorted(ENDED | HOLDS | WAITS) if state.startswith(words[:-1])), words)
     bare = words.rstrip("".join(_FLAGS))
     flags = tuple(_FLAGS[mark] for mark in words[len(bare) :])
     return (*(_SHORT.get(part, part) for part in bare.split("+") if part), *flags)

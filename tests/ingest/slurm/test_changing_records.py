@@ -15,8 +15,10 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import JobEvent, Queued, Submitted
 from fleet.jobs import JobAttempt, JobTable
+from ingest.slurm.jobs import SITE
 from ingest.slurm.json import read_accounting, read_queue
 from ingest.slurm.reasons import is_blocked
+from ingest.slurm.scan import JobScan
 from ingest.slurm.source import SlurmSource
 from ingest.slurm.text import read_jobs
 from tests.fuzz.bounds import examples
@@ -232,6 +234,26 @@ def test_an_array_whose_tasks_cannot_be_read_stays_one_job_and_is_a_bad_record(t
         assert "counts as one task" in read.bad[0].detail
     text = b"JobID|State|Submit|ReqTRES|JobName\n8_[1-3000%9]|PENDING|1760000000|gres/gpu=2|x\n"
     assert sum(job.tasks for job in read_jobs(text).rows) == 3000
+
+
+@pytest.mark.parametrize("state", ["FROZEN", "RUNNING_ON_MARS"])
+def test_a_job_in_a_state_that_is_not_known_holds_its_nodes_and_the_state_is_named(state: str) -> None:
+    """Slurm gets new states. A job without nodes waits, whatever they are called."""
+    row = old_job(9, state, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
+    polled = Polled([queue(row, old_job(10, state, nodes=""))])
+    polled.poll()
+    assert [(row.job, row.state) for row in polled.table.running()] == [("9", "running")]
+    assert [row.job for row in polled.table.queued()] == ["10"]
+    batch = asyncio.run(polled.source._poll(polled.source._state.copy()))
+    assert (batch.counted().names, batch.counted().refused) == ((f"state {state}",), 0)
+
+
+def test_accounts_of_a_state_that_is_not_known_are_bad_records_and_cut_words_are_completed() -> None:
+    scan = JobScan(SITE, NOW_MS)
+    rows = read_jobs(accounts(account("9", "FROZEN"), account("10", "OUT_OF_ME+"), account("11", "CANCELLED+"))).rows
+    scan.take(rows, set(), is_queue=False)
+    assert [error.reason for error in scan.bad] == ["unknown_state"]
+    assert scan.ended == {("10", 1), ("11", 1)}
 
 
 # -- what may not start -----------------------------------------------------------------------------------------------
