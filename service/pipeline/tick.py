@@ -32,7 +32,7 @@ from service.pipeline.occupancy import Occupancy, observe
 from service.pipeline.open_requests import OpenView
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
-from service.pipeline.unknown_use import UnknownUse, at_work
+from service.pipeline.unknown_use import UnknownUse
 
 SILENT_INTERVALS = 3.0
 
@@ -138,7 +138,7 @@ class Tick(TickInputs):
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        works = at_work(self.frames.gpu, self.gpu_rows) == 1
+        works = self.use.worked_lately(self.topology.names, self.frames.gpu, self.gpu_rows, self.now_ms)
         return observe(self.events.running, self.topology, self.rows, works, self.given)
 
     @cached_property

@@ -4,6 +4,8 @@ at work   something runs on it, it has memory in use, or it takes more power tha
 verdict   turns when readings of a minute, and at least two, say the other; the first reading of a GPU decides at once,
           since what is at work when we begin to listen was so before
 held      a job event wins at once, and after the job's end a minute begins anew; stale readings decide nothing
+
+A GPU was at work lately until readings of a minute, in a row, show it idle. A job keeps its GPUs through its pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,6 +38,13 @@ def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
     return _placed(np.where(known, works.astype(np.int8), np.int8(NEVER)), rows, NEVER)
 
 
+def _read_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
+    """Return (n, g) the time of each GPU's last reading, Unix ms."""
+    age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
+    found: NDArray[np.int64] = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
+    return found
+
+
 def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
     """(n, g) of a column by row; `fill` where there is no row."""
     heard = (rows >= 0) & (rows < len(column))
@@ -51,7 +60,24 @@ class UnknownUse(Stateful):
         self._names: Sequence[str] = ()
         self._verdict = np.full((0, 1), NEVER, np.int8)
         self._other_ms = np.full((0, 1), -1, np.int64)  # of the first reading of those in a row that say the other
-        self._restored: dict[str, list[int]] = {}
+        self._lately = np.full((0, 1), 0, np.int8)  # 1: at work lately
+        self._idle_ms = np.full((0, 1), -1, np.int64)  # time of the first idle reading since, -1: none
+        self._restored: dict[str, tuple[list[int], list[int]]] = {}  # node → verdicts, and which were at work lately
+
+    def worked_lately(
+        self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int
+    ) -> Mask:
+        """Return (n, g) GPUs that were at work lately as of a tick. Arguments as for `update`."""
+        self._grow(names, rows.shape)
+        works, read_ms, lately, idle_ms = at_work(frame, rows), _read_ms(frame, rows, now_ms), self._lately, self._idle_ms
+        lately[works == 1] = 1
+        idle = (works == 0) & (lately == 1)
+        idle_ms[works == 1] = -1
+        begins = idle & (idle_ms < 0)
+        idle_ms[begins] = read_ms[begins]
+        ended = idle & (read_ms - idle_ms >= TURNS_MS)
+        lately[ended], idle_ms[ended] = 0, -1
+        return lately == 1
 
     def update(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
@@ -59,8 +85,7 @@ class UnknownUse(Stateful):
         """(n, g) GPUs in unknown use as of a tick. names: (n,) nodes; rows: (n, g) of `frame`; held: (n, g) by jobs."""
         self._grow(names, rows.shape)
         works = at_work(frame, rows)
-        age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
-        read_ms = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
+        read_ms = _read_ms(frame, rows, now_ms)
         verdict, other_ms = self._verdict, self._other_ms
         first = (verdict == NEVER) & (works >= 0)
         verdict[first] = works[first]
@@ -78,7 +103,7 @@ class UnknownUse(Stateful):
     def _grow(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
         """Make room for new nodes and GPUs, and place what a snapshot kept."""
         if self._verdict.shape != shape:
-            for name, fill in (("_verdict", NEVER), ("_other_ms", -1)):
+            for name, fill in (("_verdict", NEVER), ("_other_ms", -1), ("_lately", 0), ("_idle_ms", -1)):
                 old = getattr(self, name)
                 new = np.full(shape, fill, old.dtype)
                 n, g = min(len(old), shape[0]), min(old.shape[1], shape[1])
@@ -87,18 +112,31 @@ class UnknownUse(Stateful):
         self._names = names
         for row, name in enumerate(names) if self._restored else ():
             if kept := self._restored.pop(name, None):
-                known = kept[: shape[1]]
-                self._verdict[row, : len(known)] = known
+                for column, values in zip((self._verdict, self._lately), kept, strict=True):
+                    known = values[: shape[1]]
+                    column[row, : len(known)] = known
 
     def dump(self) -> Dump:
         told = np.flatnonzero((self._verdict >= 0).any(axis=1)).tolist()
-        return {**self._restored, **{self._names[row]: self._verdict[row].tolist() for row in told}}, {}
+        known = {self._names[row]: (self._verdict[row].tolist(), self._lately[row].tolist()) for row in told}
+        every = {**self._restored, **known}
+        width = max((len(lately) for _, lately in every.values()), default=0)
+        padded = [lately + [0] * (width - len(lately)) for _, lately in every.values()]
+        return {name: verdicts for name, (verdicts, _) in every.items()}, {
+            "lately": np.array(padded, np.int8).reshape(len(every), width)
+        }
 
     def load(self, about: Mapping[str, list[int]], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Raises ValueError for what is no verdict."""
-        self._restored = {name: [int(one) for one in row] for name, row in about.items()}
-        if any(one not in (NEVER, 0, 1) for row in self._restored.values() for one in row):
+        """Restore what `dump` made. Snapshots of earlier versions lack `lately`.
+
+        Raises ValueError for a number that is no verdict.
+        """
+        verdicts = [[int(one) for one in row] for row in about.values()]
+        if any(one not in (NEVER, 0, 1) for row in verdicts for one in row):
             raise ValueError("a verdict on a GPU that is none of -1, 0, 1")
+        lately = (np.asarray(arrays["lately"]) == 1).astype(int).tolist() if "lately" in arrays else [[]] * len(verdicts)
+        self._restored = dict(zip(about, zip(verdicts, lately, strict=True), strict=True))
 
     def move(self, by_ms: int) -> None:
-        self._other_ms[self._other_ms >= 0] += by_ms
+        for times in (self._other_ms, self._idle_ms):
+            times[times >= 0] += by_ms
