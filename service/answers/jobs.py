@@ -91,8 +91,9 @@ class QueuedJob(msgspec.Struct):
 class RunningJobRow(msgspec.Struct):
     """What the placer reads of a job that runs.
 
-    gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there; a board of an earlier version
-    has none. placed_ms: since when it is on these GPUs. kept_ms: when its last checkpoint was whole.
+    gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there, by the occupancy. For nodes
+    outside the fleet, and once the attempt is over, its events say it. A board of an earlier version has none.
+    placed_ms: since when it is on these GPUs. kept_ms: when its last checkpoint was whole.
     """
 
     job: str

@@ -6,7 +6,7 @@ pools and slow jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out
 
 import math
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -95,6 +95,11 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
             ({"state": "blocked"}, sum(attempt.tasks for attempt in tick.blocked)),
         ],
     )
+    page.number(
+        "queued_gpus",
+        "GPUs that waiting jobs ask for, in job queues and in our own, each job once.",
+        tick.queued_gpus,
+    )
     page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
 
 
@@ -117,6 +122,7 @@ def nodes_shown(tick: Tick) -> NDArray[np.intp]:
 
 def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
+    shown_names = frozenset(names.values())
     racks = documents.domain_of(tick.topology, Level.RACK)
     horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
     risk = np.moveaxis(tick.fleet.risk.values[:, :, shown], 2, 0).tolist()
@@ -145,12 +151,12 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     )
     page.gauge(
         "node_job_gpus",
-        "GPUs that a job holds on a node.",
+        "GPUs that a job holds on a node; a part of a GPU counts as a part.",
         [
-            ({"node": name, "job_id": tick.occupancy.jobs[job]}, count)
-            for row, name in names.items()
-            for job, count in Counter(tick.occupancy.holder[row].tolist()).items()
-            if job >= 0
+            ({"node": node, "job_id": attempt.job}, milli / WHOLE_GPU)
+            for attempt, held in zip(tick.events.running, tick.held_by_node, strict=True)
+            for node, milli in held.items()
+            if milli and node in shown_names
         ],
     )
 
@@ -200,6 +206,8 @@ def _add_queues(page: Page, tick: Tick) -> int:
             for queue in attempt.queues:
                 by_queue[queue][state].append(attempt)
     milli = {id(row): wanted_milli(row, tick.node_gpus) for rows in attempts_in.values() for row in rows}
+    by_node = zip(tick.events.running, tick.held_by_node, strict=True)
+    milli |= {id(row): sum(held.values()) for row, held in by_node if held}
     size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
     for name in by_queue.keys() - set(shown):
@@ -215,7 +223,7 @@ def _add_queues(page: Page, tick: Tick) -> int:
     )
     page.gauge(
         "queue_gpus",
-        "GPUs that jobs of a queue hold or wait for.",
+        "GPUs that jobs of a queue hold, are promised or wait for. A job that waits in several queues counts in each.",
         [(labels, sum(milli[id(attempt)] for attempt in kept) / WHOLE_GPU) for labels, kept in rows],
     )
     waits = {name: [_waited_s(row, tick.now_ms) for row in states["queued"]] for name, states in by_queue.items()}
@@ -256,7 +264,8 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
     """Returns how many slow jobs have no series of their own."""
     told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
-    gpus = {attempt.job: attempt.gpus for attempt in tick.events.running if attempt.job in told}
+    running = ((row, tick.sizes.get((row.job, row.attempt), row.gpus)) for row in tick.events.running)
+    gpus = {attempt.job: held for attempt, held in running if attempt.job in told}
     slow = {job: body for job, body in told.items() if job in gpus}
     causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
     shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]

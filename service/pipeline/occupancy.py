@@ -5,13 +5,14 @@ If the events and the snapshots that had folded them are lost, the last board te
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Submitted
-from fleet.held_gpus import stated_share, unnamed_gpus
+from fleet.held_gpus import held_milli, stated_share, unnamed_gpus
 from fleet.jobs import JobAttempt
 from fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
@@ -117,6 +118,28 @@ def observe(
     }
     sizes = _sizes(running, holder, guessed, index)
     return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes)
+
+
+def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:
+    """Return, for each running attempt, node → thousandths of GPUs that it holds there.
+
+    The occupancy says it for nodes whose GPUs are known, so that jobs add up with the GPUs in use. For other nodes, the
+    events of the attempt say it.
+    """
+    counts = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
+    found: list[dict[str, int]] = []
+    for attempt in running:
+        stated = held_milli(attempt, counts)
+        found.append({node: 0 if counts.get(node) else milli for node, milli in stated.items()})
+    whole = seen.holder.copy()
+    whole[seen.parts[:, 1], seen.parts[:, 2]] = -1
+    rows, columns = np.nonzero(whole >= 0)
+    held = zip(whole[rows, columns].tolist(), rows.tolist(), repeat(WHOLE_GPU))
+    parts = ((number, row, milli) for number, row, _, milli in seen.parts.tolist())
+    for number, row, milli in chain(held, parts):
+        node = topology.names[row]
+        found[number][node] = found[number].get(node, 0) + milli
+    return found
 
 
 def _ranks_of(attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]) -> Sequence[RankPlacement]:

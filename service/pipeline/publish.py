@@ -1,7 +1,6 @@
 """One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -10,9 +9,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from features.run_past import LEVELS
-from fleet.held_gpus import NO_COUNTS, held_milli, wanted_milli
+from fleet.held_gpus import NO_COUNTS, held_milli
 from fleet.jobs import JobAttempt
-from fleet.requests import WHOLE_GPU
 from fleet.topology import DOMAIN_LEVELS, Level, Topology
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S
@@ -105,7 +103,7 @@ def score_sections(tick: Tick) -> list[Section]:
         listening.SECTION: encode(tick.listening),
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(events.durations),
-        "jobs.running": encode(_sized(tick, [_running_row(attempt, tick.node_gpus) for attempt in events.running])),
+        "jobs.running": encode(_sized(tick, [*map(_running_row, events.running, tick.held_by_node)])),
         "jobs.running.left_s": _left_s(tick),
         "jobs.ended": encode([_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
@@ -193,7 +191,7 @@ def _names(*attempts: JobAttempt) -> bytes:
     return join_names([f"{row.attempt} {row.job}" for row in attempts])
 
 
-def _running_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> RunningJobRow:
+def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
     kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
@@ -208,12 +206,13 @@ def _running_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) 
         class_=attempt.class_,
         placed_ms=attempt.placed_ms,
         kept_ms=kept[-1] if kept else None,
-        held=held_milli(attempt, node_gpus),
+        held=held,
     )
 
 
 def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
-    running = structs.asdict(_running_row(attempt, node_gpus))
+    """Return a row of an attempt that is over: the occupancy lacks it, so its events say what it held."""
+    running = structs.asdict(_running_row(attempt, held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
@@ -322,7 +321,7 @@ def fleet_document(tick: Tick) -> FleetAnswer:
             unknown_use=int((tick.gpu_use == Occupant.UNKNOWN).sum()),
             **{state: int(mask.sum()) for state, mask in gpu_states(tick).items()},
         ),
-        queued_gpus=ceil(sum(map(wanted_milli, tick.open.waiting)) / WHOLE_GPU),
+        queued_gpus=tick.queued_gpus,
         queued_jobs=sum(attempt.tasks for attempt in tick.open.waiting),
         at_risk=int(tick.flagged.sum()),
         nodes=nodes,

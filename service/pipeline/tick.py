@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from features.extract import Frames
 from features.serving import ServedInstance
 from fleet.entities import Entities
+from fleet.held_gpus import wanted_milli
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
-from fleet.requests import RankPlacement
+from fleet.requests import WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
 from ingest.label_jobs import LabelHold
 from models.risk.gpu_signals import MISSED_SCRAPES
@@ -28,7 +30,7 @@ from service.board.gpu_use import NOBODY, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.kept_nodes import KeptNodes
-from service.pipeline.occupancy import Occupancy, observe
+from service.pipeline.occupancy import Occupancy, held_by_node, observe
 from service.pipeline.open_requests import OpenView
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
@@ -148,6 +150,11 @@ class Tick(TickInputs):
         return {keys[at]: gpus for at, gpus in self.occupancy.sizes.items()}
 
     @cached_property
+    def held_by_node(self) -> list[dict[str, int]]:
+        """For each running attempt, node → thousandths of GPUs that it holds there."""
+        return held_by_node(self.occupancy, self.events.running, self.topology)
+
+    @cached_property
     def held(self) -> NDArray[np.bool_]:
         """(n, g) a job holds the GPU."""
         return self.occupancy.holder >= 0
@@ -176,6 +183,11 @@ class Tick(TickInputs):
     def open(self) -> OpenView:
         """Who waits, by events and in our own queue, and who is promised GPUs; each once."""
         return OpenView.of(self.open_requests, self.events)
+
+    @property
+    def queued_gpus(self) -> int:
+        """The GPUs that waiting jobs ask for, each job once. Parts of GPUs add up."""
+        return ceil(sum(map(wanted_milli, self.open.waiting)) / WHOLE_GPU)
 
     @cached_property
     def blocked(self) -> list[JobAttempt]:

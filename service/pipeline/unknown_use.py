@@ -64,12 +64,15 @@ class UnknownUse(Stateful):
         self._idle_ms = np.full((0, 1), -1, np.int64)  # time of the first idle reading since, -1: none
         self._restored: dict[str, tuple[list[int], list[int]]] = {}  # node → verdicts, and which were at work lately
 
-    def worked_lately(
-        self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int
-    ) -> Mask:
+    def worked_lately(self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> Mask:
         """Return (n, g) GPUs that were at work lately as of a tick. Arguments as for `update`."""
         self._grow(names, rows.shape)
-        works, read_ms, lately, idle_ms = at_work(frame, rows), _read_ms(frame, rows, now_ms), self._lately, self._idle_ms
+        works, read_ms, lately, idle_ms = (
+            at_work(frame, rows),
+            _read_ms(frame, rows, now_ms),
+            self._lately,
+            self._idle_ms,
+        )
         lately[works == 1] = 1
         idle = (works == 0) & (lately == 1)
         idle_ms[works == 1] = -1
@@ -134,7 +137,9 @@ class UnknownUse(Stateful):
         verdicts = [[int(one) for one in row] for row in about.values()]
         if any(one not in (NEVER, 0, 1) for row in verdicts for one in row):
             raise ValueError("a verdict on a GPU that is none of -1, 0, 1")
-        lately = (np.asarray(arrays["lately"]) == 1).astype(int).tolist() if "lately" in arrays else [[]] * len(verdicts)
+        lately = (
+            (np.asarray(arrays["lately"]) == 1).astype(int).tolist() if "lately" in arrays else [[]] * len(verdicts)
+        )
         self._restored = dict(zip(about, zip(verdicts, lately, strict=True), strict=True))
 
     def move(self, by_ms: int) -> None:

@@ -1,5 +1,6 @@
 """Charges from boards: what runs is opened or changed, what has ended is closed, with the times of the job events."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -75,6 +76,8 @@ class Charging:
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
         if parts := self._resized(known, row, view, now_ms):
             return [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
+        if known.started_ms is not None and row.held:
+            return self._follow_occupancy(known, self._held(row, view), now_ms)
         if known.started_ms is None and row.started_ms is not None:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
             begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
@@ -113,6 +116,26 @@ class Charging:
         since_ms = self.time.ended(known, row.placed_ms, now_ms)
         new = replace(known, held=self._held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
         return replace(known, ended_ms=since_ms, outcome="resized"), replace(new, queued_ms=None)
+
+    def _follow_occupancy(
+        self, known: Charge, held: tuple[HeldGpus, ...], now_ms: int
+    ) -> list[tuple[Callable[[Charge], Any], Charge]]:
+        """Return the changes that let a charge hold what its job holds now, if that is another number of GPUs.
+
+        A job whose events name no GPUs holds more once telemetry shows more at work, and fewer once another job names
+        some of them.
+        """
+        gpus = math.fsum(row.gpus for row in held)
+        if math.isclose(gpus, known.gpus, abs_tol=1e-6):
+            return []
+        since_ms = max(now_ms, known.held_ms)
+        ahead_ms = (known.started_ms or 0) - self.time.stated_start_ms(known)
+        new = replace(known, held=held, held_ms=since_ms, started_ms=since_ms, expected_s=None, queued_ms=None)
+
+        def reopen(charge: Charge) -> None:
+            self.time.record_start(self.ledger.charges.open(charge), since_ms - ahead_ms)
+
+        return [(self.ledger.charges.change, replace(known, ended_ms=since_ms, outcome="resized")), (reopen, new)]
 
     def _held(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
         """Return what a job holds, by its events and, if these state no share, by the request that placed it."""

@@ -8,7 +8,7 @@ from fleet.held_gpus import held_milli
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
-from service.pipeline.occupancy import observe
+from service.pipeline.occupancy import held_by_node, observe
 
 TOPOLOGY = Topology.build([NodeSpec("a", gpus=4), NodeSpec("b", gpus=2)])
 INDEX = {"a": 0, "b": 1}
@@ -126,3 +126,24 @@ def test_what_an_attempt_holds_is_what_its_gpus_are_occupied_by(
     for _, node, _, milli in seen.parts.tolist():
         found["ab"[node]] += milli
     assert {"a": 0, "b": 0} | held_milli(row, {"a": 8, "b": 8}) == found
+
+
+def test_jobs_hold_what_the_occupancy_has_and_add_up_with_it() -> None:
+    """Two jobs name the same GPU, one names a GPU beyond its node, and one runs on a node outside the fleet."""
+    rows = [
+        attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0, 1)),))),
+        attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (1,)),))),
+        attempt("z", Started(job="z", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 9)),))),
+        attempt("w", Started(job="w", sequence=1, time_ms=1, ranks=(RankPlacement(0, "elsewhere", (0, 1, 2)),))),
+    ]
+    held = held_by_node(observe(rows, TOPOLOGY, INDEX), rows, TOPOLOGY)
+    assert held == [{"a": 1000}, {"a": 1000}, {"b": 2000}, {"elsewhere": 3000}]
+
+
+def test_a_part_counts_as_a_part_and_a_node_without_known_gpus_as_events_say() -> None:
+    topology = Topology.build([NodeSpec("a", gpus=4), NodeSpec("b", gpus=0)])
+    rows = [
+        attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0,), 250),))),
+        attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (0, 1)),))),
+    ]
+    assert held_by_node(observe(rows, topology, INDEX), rows, topology) == [{"a": 250}, {"b": 2000}]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fleet.events import Failed, Finished, JobEvent, Started, Submitted
+from fleet.held_gpus import held_milli
 from fleet.jobs import JobTable
 from fleet.requests import RankPlacement
 from service.pipeline.publish import _ended_row, _running_row
@@ -40,7 +41,7 @@ class ToldBoard(HandBoard):
         gpu_time = [dict(zip(("job", "attempt", "used_gpu_s", "seen_gpu_s"), row, strict=True)) for row in self.seen]
         encode = msgspec.json.encode
         return super().sections() | {
-            "jobs.running": encode([_running_row(row, NODE_GPUS) for row in running]),
+            "jobs.running": encode([_running_row(row, held_milli(row, NODE_GPUS)) for row in running]),
             "jobs.ended": encode([_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
