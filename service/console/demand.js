@@ -177,7 +177,7 @@ export class Demand {
   /** `header`: the fleet document; gives the capacity line and the time. */
   fleet(header, nowMs) {
     const gpus = object(header.gpus);
-    this.capacity = num(gpus.running) === null ? null : gpus.running + (num(gpus.free) ?? 0);
+    this.capacity = num(gpus.running) === null ? null : gpus.running + (num(gpus.promised) ?? 0) + (num(gpus.free) ?? 0);
     this.nowMs = nowMs;
     if (this.series) this.draw();
   }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Submitted
-from fleet.held_gpus import held_milli, stated_share, unnamed_gpus
+from fleet.held_gpus import held_milli, share_of, stated_share, unnamed_gpus
 from fleet.jobs import JobAttempt
 from fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
@@ -32,8 +32,9 @@ class Occupancy:
     """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free.
 
     parts: (k, 4) int32 of GPUs of which jobs hold a part: job, node, GPU, thousandths. Its holder is the first of them.
-    sizes: index into `jobs` → GPUs held, of attempts whose events name nodes of the fleet and no GPUs. Every count of
-    such an attempt's GPUs is this one.
+    sizes: index into `jobs` → GPUs held, of attempts on nodes of the fleet that hold another number than their events
+    state: these name no GPUs, GPUs that the node lacks, a GPU for several members, or GPUs that a later attempt names.
+    Every count of such an attempt's GPUs is this one.
     """
 
     holder: NDArray[np.int32]
@@ -112,11 +113,7 @@ def observe(
             holder[row, free[: stated or _unnamed_whole(attempt, works[free])]] = number
     shared = np.array(parts, np.int32).reshape(-1, 4)
     jobs = tuple(attempt.job for attempt in running)
-    guessed = {number for number, _, milli, stated in unnamed if not stated and milli >= WHOLE_GPU}
-    guessed |= {
-        at for at, row in enumerate(running) if (row.job, row.attempt) in given and stated_share(row) == WHOLE_GPU
-    }
-    sizes = _sizes(running, holder, guessed, index)
+    sizes = _sizes(running, holder, {number for number, *_ in parts}, topology)
     return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes)
 
 
@@ -156,12 +153,24 @@ def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
 
 
 def _sizes(
-    running: Sequence[JobAttempt], holder: NDArray[np.int32], numbers: set[int], index: Mapping[str, int]
+    running: Sequence[JobAttempt], holder: NDArray[np.int32], sharing: set[int], topology: Topology
 ) -> dict[int, int]:
-    """Return number → GPUs held, without attempts that also run on nodes outside the fleet."""
+    """Return number → GPUs held, of attempts that hold another number of GPUs than their events state.
+
+    sharing: numbers of attempts that hold parts of GPUs. They, and attempts on nodes whose GPUs are not known, are left
+    out: their events say it.
+    """
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
-    inside = [number for number in sorted(numbers) if all(node in index for node in running[number].hosts)]
-    return {number: counts[number] for number in inside if counts[number]}
+    known = {node.name for node in topology.nodes if node.gpus}
+    return {
+        number: counts[number]
+        for number, row in enumerate(running)
+        if counts[number] != row.gpus
+        and number not in sharing
+        and row.hosts
+        and known.issuperset(row.hosts)
+        and all(share_of(row, rank) == WHOLE_GPU for rank in row.ranks)
+    }
 
 
 def _share(

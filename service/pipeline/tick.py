@@ -145,7 +145,7 @@ class Tick(TickInputs):
 
     @cached_property
     def sizes(self) -> dict[tuple[str, int], int]:
-        """Attempt → GPUs that it holds, of running attempts whose events name nodes and no GPUs."""
+        """Attempt → GPUs that it holds, of running attempts that hold another number than their events state."""
         keys = [(row.job, row.attempt) for row in self.events.running]
         return {keys[at]: gpus for at, gpus in self.occupancy.sizes.items()}
 

@@ -147,3 +147,18 @@ def test_a_part_counts_as_a_part_and_a_node_without_known_gpus_as_events_say() -
         attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (0, 1)),))),
     ]
     assert held_by_node(observe(rows, topology, INDEX), rows, topology) == [{"a": 250}, {"b": 2000}]
+
+
+def test_gpus_that_each_member_names_again_count_once() -> None:
+    """A launcher gives each of its processes the whole list of GPUs of the node."""
+    ranks = tuple(RankPlacement(rank, "a", (0, 1, 2, 3)) for rank in range(4))
+    row = attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=ranks))
+    assert (row.gpus, observe([row], TOPOLOGY, INDEX).sizes) == (16, {0: 4})
+
+
+def test_a_gpu_that_a_later_job_names_is_held_by_that_job_alone() -> None:
+    rows = [
+        attempt(job, Started(job=job, sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", gpus),)))
+        for job, gpus in (("x", (0, 1)), ("y", (1, 2)))
+    ]
+    assert observe(rows, TOPOLOGY, INDEX).sizes == {0: 1}

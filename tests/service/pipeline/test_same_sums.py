@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from features.demand_series import Target
 from fleet.clock import ManualClock
 from fleet.errors import ConflictError
-from fleet.events import Finished, JobEvent, NodeEvent, Queued, Started, Submitted
+from fleet.events import Finished, JobEvent, NodeEvent, Queued, Started, Step, Submitted
 from fleet.requests import PlacementRequest, RankPlacement
 from fleet.tellers import UNSEEN_START
 from fleet.topology import NodeSpec, Topology
@@ -57,8 +57,8 @@ nodes = ["n3"]
 from = 2026-01-01T00:00:00Z
 to = 2066-01-01T00:00:00Z
 """
-RUNS = ("named", "label", "sdk", "nodes", "submitted_nodes", "beyond")
-WAITS = ("event", "queue", "both", "held", "held_both", "withdrawn")
+RUNS = ("named", "label", "sdk", "nodes", "submitted_nodes", "beyond", "loop", "again", "repeated", "part")
+WAITS = ("event", "queue", "both", "held", "held_both", "withdrawn", "two_queues")
 STARTS = ("promise", "promise_started", "promise_misnamed")
 
 
@@ -191,6 +191,9 @@ class Site:
         submitted = Submitted(job=name, sequence=1, time_ms=now_ms, gpus_per_node=job.gpus, queue=self.queue)
         if job.kind in ("event", "both", "held", "held_both"):
             self.report(submitted)
+        if job.kind == "two_queues":
+            both = (self.queue, "b") if self.queue else ("batch", "debug")
+            self.report(msgspec.structs.replace(submitted, queue=both[0], queues=both))
         if job.kind in ("held", "held_both"):
             self.report(Queued(job=name, sequence=3, time_ms=now_ms, reason="Dependency", blocked=True))
         if job.kind in ("queue", "both", "held_both", "withdrawn"):
@@ -202,12 +205,20 @@ class Site:
         first = used[job.node]
         if first + job.gpus > GPUS:
             return
+        if job.kind == "loop":  # a training loop that names its node, and no GPUs
+            self.report(Step(job=name, sequence=2, time_ms=now_ms, step=1, duration_s=1.0, rank=0, node=node))
+            used[job.node] += 1
+            return
+        if job.kind == "again":  # the GPUs of the job before, whose end nobody reported
+            first = max(0, first - job.gpus)
+            used[job.node] -= min(job.gpus, used[job.node])
         gpus = tuple(range(first, first + job.gpus))
         used[job.node] += job.gpus
         if job.kind == "label":
             self.report(msgspec.structs.replace(submitted, labels=UNSEEN_START))
-        if job.kind in ("submitted_nodes", "beyond"):
-            self.report(submitted)
+        if job.kind in ("submitted_nodes", "beyond", "part"):
+            share = 250 if job.kind == "part" else msgspec.UNSET
+            self.report(msgspec.structs.replace(submitted, gpu_share=share))
         if job.kind == "nodes":
             used[job.node] = GPUS
         started = Started(job=name, sequence=2, time_ms=now_ms)
@@ -215,7 +226,8 @@ class Site:
             self.report(msgspec.structs.replace(started, nodes=(node,)))
         else:
             named = tuple(gpu + 64 for gpu in gpus) if job.kind == "beyond" else gpus
-            self.report(msgspec.structs.replace(started, ranks=(RankPlacement(0, node, named),)))
+            ranks = tuple(RankPlacement(rank, node, named) for rank in range(2 if job.kind == "repeated" else 1))
+            self.report(msgspec.structs.replace(started, ranks=ranks))
 
     def _place(self, job: JobScene, name: str) -> bool:
         reply = msgspec.json.decode(self.placer.place(self.request(name, job.gpus), "test"))
