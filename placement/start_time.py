@@ -185,18 +185,18 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
 def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
     """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
     free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
-    gpus = [timelines.gpus[name] for name in starts_ms]
+    waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
     as_of_ms = timelines.now_ms
     if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
-        return RoomForecast(free, sum(gpus), None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms)
+        return RoomForecast(free, waiting_gpus, None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms)
     if newcomer.start_ms is None:
         word = "not known" if timelines.unknown else "no room"
-        return RoomForecast(free, sum(gpus), None, f"{word}: {newcomer.sentence}", as_of_ms)
+        return RoomForecast(free, waiting_gpus, None, f"{word}: {newcomer.sentence}", as_of_ms)
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
     free_now = 0 if newcomer.awaits else free  # those that are free are kept for others
-    sentence = _room_sentence(free_now, len(gpus), opens_ms, as_of_ms, newcomer.awaits)
-    return RoomForecast(free, sum(gpus), opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
+    sentence = _room_sentence(free_now, len(starts_ms), opens_ms, as_of_ms, newcomer.awaits)
+    return RoomForecast(free, waiting_gpus, opens_ms, sentence, as_of_ms, basis_of(opens_ms, timelines, as_of_ms))
 
 
 def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:

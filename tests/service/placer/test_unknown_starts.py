@@ -64,6 +64,10 @@ def test_the_queue_has_no_start_time_where_nothing_tells_a_run_time(world: World
     assert (found.start_ms, found.by) == (None, None)
 
 
+def test_room_counts_the_gpus_of_requests_whose_start_is_not_known(world: World) -> None:
+    assert sampled(world)["room"]["waiting_gpus"] == 16
+
+
 def test_a_start_time_that_limits_tell_says_so(world: World) -> None:
     page = sampled(world, limit_s=7200.0)
     (row,) = page["rows"]
