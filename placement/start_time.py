@@ -188,7 +188,9 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
     waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
     as_of_ms = timelines.now_ms
     if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
-        return RoomForecast(free, waiting_gpus, None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms)
+        return RoomForecast(
+            free, waiting_gpus, None, f"not known: requests wait {unknown_sentence(timelines)}", as_of_ms
+        )
     if newcomer.start_ms is None:
         word = "not known" if timelines.unknown else "no room"
         return RoomForecast(free, waiting_gpus, None, f"{word}: {newcomer.sentence}", as_of_ms)

@@ -62,6 +62,7 @@ class Ratings:
         refused = {names[row]: _at_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
         out = _rows(outlook.state != NodeState.IN_SERVICE)
         refused |= {names[row]: NodeState(outlook.state[row]).name.lower() for row in out}
+        refused |= {name: words for name, words in outlook.in_window.items() if name in outlook.rows}
         for name, what in refused.items():
             reason = outlook.reasons.get(name, "")
             refused[name] = reason if what in reason else f"{what}; {reason}" if reason else what

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleet.nodes import NodeState
 from schedulers.weather import Outlook
 
 
@@ -17,8 +16,9 @@ class SafeRoom(NamedTuple):
 
 
 class SafeRooms:
-    """The blocks of one outlook, each with its free nodes in service, least risk first. Unknown risk counts as none.
+    """The blocks of one outlook, each with its nodes that have free GPUs, least risk first.
 
+    Unknown risk counts as none.
     level: what a block is; without that level in the topology the whole fleet is one block.
     """
 
@@ -26,7 +26,7 @@ class SafeRooms:
         domains = nodes.domains.get(level)
         self.names = domains.names if domains else ()
         of = domains.of if domains else np.full(len(nodes.free), -1, np.int32)
-        rows = np.flatnonzero((nodes.state == NodeState.IN_SERVICE) & (nodes.free > 0))
+        rows = np.flatnonzero(nodes.free > 0)
         p = np.nan_to_num(nodes.risk[0, rows], nan=0.0)
         order = np.lexsort((p, of[rows]))
         stays, free, blocks = np.log1p(-np.minimum(p[order], 1 - 1e-9)), nodes.free[rows][order], of[rows][order]

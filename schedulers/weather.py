@@ -31,10 +31,11 @@ class Outlook:
     level: NDArray[np.int8]  # (n,) row of bands.LEVELS of the risk at the first horizon, with hysteresis
     state: NDArray[np.int8]  # (n,) NodeState
     gpus: NDArray[np.int64]  # (n,) that answer
-    free: NDArray[np.int64]  # (n,) that no job holds
+    free: NDArray[np.int64]  # (n,) on which something may be placed now
     reasons: Mapping[str, str] = field(default_factory=dict)  # first reason by name
     causes: Mapping[str, str] = field(default_factory=dict)  # what speaks most for the risk of nodes that are high
     urgent: Mapping[str, str] = field(default_factory=dict)  # why not, of nodes that a hard signal struck since
+    in_window: Mapping[str, str] = field(default_factory=dict)  # node in a maintenance window → its window, in words
     pool: NDArray[np.integer[Any]] = field(default_factory=lambda: np.zeros(0, np.int16))  # (n,) row of `pools`, or -1
     pools: Sequence[str] = ()
     max_risk: float = 0.5

@@ -18,7 +18,8 @@ from service.answers.estimates import RunQuantiles
 from service.answers.jobs import Culprit, JobRow, RunningJobRow
 from service.board.age import why_stale
 from service.board.board import Board
-from service.board.free import unheld
+from service.board.free import kept_words, serving, unheld
+from service.board.gpu_use import Occupant
 from service.board.urgent import forbids, struck
 from service.config import AdaptersConfig, Config
 from service.pipeline.demand.sections import demand_keys, demand_rows
@@ -106,16 +107,18 @@ class WeatherStation:
         pool = _fitted(_pools(board, n), n, -1)
         level = self.bands.step(self._rows, risk[0], pool)
         usable = board.array("gpu.usable")
+        may_place = _fitted(serving(board, placer), len(usable), False)
         return Outlook(
             rows=self._rows,
             risk=risk,
             level=level,
             state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
             gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
-            free=_fitted(np.count_nonzero(usable & unheld(board, placer), axis=1), n, 0),
+            free=_fitted(np.count_nonzero(usable & unheld(board, placer) & may_place[:, None], axis=1), n, 0),
             reasons=board.json("risk.reason"),
             causes=_causes(board, level),
             urgent=_forbidden(board),
+            in_window=_in_window(board),
             pool=pool,
             pools=board.names("names.pool") if "names.pool" in board else (),
             max_risk=placer.max_risk,
@@ -253,6 +256,15 @@ def _causes(board: Board, level: Levels) -> dict[str, str]:
     high = [row for row in np.flatnonzero(level == LEVELS.index(HIGH)).tolist() if row + 1 < len(offsets)]
     answers = (_explained(blob[offsets[row] : offsets[row + 1]]) for row in high)
     return {answer.node: answer.reasons[0].feature for answer in answers if answer.reasons}
+
+
+def _in_window(board: Board) -> dict[str, str]:
+    """Return node → words of the maintenance window that keeps it now."""
+    if "node.kept" not in board:
+        return {}
+    rows = np.flatnonzero(board.array("node.kept") == Occupant.WINDOW).tolist()
+    names = board.names("names.node")
+    return {names[row]: kept_words(board, names[row]) for row in rows if row < len(names)}
 
 
 def _pools(board: Board, n: int) -> NDArray[Any]:

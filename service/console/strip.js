@@ -3,6 +3,14 @@
 import { byId, say } from "./dom.js";
 import { clockTime, count, duration, fullTime, list, NONE, num, object, rows, short, text, whole } from "./format.js";
 
+// States of GPUs that nothing is placed on and nothing uses, as GET /v1/fleet names them.
+const CLOSED = [
+  ["unusable", "vanished from their exporter's page"],
+  ["unheard", "without fresh telemetry"],
+  ["window", "in maintenance"],
+  ["reservation", "reserved"],
+  ["out_of_service", "drained, lost or withheld"],
+];
 const SIGNAL_SHOWN_MS = 15 * 60_000; // fleet time
 
 /** A fleet duration since `ms`, never negative. */
@@ -24,11 +32,18 @@ export class Strip {
     say(byId("gpus-total"), whole(gpus.total));
     say(byId("gpus-running"), whole(gpus.running));
     const loose = num(gpus.unknown_use) ?? 0;
-    byId("gpus-running").title = loose ? `${count(loose, "GPU")} of them in use by work that no job event tells of` : "";
+    const promised = num(gpus.promised) ?? 0;
+    byId("gpus-running").title = [
+      loose && `${count(loose, "GPU")} of them in use by work that no job event names`,
+      promised && `${count(promised, "GPU")} more promised to requests`,
+    ].filter(Boolean).join("; ");
     say(byId("gpus-free"), whole(gpus.free));
-    say(byId("gpus-out"), whole(gpus.unusable));
+    const closed = CLOSED.map(([state, words]) => [num(gpus[state]) ?? 0, words]).filter(([value]) => value > 0);
+    const out = num(gpus.total) === null ? null : closed.reduce((sum, [value]) => sum + value, 0);
+    say(byId("gpus-out"), whole(out));
+    byId("gpus-out").title = closed.map(([value, words]) => `${count(value, "GPU")} ${words}`).join("; ");
     const total = Math.max(1, num(gpus.total) ?? 1);
-    for (const [name, value] of [["running", gpus.running], ["free", gpus.free], ["out", gpus.unusable]]) {
+    for (const [name, value] of [["running", (num(gpus.running) ?? 0) + promised], ["free", gpus.free], ["out", out]]) {
       byId(`share-${name}`).style.flexBasis = `${(100 * (num(value) ?? 0)) / total}%`;
     }
     say(byId("queued"), num(header.queued_gpus) === null ? NONE : header.queued_gpus === 0 ? "nothing" : `${whole(header.queued_gpus)} GPUs in ${count(num(header.queued_jobs) ?? 0, "job")}`);

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from models.node_load import GpuUse, node_loads
 from service.board.board import Section
+from service.board.gpu_use import Occupant
 from service.pipeline.capability import Capability
 from service.pipeline.tick import Tick
 
@@ -22,8 +23,12 @@ class NodeLoads(Capability):
 
 
 def held_s(tick: Tick) -> NDArray[np.float64]:
-    """(n, g) since when each GPU's holder has it, NaN free. Whoever works there without a job has always been there."""
+    """Return (n, g) for how many seconds each GPU's holder has it, NaN free.
+
+    Work without a known job has always been there. A promised GPU will be used from now on.
+    """
     since_ms = [row.placed_ms or row.started_ms for row in tick.events.running]
     ages_s = [np.inf if then is None else max(0.0, (tick.now_ms - then) / 1000) for then in since_ms]
     held = np.array([*ages_s, np.nan])[tick.occupancy.holder]  # -1, free, takes the last
+    held = np.where(tick.gpu_use == Occupant.PROMISE, 0.0, held)
     return np.where(tick.unknown_use, np.inf, held)

@@ -99,7 +99,8 @@ class PlacerMetrics:
         )
         self.queue_gpus = Gauge(
             "fleetcast_queue_stand_gpus",
-            "GPUs of a queue: held, guaranteed, its limit, borrowed beyond its guarantee, lent of it, waited for.",
+            "GPUs of a queue: held by its jobs or promised to them, guaranteed, its limit, borrowed beyond its "
+            "guarantee, lent of it, waited for.",
             ["queue", "kind"],
             registry=self.registry,
         )

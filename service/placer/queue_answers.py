@@ -22,7 +22,10 @@ def queues_answer(
     tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
     banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
-    """How the queues stand. opened: charges of what runs; below: only these and what is below them."""
+    """Return how the queues stand.
+
+    waiting: all that waits, also by job events. opened: charges of what runs. below: only these and what is below them.
+    """
     standing = turns.standing
     counts, gpus = _waiting_by_queue(tree, waiting)
     running = Counter(name for charge in opened for name in parts_of(charge.leaf))
@@ -93,7 +96,7 @@ def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[
 def _waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
     counts, gpus = Counter[str](), Counter[str]()
     for entry in waiting:
-        wanted = amounts_of(entry.request, entry.request.members.min)[ANY]
+        wanted = amounts_of(entry.request, entry.request.members.desired)[ANY]
         for name in parts_of(tree.known_leaf(entry.request)):
             counts[name] += 1
             gpus[name] += wanted  # type: ignore[assignment]

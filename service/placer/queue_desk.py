@@ -9,7 +9,6 @@ from msgspec import structs
 from fleet.errors import RequestError, StaleError
 from fleet.requests import PlacementRequest
 from placement.charges import Charge
-from placement.queue import Waiting
 from placement.queues_file import installed_gpus
 from placement.showback import By, ChargeSum, sums
 from placement.start_time import Blocker
@@ -41,7 +40,7 @@ class QueueDesk:
         turns = service.queues.turns(observed)
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
-        waiting = [Waiting(entry.request, entry.queued_ms) for entry in service.ledger.queued()]
+        waiting = service.all_waiting()
         opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
         week = self._seven_days(now_ms)
         refused = "" if below else file.refused

@@ -46,7 +46,7 @@ from service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, queue_row
 from service.placer.queues import ServedQueues
 from service.placer.recent_demand import RecentDemand
 from service.placer.state_watch import StateWatch
-from service.placer.view import Observed, ViewDecoder, settled, with_intents
+from service.placer.view import Observed, ViewDecoder, everything_waiting, settled, with_intents
 from service.plugins import load_functions
 
 logger = logging.getLogger(__name__)
@@ -444,6 +444,12 @@ class PlacementService:
     def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
         """As the last pass would take them."""
         return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+
+    def all_waiting(self) -> list[Waiting]:
+        """Return all that waits, each once: requests of our own queue, and jobs that wait by their events."""
+        return everything_waiting(
+            self.board, self.ledger.queued(), [intent.job for intent in self.ledger.active_intents()]
+        )
 
     def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
         start = self.starts.get(request_id)

@@ -23,7 +23,6 @@ from fleet.requests import PlacementRequest
 from models.start_record import LOOKS_S, StartRecord, StartShares
 from placement.ledger import Ledger, LedgerError
 from placement.paths import Timelines, timelines
-from placement.queue import Waiting
 from placement.reservation import JobRelease, held, holds_p, releases, windows
 from placement.start_time import (
     LEVELS,
@@ -48,7 +47,7 @@ from service.placer.arrivals import arrivals_of
 from service.placer.failures import START_TIMES
 from service.placer.queue_rows import StartNotes
 from service.placer.service import PlacementService
-from service.placer.view import waiting_of
+from service.placer.view import everything_waiting
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +114,7 @@ class StartTimeSampler:
         promised = [intent.job for intent in ledger.active_intents()]
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
-            queue = [Waiting(entry.request, entry.queued_ms) for entry in own]
-            if board is not None:
-                queue += waiting_of(board, {*promised, *(entry.request.job_name for entry in queue)})
-            queue = turns.in_order(queue)[:MOST_PLAYED]
+            queue = turns.in_order(everything_waiting(board, own, promised))[:MOST_PLAYED]
             told = RunTimesTold(board)
             coming = arrivals_of(board, observed.run_times) if board is not None else None
             paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming, turns)

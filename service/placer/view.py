@@ -15,7 +15,7 @@ from fleet.requests import PlacementRequest, check_request
 from fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from models.risk.rules import ACTIONS
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
-from placement.ledger import Intent, IntentState
+from placement.ledger import Intent, IntentState, QueueEntry
 from placement.queue import Waiting
 from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
@@ -190,6 +190,16 @@ def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
             mine = msgspec.structs.replace(request, request_id=f"\n{name}", job=name)
             found[name] = Waiting(mine, row.submitted_ms)
     return list(found.values())
+
+
+def everything_waiting(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
+    """Return what waits, each once: our own queue, then jobs by events.
+
+    promised: jobs that have been given GPUs, so that they do not wait.
+    """
+    found = [Waiting(entry.request, entry.queued_ms) for entry in own]
+    known = {*promised, *(entry.request.job_name for entry in found)}
+    return found if board is None else [*found, *waiting_of(board, known)]
 
 
 class _Queued(msgspec.Struct):

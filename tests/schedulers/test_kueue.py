@@ -116,12 +116,12 @@ def test_our_check_is_active_whatever_the_weather(weather: Weather | None) -> No
     assert wishes(GateRule(), weather, {CHECK: "ours", ACTIVE: "True Serving"}) == []
 
 
-def test_the_safest_room_is_made_of_free_nodes_in_service() -> None:
+def test_the_safest_room_is_made_of_nodes_with_free_gpus() -> None:
     rooms = SafeRooms(fleet(), "block")
     assert rooms.safest(8) == SafeRoom("b1", pytest.approx(0.1))
     assert rooms.safest(9) == SafeRoom("b1", pytest.approx(0.28))
     assert rooms.safest(17) is None
-    drained = fleet(state=np.array([0, 1, 0, 0], np.int8))
+    drained = fleet(free=np.array([8, 0, 8, 8]))
     assert SafeRooms(drained, "block").safest(8) == SafeRoom("b1", pytest.approx(0.2))
     assert SafeRooms(drained, "block").safest(16) == SafeRoom("b2", pytest.approx(0.8))
     whole = SafeRooms(outlook(RISKS | {"e": np.nan}), "block")  # no topology: the whole fleet is one block

@@ -64,3 +64,13 @@ def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
 def test_who_has_seen_nothing_says_nothing() -> None:
     assert seen().unusable().why == {}
     assert seen().scores(3).tolist() == []
+
+
+def test_a_node_in_a_maintenance_window_is_refused_and_one_without_room_scores_least() -> None:
+    ratings = Ratings()
+    ratings.update(
+        outlook({"a": 0.0, "b": 0.0, "c": 0.0}, in_window={"b": "in maintenance 'fans'"}, free=np.array([4, 8, 0]))
+    )
+    assert ratings.unusable().why == {"b": "in maintenance 'fans'"}
+    low, window, full = ratings.scores(1).tolist()
+    assert window == 0 < full < low

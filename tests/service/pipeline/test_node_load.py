@@ -10,12 +10,13 @@ from features.frame import FeatureFrame
 from fleet.clock import ManualClock
 from fleet.events import Started
 from fleet.jobs import JobAttempt
-from fleet.requests import RankPlacement
+from fleet.requests import PlacementRequest, RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
 from models.node_load import GPU_FEATURES, GpuUse
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from placement.promised import OpenRequest
 from schedulers.bands import Bands
 from service.board.board import BoardReader, BoardWriter, Section
 from service.config import Config
@@ -57,6 +58,14 @@ def test_holders_are_as_old_as_their_start_and_unknown_use_has_always_been() -> 
     assert np.isinf(held[0, 2:]).all()  # at work, and no job holds them
     assert np.isnan(held[1]).all()
     assert np.isnan(held_s(tick(busy=0.0))).all()
+
+
+def test_a_promised_gpu_will_be_used_from_now_on() -> None:
+    """Otherwise Trimaran sends pods to a node that is promised to a job."""
+    ranks = (RankPlacement(0, "n2", (3,)),)
+    promise = OpenRequest(PlacementRequest(request_id="r", gpus_per_node=1), NOW_MS, ranks)
+    held = held_s(replace(tick(busy=0.0), open_requests=(promise,)))
+    assert np.argwhere(held == 0.0).tolist() == [[1, 3]]
 
 
 def test_whoever_asks_finds_the_load_of_a_node_by_its_name(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
 from placement.fragmentation import fragmentation
 from placement.reservation import windows
+from schedulers.bands import BandRule, Bands
 from service.api.routes import drain
 from service.board.board import Board, BoardReader
 from service.board.cache import BoardCache
@@ -35,13 +36,16 @@ from service.config import Config, PlacerConfig
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.unknown_use import UnknownUse
+from service.placer.queue_desk import QueueDesk
 from service.placer.role import open_service
 from service.placer.view import waiting_of
+from service.weather import WeatherStation
 from tests.fuzz.bounds import EFFORT, examples
 
 NOW_MS = 1_789_000_000_000
 NODES, GPUS = 4, 8
 SCENE_MS = 600_000
+QUEUE_GPUS = "fleetcast_queue_gpus{"
 QUEUES = """
 [queue.a]
 [queue.b]
@@ -107,6 +111,7 @@ class Site:
         self.placer = open_service(self.config)
         self.placer.clock = self.clock
         self.cache = BoardCache(self.config.board, hold_s=0.0)
+        self.station = WeatherStation(self.config, self.clock, Bands(BandRule()))
 
     def restart_pipeline(self) -> None:
         topology = Topology.build([NodeSpec(f"n{row}", gpus=GPUS) for row in range(NODES)])
@@ -293,10 +298,33 @@ def _check_gpus(site: Site, board: Board) -> None:
         assert not is_kept or kept_words(board, node["node"])
         assert bool(kept_words(board, node["node"])) == bool(answer["withheld"])
         free += drain._pool(site.cache, board, row, site.config.placer).gpus_free_here
+    nodes = site.station.fresh(board).nodes  # type: ignore[union-attr]
+    assert nodes is not None
+    assert nodes.free.sum() == free
+    closed = {node["node"] for node, uses in zip(fleet["nodes"], on_map, strict=True) if "window" in uses}
+    assert closed <= nodes.in_window.keys()
     view = site.placer.observed().view
+    _check_queues(site, board, page)
     fragments = sum(row.free_gpus for row in fragmentation(view, site.placer.options()))
     assert free == gpus["free"] == fragments == sum(window.gpus for window in windows(view, None))
     assert site.demand("running") == gpus["running"] + gpus["promised"]
+
+
+def _check_queues(site: Site, board: Board, page: str) -> None:
+    """What queues hold, by their metrics and by open charges, is what jobs hold on the map."""
+    gpus, parts = board.json("doc.fleet")["gpus"], board.array("gpu.parts")
+    shared = {(row, gpu) for _, row, gpu, _ in parts.tolist()}
+    milli = 1000 * (gpus["running"] - gpus["unknown_use"] - len(shared)) + int(parts[:, 3].sum())
+    by_queue = {
+        state: sum(
+            float(line.split()[-1]) for line in page.splitlines() if line.startswith(QUEUE_GPUS) and state in line
+        )
+        for state in ("running", "promised", "queued")
+    }
+    assert by_queue["running"] == milli / 1000
+    assert sum(by_queue.values()) >= by_queue["running"] + gpus["promised"]
+    opened = site.placer.ledger.charges.opened().values()
+    assert sum(charge.gpus for charge in opened) == by_queue["running"] + by_queue["promised"]
 
 
 def _check_waiting(site: Site, board: Board) -> None:
@@ -305,10 +333,17 @@ def _check_waiting(site: Site, board: Board) -> None:
     assert (len(waiting), sum(waiting.values())) == (fleet["queued_jobs"], fleet["queued_gpus"])
     page = bytes(board.raw("metrics.fleet")).decode()
     assert f'fleetcast_jobs{{state="queued"}} {fleet["queued_jobs"]}\n' in page
+    assert f"fleetcast_queued_gpus {fleet['queued_gpus']}\n" in page
     assert site.demand("queued") == fleet["queued_gpus"]
     own = {entry.request.job for entry in site.placer.ledger.queued()}
     promised = {row.job for row in site.placer.ledger.active_intents()}
     others = {entry.request.job for entry in waiting_of(board, own | promised)}
     assert own | others == waiting.keys()
+    if site.queue:
+        states = QueueDesk(site.placer).queues().rows
+        assert sum(row.waiting_gpus for row in states) == fleet["queued_gpus"]
+        assert sum(row.waiting for row in states) == fleet["queued_jobs"]
+        opened = site.placer.ledger.charges.opened().values()
+        assert sum(row.held.get("gpu", 0.0) for row in states) == sum(row.gpus for row in opened if row.leaf)
     running = sum(row["gpus"] for row in rows if row["state"] == "running")
     assert running == fleet["gpus"]["running"] - fleet["gpus"]["unknown_use"]
