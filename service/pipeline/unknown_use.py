@@ -80,7 +80,8 @@ class UnknownUse(Stateful):
         idle_ms[begins] = read_ms[begins]
         ended = idle & (read_ms - idle_ms >= TURNS_MS)
         lately[ended], idle_ms[ended] = 0, -1
-        return lately == 1
+        found: Mask = lately == 1
+        return found
 
     def update(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
