@@ -12,7 +12,7 @@ import msgspec
 
 from ingest.kubernetes.asked_gpus import gpus_of
 from ingest.kubernetes.objects import Pod
-from ingest.kubernetes.owners import JobOwner
+from ingest.kubernetes.owners import NO_JOBS, JobOwner
 
 HOST_LABELS = (
     *("app.kubernetes.io/name=slurmd", "app.kubernetes.io/component=slurmd", "ray.io/node-type=*"),
@@ -27,7 +27,8 @@ _NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 
 
 class PodPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The node of a pod that stands for it, and the names under which that pod reports. gpus: that a host holds."""
+    """The node of a pod that stands for it, and the names under which that pod reports. gpus: that a host holds, or a
+    pod that runs on every node and is no job."""
 
     node: str
     names: tuple[str, ...]
@@ -54,13 +55,15 @@ def _runs_worker(pod: Pod) -> bool:
 
 def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
     """Return where a pod stands for its machine, or None for a pod that does not. resources: that count as GPUs."""
-    host = is_host(pod, owner, labels)
-    is_over = pod.status.phase in ("Failed", "Succeeded")
-    if is_over or not pod.spec.node_name or not (host or _is_exporter(pod, owner)):
+    if pod.status.phase in ("Failed", "Succeeded") or not pod.spec.node_name:
         return None
-    meta = pod.metadata
-    names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)
-    gpus = gpus_of(pod.spec, resources).gpus if host else 0
+    host, meta = is_host(pod, owner, labels), pod.metadata
+    gpus = gpus_of(pod.spec, resources).gpus if host or owner.kind in NO_JOBS else 0
+    names: tuple[str, ...] = ()
+    if host or _is_exporter(pod, owner):
+        names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)
+    elif not gpus:
+        return None
     return PodPlace(pod.spec.node_name, tuple(name for name in dict.fromkeys(names) if name), host, gpus)
 
 

@@ -100,7 +100,7 @@ class NodeFold:
                 names.setdefault(place.node, []).extend(place.names)
                 lent[place.node] += place.gpus
             self._specs = {
-                name: self._reported(_named(state.spec, names.get(name, ())), lent[name])
+                name: self._reported(_named(state.spec, names.get(name, ())), lent[name] // state.shares)
                 for name, state in self.states.items()
                 if state.spec is not None
             }

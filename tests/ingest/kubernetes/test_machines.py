@@ -85,3 +85,32 @@ def test_a_node_has_its_host_name_addresses_and_the_names_of_pods_that_stand_for
     assert fed.source.nodes()["gpu-1"].other_names == (*names, *pods)
     fed.put("pods", exporter, kind="DELETED")
     assert fed.source.nodes()["gpu-1"].other_names == (*names, "worker-0")
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "DaemonSet.apps.kruise.io"])
+def test_gpus_of_a_pod_that_runs_on_every_node_are_held_and_no_job(kind: str) -> None:
+    """A server that a DaemonSet puts on each node holds its GPUs as long as it is there."""
+    fed = Fed()
+    fed.put("nodes", node("gpu-1"), node("gpu-2"))
+    name, _, group = kind.partition(".")
+    pod = owned("server-x7k2p", f"{group or 'apps'}/v1", name, "server")
+    pod["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]
+    pod = running(pod, "gpu-1")
+    fed.put("pods", pod)
+    specs = fed.source.nodes()
+    assert ({row: spec.lent_gpus for row, spec in specs.items()}, fed.running()) == ({"gpu-1": 2, "gpu-2": 0}, {})
+    assert fed.source.health()["hosts"] == 0
+    assert specs["gpu-1"].other_names == (), "it stands for nothing but itself"
+    fed.put("pods", pod, kind="DELETED")
+    assert fed.source.nodes()["gpu-1"].lent_gpus == 0
+
+
+def test_a_share_that_a_daemon_set_holds_is_no_whole_board() -> None:
+    fed = Fed()
+    shared = {**node("gpu-1"), "status": {"capacity": {"nvidia.com/gpu": "12"}}}
+    shared["metadata"]["labels"] = {"nvidia.com/gpu.count": "1", "nvidia.com/gpu.replicas": "12"}
+    pod = owned("server-x7k2p", "apps/v1", "DaemonSet", "server")
+    pod["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+    fed.put("nodes", shared)
+    fed.put("pods", running(pod, "gpu-1"))
+    assert fed.source.nodes()["gpu-1"].lent_gpus == 0
