@@ -4,11 +4,16 @@ A job waits once: its request in our own queue stands for it, whatever events sa
 promised does not wait. Once events say that it runs or has ended, its request says nothing any more.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
+from fleet.requests import WHOLE_GPU, RankPlacement
 from fleet.tellers import REQUEST_LABEL, REQUESTED
 from fleet.wait_reasons import OVER_QUOTA
 from placement.promised import OpenRequest
@@ -46,10 +51,37 @@ class OpenView:
         return cls([*waiting, *others], promised, [*promises.values()], [*waiting, *promised])
 
 
+def beside_jobs(
+    requests: Sequence[OpenRequest], held: NDArray[np.bool_], rows: Mapping[str, int]
+) -> Sequence[OpenRequest]:
+    """Return the requests, each with those of its promised GPUs that no job holds.
+
+    Another job may have started on them, so that each GPU counts once. Parts of GPUs stay: jobs share those.
+    held: (n, g) GPUs that jobs hold. rows: node name → row.
+    """
+    if not any(request.is_promised for request in requests):
+        return requests
+    return [replace(request, ranks=_left(request.ranks, held, rows)) for request in requests]
+
+
+def _left(
+    ranks: tuple[RankPlacement, ...], held: NDArray[np.bool_], rows: Mapping[str, int]
+) -> tuple[RankPlacement, ...]:
+    """Return the ranks that have GPUs left, with these; if none has any, all ranks without GPUs."""
+    found = []
+    for rank in ranks:
+        row = rows.get(rank.node)
+        is_whole = row is not None and rank.milli >= WHOLE_GPU
+        taken = set(np.flatnonzero(held[row]).tolist()) if is_whole else set()
+        found.append(msgspec.structs.replace(rank, gpus=tuple(gpu for gpu in rank.gpus if gpu not in taken)))
+    return tuple(rank for rank in found if rank.gpus) or tuple(found)
+
+
 def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
     """Return a request as an attempt. It waits since events first said so, if they did."""
     request = row.request
     since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)
+    has_gpus = not row.is_promised or any(rank.gpus for rank in row.ranks)
     submission = Submitted(
         job=request.job_name,
         attempt=request.attempt,
@@ -61,7 +93,7 @@ def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
         group=stated.submission.group if stated and stated.submission else "",
         class_=request.class_,
         gang=request.gang,
-        gpus_per_node=request.gpus_per_node,
+        gpus_per_node=request.gpus_per_node if has_gpus else 0,
         gpu_model=request.gpu_model,
         gpu_models=request.gpu_models,
         gpu_share=request.gpu_share,

@@ -31,7 +31,7 @@ from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.kept_nodes import KeptNodes
 from service.pipeline.occupancy import Occupancy, held_by_node, observe
-from service.pipeline.open_requests import OpenView
+from service.pipeline.open_requests import OpenView, beside_jobs
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
 from service.pipeline.unknown_use import UnknownUse
@@ -182,7 +182,7 @@ class Tick(TickInputs):
     @cached_property
     def open(self) -> OpenView:
         """Who waits, by events and in our own queue, and who is promised GPUs; each once."""
-        return OpenView.of(self.open_requests, self.events)
+        return OpenView.of(beside_jobs(self.open_requests, self.held, self.rows), self.events)
 
     @property
     def queued_gpus(self) -> int:

@@ -191,3 +191,20 @@ def test_open_requests_survive_a_restart_of_the_pipeline(site: Site) -> None:
     site.placer.withdraw("r-a", "test")
     site.tick()
     assert site.demand("queued") == 0
+
+
+def test_promised_gpus_on_which_another_job_starts_count_once(tmp_path: Path) -> None:
+    """Somebody starts a job by hand on GPUs that are promised to another."""
+    site = Site(tmp_path)
+    site.tick()
+    site.place("mine", gpus=8)
+    (intent,) = site.placer.ledger.active_intents()
+    (rank,) = intent.ranks
+    for taken in (3, 8):
+        other = msgspec.structs.replace(rank, gpus=rank.gpus[:taken])
+        site.tell(Started(job="theirs", sequence=taken, time_ms=NOW_MS, ranks=(other,)))
+        board = site.tick()
+        gpus = {row["job"]: row["gpus"] for row in board.json("doc.jobs")}
+        assert gpus == {"theirs": taken, "mine": 8 - taken}
+        assert board.json("doc.fleet")["gpus"]["promised"] == 8 - taken
+        assert site.demand("running") == 8
