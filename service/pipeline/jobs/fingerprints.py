@@ -79,6 +79,7 @@ class Fingerprints(Capability):
         self._metrics = JobMetrics()
         self.answers: dict[Attempt, Answers] = {}
         self._rows: dict[Attempt, tuple[tuple[Any, ...], JobRows]] = {}
+        self._sizes: Mapping[Attempt, int] = {}  # GPUs held in the occupancy, where events state another number
         self._odd: dict[Attempt, str] = {}  # of what runs: why nothing could be made of it
         self._places: _Places | None = None
         self._turn = 0  # whose slice is next: new jobs' or known ones'
@@ -87,6 +88,7 @@ class Fingerprints(Capability):
         self.latest = self._encoded(clock.now_ms(), 0)
 
     def sections(self, tick: Tick) -> Sequence[Section]:
+        self._sizes = tick.sizes
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
@@ -196,7 +198,10 @@ class Fingerprints(Capability):
             self._spiked = now_ms, max(len(loads), 1)
         documents = {
             "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self.answers.items()},
-            "doc.utilisation": [answers.use for answers in self.answers.values()],
+            "doc.utilisation": [
+                structs.replace(answers.use, gpus=self._sizes.get(key, answers.use.gpus))
+                for key, answers in self.answers.items()
+            ],
             "doc.spikes": self._spikes,
             "doc.jobs_looked": {"jobs_looked": len(self.answers), "jobs_running": running},
         }

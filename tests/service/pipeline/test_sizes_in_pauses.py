@@ -1,5 +1,6 @@
 """A job whose events name no GPUs: its size does not follow what its GPUs do from one tick to the next."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from features.demand_series import Target
 from fleet.events import Started, Submitted
 from service.pipeline.demand.forecasts import DemandForecasts
+from service.pipeline.jobs.fingerprints import Fingerprints
 from service.pipeline.unknown_use import UnknownUse
 from tests.service.bare_world import BUSY, GPUS, IDLE, BareWorld, page
 from tests.service.pipeline.test_jobs_of_steps import FIRST, step, take
@@ -39,6 +41,17 @@ def test_a_training_loop_that_pauses_at_every_other_scrape_keeps_its_gpus(tmp_pa
     world.run(30, n1=busy)
     take(world, step(world, 1, node="n1"))
     assert alternate(world, 12, n1=busy) == ({8}, {8}, {8.0})
+
+
+def test_the_use_of_gpus_counts_those_that_the_map_shows(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path)
+    busy = page("n1", [(BUSY, {})] * GPUS)
+    world.run(30, n1=busy)
+    take(world, step(world, 1, node="n1"))
+    world.run(60, n1=busy)
+    asyncio.run(world.pipeline.capabilities[Fingerprints].renew(world.pipeline.state))
+    board = world.run(15, n1=busy)
+    assert [row["gpus"] for row in board.json("doc.utilisation")] == [8]
 
 
 def test_it_gives_gpus_up_that_are_idle_for_a_minute_of_readings(tmp_path: Path) -> None:
