@@ -182,6 +182,7 @@ class Scene(Traffic):
                 "running": busy,
                 "free": max(0, len(rows) * GPUS - busy - unusable - out),
                 "unusable": unusable,
+                "out_of_service": min(out, len(rows) * GPUS - busy - unusable),
                 "total": len(rows) * GPUS,
             },
             "queued_gpus": sum(row["gang"]["desired"] * row["gpus_per_node"] for row in queue),

@@ -42,6 +42,7 @@ def test_header_shows_the_numbers_of_the_api(open_console: Opener) -> None:
         ("#gpus-running", f"{fleet['gpus']['running']:,}"),
         ("#gpus-free", f"{fleet['gpus']['free']:,}"),
         ("#gpus-total", f"{fleet['gpus']['total']:,}"),
+        ("#gpus-out", f"{fleet['gpus']['total'] - fleet['gpus']['running'] - fleet['gpus']['free']:,}"),
         ("#at-risk", str(fleet["at_risk"])),
         ("#queued", f"{fleet['queued_gpus']} GPUs in {fleet['queued_jobs']} jobs"),
         ("#fleet-name", "venus"),
