@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -100,7 +101,9 @@ def estimate_start(
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
         if is_behind_unknown(request, start_s, timelines):
-            return StartEstimate(None, (), constraint, unknown_sentence(timelines), timelines.now_ms)
+            own = request.job_name if request.job_name in timelines.unknown else ""
+            said = unknown_sentence(timelines, own)
+            return StartEstimate(None, (), constraint, said, timelines.now_ms)
     awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
     start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: told(None, ends_ms))
@@ -149,13 +152,19 @@ def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
     return any(is_behind_unknown(one, timelines.starts_s[one.request_id], timelines) for one in before)
 
 
-def unknown_sentence(timelines: Timelines) -> str:
-    """`behind 2 jobs whose run time is not known ('a', 'b'): no job has ended yet, and they have no time limit`."""
-    jobs = timelines.unknown
-    names = ", ".join(repr(job) for job in jobs[:NAMED]) + (", …" if len(jobs) > NAMED else "")
-    have = "it has" if len(jobs) == 1 else "they have"
+def unknown_sentence(timelines: Timelines, own: str = "") -> str:
+    """Say behind whom a request waits without a start time. own: its own job, if that is one of them.
+
+    `behind 2 jobs whose run time is not known ('a', 'b'): no job has ended yet, and they have no time limit`.
+    """
+    if len(timelines.unknown) == 1:
+        own = ""
+    count = len(timelines.unknown) - bool(own)
+    jobs = islice((job for job in timelines.unknown if job != own), NAMED)
+    names = ", ".join(map(repr, jobs)) + (", …" if count > NAMED else "")
+    have = "it has" if count == 1 else "they have"
     return (
-        f"behind {count_of(len(jobs), 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
+        f"behind {count_of(count, 'job')} whose run time is not known ({names}): too few jobs have ended yet, "
         f"and {have} no time limit"
     )
 

@@ -246,8 +246,10 @@ def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> St
     """Return what the start times of a sampling are known by, and why others are not known."""
     by = {name: basis_of(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms) for name, times in starts.items()}
     missing = [one.request for one in paths.entries if one.request.request_id not in starts]
-    behind = [one.request_id for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
-    return StartNotes(paths.now_ms, by, dict.fromkeys(behind, unknown_sentence(paths) if behind else ""))
+    behind = [one for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
+    unknown = set(paths.unknown)
+    own = {one.request_id: one.job_name if one.job_name in unknown else "" for one in behind}
+    return StartNotes(paths.now_ms, by, {name: unknown_sentence(paths, job) for name, job in own.items()})
 
 
 def record_of(record: StartRecord) -> StartTimesRecord:
