@@ -1,11 +1,6 @@
 """StartRecord: what became of the start times that users were shown, and how the next ones are corrected.
 
-A request's start time is noted when it is first issued, and again at the ages LOOKS_S. A note matures when the request
-starts, or when its p90 passes first, which is a miss at once. Otherwise requests that start early would count before
-all others. A request that is cancelled counts only as far as it was late already.
-
-Later answers are easier, because they know more. So the record keeps each age apart: the first answer is what a user
-plans by. `shares` is the mean over all ages, in which a request weighs one.
+`models/start_answers.py` says how the record judges them.
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
@@ -20,55 +15,35 @@ A request that was to start at once and did not has a Pareto tail: it may well w
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-LEVELS = (0.1, 0.5, 0.9)
-LOOKS_S = (0.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0)
+from models.start_answers import LEVELS, LOOKS_S, AnsweredRequest, AnsweredRequests, StartJudgement, StartShares, Times
+
+__all__ = ["LEVELS", "LOOKS_S", "StartJudgement", "StartRecord", "StartShares", "Times"]
+
 ROUND_S = 60.0  # what is less is no wait
-KEPT = 1000  # requests that the shares are of
 MOST_OPEN = 5000  # requests that wait and are followed
 WINDOW, PRIOR = 100, 20.0  # residuals that the offsets are made of; PRIOR of them correct half-way
 FARTHEST = 3.0  # of a logarithm
 ALPHA = 2.0  # of the Pareto tail of a request that was to start at once
 TAIL = np.array([(1 - level) ** (-1 / ALPHA) - 1 for level in LEVELS])
-OPEN, UNANSWERED = -1, -2  # of a note without an outcome: it may still have one, or no start time was issued
-VERSION = 2  # of a dump
+VERSION = 3  # of a dump
 
 Array = NDArray[np.float64]
-Times = tuple[int, int, int]  # Unix ms at LEVELS
-Outcome = tuple[int, ...]  # by age: how many of LEVELS the start came by, OPEN or UNANSWERED
-
-
-class StartNote(NamedTuple):
-    """The start time issued for one request at one age. issued_ms: None where none was issued."""
-
-    issued_ms: Times | None
-    outcome: int
-
-
-class StartShares(NamedTuple):
-    """Requests with an outcome, the share of them that started by each level, and those that had no answer.
-
-    shares: (level,), NaN where `requests` is 0.
-    """
-
-    requests: int
-    shares: Array
-    unanswered: int
 
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """A request that waits. first_ms: when its first answer was issued. since_ms: since when it should start at once,
-    None while it should not. notes: one an age, in the order of LOOKS_S. sampled_s: the waits of its first answer at
-    LEVELS, before any correction, None where it had no answer."""
+    """A request that waits. first_ms: when its first answer was issued. answers: what the record judges, None where it
+    does not. since_ms: since when it should start at once, None while it should not. sampled_s: the waits of its first
+    answer at LEVELS, before any correction, None where it had no answer."""
 
     first_ms: int
-    notes: list[StartNote] = field(default_factory=list)
+    answers: AnsweredRequest | None = None
     since_ms: int | None = None
     sampled_s: tuple[float, ...] | None = None
 
@@ -77,20 +52,16 @@ class FollowedRequest:
         waited_s = max(0.0, (time_ms - self.first_ms) / 1000)
         return np.asarray(np.log(waited_s + ROUND_S) - np.log(np.array(self.sampled_s, np.float64) + ROUND_S))
 
-    @property
-    def outcome(self) -> Outcome:
-        """The outcomes of its notes so far."""
-        return tuple(note.outcome for note in self.notes)
-
 
 class StartRecord:
-    """One writer. `issue` corrects and notes; `started`, `withdrawn` and `advance` mature."""
+    """One writer. `issue` corrects and notes, `started` and `withdrawn` end a wait, `advance` moves the time."""
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
         self.cursor = 0  # of the ledger's decisions: those up to it are known here
+        self._now_ms = 0
         self._open: dict[str, FollowedRequest] = {}
-        self._outcomes: deque[tuple[int, Outcome]] = deque(maxlen=KEPT)  # (when first issued, outcome), newest last
+        self._answers = AnsweredRequests()
         self._residuals: deque[tuple[int, Array]] = deque(
             maxlen=2 * WINDOW
         )  # (when first issued, (level,)), newest last
@@ -145,35 +116,34 @@ class StartRecord:
     def _note(self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None) -> None:
         one = self._open.get(name)
         if one is None:
-            if len(self._open) >= MOST_OPEN:
-                return
-            one = self._open[name] = FollowedRequest(now_ms, sampled_s=sampled_s)
-        if len(one.notes) < len(LOOKS_S) and now_ms - one.first_ms >= 1000 * LOOKS_S[len(one.notes)]:
-            one.notes.append(StartNote(issued_ms, UNANSWERED if issued_ms is None else OPEN))
+            if len(self._open) < MOST_OPEN:
+                answers = self._answers.add(issued_ms, now_ms)
+                self._open[name] = FollowedRequest(now_ms, answers, sampled_s=sampled_s)
+        elif one.answers is not None:
+            one.answers.note(issued_ms, now_ms)
 
     def started(self, name: str, time_ms: int) -> None:
-        """Mature all notes of a request that has started."""
+        """Note that a request has started."""
         one = self._open.pop(name, None)
         if one is not None:
-            for at, note in enumerate(one.notes):
-                if note.outcome == OPEN and note.issued_ms is not None:
-                    one.notes[at] = note._replace(outcome=sum(time_ms <= issued_ms for issued_ms in note.issued_ms))
             if one.sampled_s is not None:
                 self._residuals.append((one.first_ms, one.residual(time_ms).round(4)))
-            self._close(one, has_started=True)
+            self._end(one, time_ms, has_started=True)
 
-    def withdrawn(self, name: str) -> None:
-        """Close a request that has gone without a start."""
+    def withdrawn(self, name: str, time_ms: int) -> None:
+        """Note that a request has gone without a start. time_ms: until when it waited for certain."""
         one = self._open.pop(name, None)
         if one is not None:
-            self._close(one, has_started=False)
+            self._end(one, time_ms, has_started=False)
+
+    @staticmethod
+    def _end(one: FollowedRequest, time_ms: int, has_started: bool) -> None:
+        if one.answers is not None:
+            one.answers.end(time_ms, has_started)
 
     def advance(self, now_ms: int) -> None:
-        """Mature the notes that are late, and move the offsets."""
-        for one in self._open.values():
-            for at, note in enumerate(one.notes):
-                if note.outcome == OPEN and note.issued_ms is not None and now_ms > note.issued_ms[-1]:
-                    one.notes[at] = note._replace(outcome=0)
+        """Move the time up to which `judge` judges, and the offsets."""
+        self._now_ms = now_ms
         self.offset = self._learnt(now_ms)
 
     def _learnt(self, now_ms: int) -> Array:
@@ -186,79 +156,45 @@ class StartRecord:
         share = max(1, -(-len(waiting) // WINDOW))  # of many, every n-th stands for n
         return _offset([row for _, row in started], [one.residual(now_ms) for one in waiting[::share]], share)
 
-    def _close(self, one: FollowedRequest, has_started: bool) -> None:
-        if has_started or max(one.outcome, default=OPEN) >= 0:
-            self._outcomes.append((one.first_ms, one.outcome))
-
-    def shares(self) -> StartShares:
-        """The mean over the answers at all ages. Each request weighs one."""
-        matured, hits = self._matured()
-        rows = matured.any(axis=1)
-        each = hits[rows].sum(axis=1) / matured[rows].sum(axis=1)[:, None]
-        return StartShares(int(rows.sum()), _mean(each), 0)
-
-    def shares_at(self, age: int) -> StartShares:
-        """The answers at one age, an index into LOOKS_S. Age 0 is the first answer."""
-        matured, hits = self._matured()
-        return StartShares(int(matured[:, age].sum()), _mean(hits[matured[:, age], age]), self._unanswered(age))
-
-    def since_ms(self) -> int | None:
-        """When the first answer with an outcome was issued. Returns None while there is none."""
-        found = [first_ms for first_ms, outcome in self._closed_and_late() if max(outcome, default=OPEN) >= 0]
-        return min(found, default=None)
-
-    def _unanswered(self, age: int) -> int:
-        """Requests that started and had no start time at this age."""
-        return sum(len(outcome) > age and outcome[age] == UNANSWERED for _, outcome in self._outcomes)
-
-    def _closed_and_late(self) -> list[tuple[int, Outcome]]:
-        """(when first issued, outcome) of requests that are over, and of those that wait and are late."""
-        late = [(one.first_ms, one.outcome) for one in self._open.values() if max(one.outcome, default=OPEN) >= 0]
-        return [*self._outcomes, *late]
-
-    def _matured(self) -> tuple[NDArray[np.bool_], Array]:
-        """(request, age) whether that answer has an outcome; (request, age, level) 1 where it started by then."""
-        found = self._closed_and_late()
-        outcomes = np.full((len(found), len(LOOKS_S)), OPEN)
-        for at, (_, outcome) in enumerate(found):
-            outcomes[at, : len(outcome)] = outcome
-        return outcomes >= 0, _hits(outcomes)
+    def judge(self) -> StartJudgement:
+        """Judge the answers whose issued times had passed at the last `advance`."""
+        return self._answers.judge(self._now_ms)
 
     def dump(self) -> dict[str, Any]:
         """Return a JSON-able copy."""
+        places = self._answers.place_of()
         return {
             "version": VERSION,
             "offset": self.offset.tolist(),
             "cursor": self.cursor,
+            "now_ms": self._now_ms,
             "open": [
-                [name, one.first_ms, [[*note] for note in one.notes], one.since_ms, one.sampled_s]
+                [name, one.first_ms, places.get(id(one.answers)), one.since_ms, one.sampled_s]
                 for name, one in self._open.items()
             ],
-            "outcomes": [[first_ms, [*outcome]] for first_ms, outcome in self._outcomes],
+            "answers": self._answers.dump(),
             "residuals": [[first_ms, row.tolist()] for first_ms, row in self._residuals],
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Load a dump into a new record. Raises ValueError, KeyError or TypeError for anything else.
+        """Load a dump into a new record. Raises ValueError, KeyError, IndexError or TypeError for anything else.
 
-        A dump of an earlier version mixes the ages: only its cursor goes on.
+        A dump of version 2 judged early starts before late ones. Its offsets go on, and the record does not judge the
+        requests that waited then. A dump of version 1 mixes the ages: only its cursor goes on.
         """
         offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
-        if kept.get("version") != VERSION:
+        version = kept.get("version")
+        if version not in (2, VERSION):
             return
         self.offset = offset
-        for name, first_ms, notes, since_ms, sampled_s in kept["open"]:
-            rows = [StartNote(_times(issued_ms), int(outcome)) for issued_ms, outcome in notes]
-            waits_s = None if sampled_s is None else tuple(_levels(sampled_s).tolist())
-            self._open[name] = FollowedRequest(first_ms, rows, since_ms, waits_s)
-        for first_ms, outcome in kept["outcomes"]:
-            self._outcomes.append((int(first_ms), tuple(map(int, outcome))))
         self._residuals.extend((int(first_ms), _levels(row)) for first_ms, row in kept["residuals"])
-
-
-def _hits(outcomes: NDArray[np.int64]) -> Array:
-    """(..., level) 1 where the start came by that level. A start by one level came by all later ones."""
-    return np.asarray(outcomes[..., None] >= np.arange(len(LEVELS), 0, -1), np.float64)
+        if version == VERSION:
+            self._now_ms = int(kept["now_ms"])
+            self._answers.load(kept["answers"])
+        for name, first_ms, place, since_ms, sampled_s in kept["open"]:  # version 2 has notes instead of a place
+            answers = self._answers.at(place) if version == VERSION and place is not None else None
+            waits_s = None if sampled_s is None else tuple(_levels(sampled_s).tolist())
+            self._open[name] = FollowedRequest(int(first_ms), answers, since_ms, waits_s)
 
 
 def _offset(started: Collection[Array], waiting: Collection[Array], weight: int) -> Array:
@@ -281,18 +217,6 @@ def _quantile(values: Array, has_started: NDArray[np.bool_], weights: Array, lev
     alive = np.cumprod(1 - np.where(has_started[order], weights[order] / at_risk, 0.0))
     reached = np.flatnonzero(alive <= 1 - level + 1e-9)
     return float(values[order][reached[0] if len(reached) else -1])
-
-
-def _mean(rows: Array) -> Array:
-    """(level,) mean of (row, level); NaN of no rows."""
-    return rows.mean(axis=0) if len(rows) else np.full(len(LEVELS), np.nan)
-
-
-def _times(issued_ms: Any) -> Times | None:
-    if issued_ms is None:
-        return None
-    low, middle, high = issued_ms
-    return low, middle, high
 
 
 def _levels(values: Any) -> Array:

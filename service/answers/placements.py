@@ -36,7 +36,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
 
 
 class FirstAnswers(msgspec.Struct):
-    """The first start times that users were shown: of n requests the shares that started by them.
+    """The first start times that users were shown, judged as in `StartTimesRecord`.
 
     unanswered: requests that started and had no start time in their first answer.
     """
@@ -46,6 +46,8 @@ class FirstAnswers(msgspec.Struct):
     by_p50: float | None = None
     by_p90: float | None = None
     unanswered: int = 0
+    n_p50: int = 0
+    n_p90: int = 0
 
 
 class AnswersAtAge(msgspec.Struct):
@@ -56,13 +58,17 @@ class AnswersAtAge(msgspec.Struct):
     by_p10: float | None = None
     by_p50: float | None = None
     by_p90: float | None = None
+    n_p50: int = 0
+    n_p90: int = 0
 
 
 class StartTimesRecord(msgspec.Struct):
-    """What became of start times: of n requests the shares that started by the quantiles shown to users.
+    """What became of start times: the shares of requests that started by the quantiles shown to users.
 
-    The mean over the answers at all ages, in which a request weighs one. Later answers are easier: `first` is what a
-    user plans by, `by_age` has each age. since_ms: when the first of them was shown.
+    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is the share of
+    `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`, and null where none is judged. The shares are means over
+    the answers at all ages, in which a request weighs one. Later answers are easier: `first` is what a user plans by,
+    `by_age` has each age. since_ms: when the first judged answer was shown.
     """
 
     n: int
@@ -72,6 +78,8 @@ class StartTimesRecord(msgspec.Struct):
     since_ms: int | None = None
     first: FirstAnswers = msgspec.field(default_factory=lambda: FirstAnswers(0))
     by_age: Sequence[AnswersAtAge] = ()
+    n_p50: int = 0
+    n_p90: int = 0
 
 
 class Queue(msgspec.Struct):

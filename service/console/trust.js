@@ -40,17 +40,20 @@ export function bands(record) {
   return { known: origins === null || origins >= FEWEST_FORECASTS, holds: held >= BAND[0] && held <= BAND[1], sentence: said, figures: said };
 }
 
-/** The same of start times: of the first answers, by which users plan. Later answers know more and would hide them. */
+/** The same of the first start times, by which users plan. Each quantile has the requests whose time for it has passed. */
 export function starts(record) {
-  const { n, by_p50: p50, by_p90: p90 } = object(object(record).first ?? record);
-  if (!(num(n) > 0) || num(p90) === null) return null;
-  const early = p90 < BY_P90 || (num(p50) !== null && p50 < BY_P50[0]);
-  const late = num(p50) !== null && p50 > BY_P50[1];
+  const first = object(object(record).first);
+  const said = (share, n, words) => (num(share) === null ? "" : `${percent(share)} of ${count(n, "job")} ${words}`);
+  const figures = [said(first.by_p50, first.n_p50, "started by the p50 of their first answer"), said(first.by_p90, first.n_p90, "by its p90")].filter(Boolean).join(", ");
+  if (!figures) return null;
+  const [judges50, judges90] = [first.n_p50 >= FEWEST_FORECASTS, first.n_p90 >= FEWEST_FORECASTS];
+  const early = (judges90 && first.by_p90 < BY_P90) || (judges50 && first.by_p50 < BY_P50[0]);
+  const late = judges50 && first.by_p50 > BY_P50[1];
   return {
-    known: n >= FEWEST_FORECASTS,
+    known: judges90 || early || late,
     holds: !early && !late,
     sentence: early ? "jobs start later than predicted" : "jobs start earlier than predicted",
-    figures: `${percent(p90)} of ${count(n, "job")} started by the p90 of their first answer${num(p50) === null ? "" : `, ${percent(p50)} by their p50`}`,
+    figures,
   };
 }
 

@@ -61,12 +61,14 @@ class PlacerMetrics:
         )
         self.start_coverage = Gauge(
             "fleetcast_start_coverage_ratio",
-            "Share of the last requests (up to 1,000) that started by the quantile that they were told.",
+            "Share of the last requests that started by the quantile shown, of those whose quantile has passed.",
             ["quantile"],
             registry=self.registry,
         )
         self.start_scored = Gauge(
-            "fleetcast_start_scored_requests", "Requests that this coverage is of.", registry=self.registry
+            "fleetcast_start_scored_requests",
+            "Requests with a start time of which at least the p10 has passed.",
+            registry=self.registry,
         )
         self.starts_age_s = Gauge(
             "fleetcast_start_times_age_seconds",
@@ -81,8 +83,8 @@ class PlacerMetrics:
         )
         self.start_age_scored = Gauge(
             "fleetcast_start_age_scored_requests",
-            "Requests with an outcome of the start time shown at that age.",
-            ["age_s"],
+            "Requests whose quantile shown at that age has passed.",
+            ["age_s", "quantile"],
             registry=self.registry,
         )
         self.fragments = Gauge(

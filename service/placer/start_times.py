@@ -181,32 +181,31 @@ class StartTimeSampler:
                 if row.outcome == "placed":
                     record.started(row.request_id, row.time_ms)
                 else:
-                    record.withdrawn(row.request_id)
+                    record.withdrawn(row.request_id, row.time_ms)
             record.cursor = rows[-1].cursor if rows else ledger.cursor
         record.advance(self.service.clock.now_ms())
         if self.paths is not None:
             self.service.metrics.starts_age_s.set(max(0, self.service.clock.now_ms() - self._at_ms) / 1000)
 
     def _forget_gone(self, paths: Timelines) -> None:
-        """Jobs of other queues that wait no more: started if they run, else nobody knows."""
+        """End the waits of jobs of other queues. A job that is gone has waited until the last sampling for certain."""
         running = self.service.observed().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
             row = running.get(name.removeprefix("\n"))
             if name.startswith("\n") and row is not None:
                 self.record.started(name, row.started_ms)
             elif not self.service.ledger.is_queued(name):
-                self.record.withdrawn(name)
+                self.record.withdrawn(name, self._at_ms)
 
     def _publish_metrics(self) -> None:
-        metrics, mean = self.service.metrics, self.record.shares()
-        metrics.start_scored.set(mean.requests)
-        for level, share in zip(LEVELS.values(), mean.shares.tolist(), strict=True):
+        metrics, judgement = self.service.metrics, self.record.judge()
+        metrics.start_scored.set(judgement.all_ages.requests[0])
+        for level, share in zip(LEVELS.values(), judgement.all_ages.shares.tolist(), strict=True):
             metrics.start_coverage.labels(f"{level:g}").set(share)
-        for age, age_s in enumerate(LOOKS_S):
-            at = self.record.shares_at(age)
-            metrics.start_age_scored.labels(f"{age_s:g}").set(at.requests)
-            for level, share in zip(LEVELS.values(), at.shares.tolist(), strict=True):
+        for age_s, at in zip(LOOKS_S, judgement.by_age, strict=True):
+            for level, share, requests in zip(LEVELS.values(), at.shares.tolist(), at.requests.tolist(), strict=True):
                 metrics.start_age_coverage.labels(f"{age_s:g}", f"{level:g}").set(share)
+                metrics.start_age_scored.labels(f"{age_s:g}", f"{level:g}").set(requests)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
         """The answer to `GET /queue`: its rows, the head's reservation, room for others, what comes free."""
@@ -253,23 +252,21 @@ def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> St
 
 
 def record_of(record: StartRecord) -> StartTimesRecord:
-    """The record as the API shows it: the mean over all ages, the first answers, and the answers at each age."""
-    mean, first = record.shares(), record.shares_at(0)
-    ages = [(age_s, record.shares_at(age)) for age, age_s in enumerate(LOOKS_S)]
-    return StartTimesRecord(
-        mean.requests,
-        *_rounded(mean),
-        record.since_ms(),
-        FirstAnswers(first.requests, *_rounded(first), first.unanswered),
-        [AnswersAtAge(age_s, one.requests, *_rounded(one)) for age_s, one in ages if one.requests],
-    )
+    """Return the record as the API shows it: the mean over all ages, the first answers, the answers at each age."""
+    mean, by_age, since_ms = record.judge()
+    first = FirstAnswers(**_answer(by_age[0]), unanswered=by_age[0].unanswered)
+    ages = [AnswersAtAge(age_s, **_answer(at)) for age_s, at in zip(LOOKS_S, by_age, strict=True) if at.requests[0]]
+    return StartTimesRecord(**_answer(mean), since_ms=since_ms, first=first, by_age=ages)
 
 
-def _rounded(found: StartShares) -> tuple[float | None, float | None, float | None]:
-    if not found.requests:
-        return None, None, None
-    low, middle, high = (round(share, 4) for share in found.shares.tolist())
-    return low, middle, high
+def _answer(found: StartShares) -> dict[str, Any]:
+    """Return the counts and shares by the names of the API. A share of no requests is None."""
+    n, n_p50, n_p90 = found.requests.tolist()
+    shares = [
+        round(share, 4) if count else None
+        for share, count in zip(found.shares.tolist(), (n, n_p50, n_p90), strict=True)
+    ]
+    return {"n": n, "n_p50": n_p50, "n_p90": n_p90} | dict(zip(("by_p10", "by_p50", "by_p90"), shares, strict=True))
 
 
 def kept_record(ledger: Ledger) -> StartRecord:
@@ -281,7 +278,7 @@ def kept_record(ledger: Ledger) -> StartRecord:
             found = StartRecord()
             found.load(kept)
             return found
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             logger.warning("the record of start times cannot be read (%r): it begins anew", error)
     return record
 

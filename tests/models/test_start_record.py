@@ -1,39 +1,105 @@
 """What became of start times, and how the next ones are corrected."""
 
+from collections.abc import Iterator
+from statistics import NormalDist
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.start_record import LOOKS_S, StartRecord
+from models.start_answers import LEVELS, StartShares
+from models.start_record import StartRecord
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
 PERIOD_MS = 10 * MINUTE_MS
 TOLD = {"x": (NOW_MS + 10 * MINUTE_MS, NOW_MS + 20 * MINUTE_MS, NOW_MS + 60 * MINUTE_MS)}
+LATER_MS = NOW_MS + 1000 * HOUR_MS  # every issued time has passed
 
 
-def shares(record: StartRecord) -> tuple[int, list[float]]:
-    found = record.shares()
-    return found.requests, found.shares.round(3).tolist()
+def judged(record: StartRecord, now_ms: int = LATER_MS) -> tuple[list[int], list[float]]:
+    """Return how many requests are judged at each level, and their shares, over the answers at all ages."""
+    return rounded(record, now_ms, None)
 
 
-def test_a_start_matures_what_was_told_of_it() -> None:
+def judged_at(record: StartRecord, age: int, now_ms: int = LATER_MS) -> tuple[list[int], list[float]]:
+    return rounded(record, now_ms, age)
+
+
+def rounded(record: StartRecord, now_ms: int, age: int | None) -> tuple[list[int], list[float]]:
+    record.advance(now_ms)
+    found = record.judge()
+    shares = found.all_ages if age is None else found.by_age[age]
+    return shares.requests.tolist(), shares.shares.round(3).tolist()
+
+
+def first_answers(record: StartRecord) -> StartShares:
+    return record.judge().by_age[0]
+
+
+def calibrated_stream(
+    record: StartRecord, every_ms: int, spread: float, requests: int = 300
+) -> Iterator[tuple[int, int]]:
+    """Requests that come steadily and start by each level of their first answer as often as it says.
+
+    Yields the number of requests so far, and the time.
+    """
+    draw, starts = NormalDist(), dict[str, int]()
+    wait_low, wait_middle, wait_high = (round(HOUR_MS * np.exp(spread * draw.inv_cdf(level))) for level in LEVELS)
+    for number in range(requests):
+        now_ms = NOW_MS + number * every_ms
+        for name in [name for name, start_ms in starts.items() if start_ms <= now_ms]:
+            record.started(name, starts.pop(name))
+        record.advance(now_ms)
+        yield number, now_ms
+        level = (0.5 + number * 0.6180339887498949) % 1  # evenly spread over all levels
+        record.issue({f"q{number}": (now_ms + wait_low, now_ms + wait_middle, now_ms + wait_high)}, now_ms)
+        starts[f"q{number}"] = now_ms + round(HOUR_MS * np.exp(spread * draw.inv_cdf(level)))
+
+
+@pytest.mark.parametrize(("minutes", "spread"), [(3, 1.5), (1, 0.8), (12, 2.0)])
+def test_early_starts_do_not_count_before_late_ones(minutes: int, spread: float) -> None:
+    """Half of the requests start by their p50. The record says so at every moment of the stream."""
+    record, looks = StartRecord(), 0
+    for number, _ in calibrated_stream(record, minutes * MINUTE_MS, spread):
+        found = first_answers(record)
+        for requests, share, level in zip(found.requests, found.shares, LEVELS, strict=True):
+            if requests >= 40:
+                looks += 1
+                assert share == pytest.approx(level, abs=0.12), (number, requests)
+    assert looks > 200
+
+
+def test_each_level_is_judged_when_its_time_has_passed() -> None:
     record = StartRecord()
     assert record.issue(TOLD, NOW_MS) == TOLD
-    record.started("x", NOW_MS + 30 * MINUTE_MS)
-    assert shares(record) == (1, [0.0, 0.0, 1.0])
-    assert record.since_ms() == NOW_MS
+    record.started("x", NOW_MS + 15 * MINUTE_MS)
+    for minute, counts in [(9, [0, 0, 0]), (11, [1, 0, 0]), (21, [1, 1, 0]), (61, [1, 1, 1])]:
+        found, shares = judged(record, NOW_MS + minute * MINUTE_MS)
+        assert (found, shares[: sum(found)]) == (counts, [0.0, 1.0, 1.0][: sum(found)])
+    assert record.judge().since_ms == NOW_MS
 
 
-def test_what_has_not_started_by_its_p90_is_a_miss_at_once_and_once() -> None:
+def test_a_request_that_waits_is_judged_at_the_levels_whose_time_has_passed() -> None:
     record = StartRecord()
     record.issue(TOLD, NOW_MS)
-    record.advance(NOW_MS + 60 * MINUTE_MS)
-    assert shares(record)[0] == 0
-    record.advance(NOW_MS + 61 * MINUTE_MS)
-    assert shares(record) == (1, [0.0, 0.0, 0.0])
+    for minute, counts in [(10, [0, 0, 0]), (11, [1, 0, 0]), (20, [1, 0, 0]), (60, [1, 1, 0]), (61, [1, 1, 1])]:
+        found, shares = judged(record, NOW_MS + minute * MINUTE_MS)
+        assert (found, shares[: sum(found)]) == (counts, [0.0] * sum(found))
     record.started("x", NOW_MS + 90 * MINUTE_MS)
-    assert shares(record) == (1, [0.0, 0.0, 0.0])
+    assert judged(record) == ([1, 1, 1], [0.0, 0.0, 0.0])
+
+
+def test_a_start_that_becomes_known_late_still_counts() -> None:
+    """A scheduler is polled: the p50 passes before the record hears of the start."""
+    record = StartRecord()
+    record.issue(TOLD, NOW_MS)
+    assert judged(record, NOW_MS + 21 * MINUTE_MS)[1][:2] == [0.0, 0.0]
+    record.started("x", NOW_MS + 19 * MINUTE_MS)
+    assert judged(record, NOW_MS + 22 * MINUTE_MS)[1][:2] == [0.0, 1.0]
 
 
 def test_a_request_weighs_one_however_often_it_was_told() -> None:
@@ -41,11 +107,10 @@ def test_a_request_weighs_one_however_often_it_was_told() -> None:
     for minute in range(200):
         now_ms = NOW_MS + minute * MINUTE_MS
         record.issue({"long": (now_ms, now_ms, now_ms + 500 * MINUTE_MS)}, now_ms)
-    assert len(record._open["long"].notes) < len(LOOKS_S)
     record.started("long", NOW_MS + 200 * MINUTE_MS)
     record.issue(TOLD, NOW_MS)
     record.started("x", NOW_MS + 5 * MINUTE_MS)
-    assert shares(record) == (2, [0.5, 0.5, 1.0])
+    assert judged(record) == ([2, 2, 2], [0.5, 0.5, 1.0])
 
 
 def test_the_first_answer_is_judged_apart_from_later_ones() -> None:
@@ -57,23 +122,23 @@ def test_the_first_answer_is_judged_apart_from_later_ones() -> None:
         now_ms = NOW_MS + minute * MINUTE_MS
         record.issue({"x": (now_ms, now_ms + MINUTE_MS, NOW_MS + 20 * MINUTE_MS)}, now_ms)
     record.started("x", NOW_MS + 19 * MINUTE_MS)
-    first = record.shares_at(0)
-    assert (first.requests, first.shares.tolist()) == (1, [1.0, 1.0, 1.0])
-    assert record.shares_at(3).shares.tolist() == [0.0, 0.0, 1.0]
-    assert record.shares_at(4).requests == 0
-    assert shares(record) == (1, [0.25, 0.25, 1.0])
+    assert judged_at(record, 0) == ([1, 1, 1], [1.0, 1.0, 1.0])
+    assert judged_at(record, 3) == ([1, 1, 1], [0.0, 0.0, 1.0])
+    assert judged_at(record, 4)[0] == [0, 0, 0]
+    assert judged(record) == ([1, 1, 1], [0.25, 0.25, 1.0])
 
 
 def test_a_request_without_a_first_answer_counts_as_unanswered_once_it_starts() -> None:
     record = StartRecord()
     record.issue({}, NOW_MS, ["x", "gone"])
     record.issue({"x": (NOW_MS, NOW_MS, NOW_MS + 5 * MINUTE_MS)}, NOW_MS + MINUTE_MS)
-    assert record.shares_at(0).unanswered == 0
+    assert first_answers(record).unanswered == 0
     record.started("x", NOW_MS + 2 * MINUTE_MS)
-    record.withdrawn("gone")
-    first, second = record.shares_at(0), record.shares_at(1)
-    assert (first.requests, first.unanswered, second.requests, second.unanswered) == (0, 1, 1, 0)
-    assert shares(record) == (1, [0.0, 0.0, 1.0])
+    record.withdrawn("gone", NOW_MS + 2 * MINUTE_MS)
+    assert (judged_at(record, 0)[0], judged_at(record, 1)[0]) == ([0, 0, 0], [1, 1, 1])
+    found = record.judge()
+    assert (found.by_age[0].unanswered, found.by_age[1].unanswered) == (1, 0)
+    assert judged(record) == ([1, 1, 1], [0.0, 0.0, 1.0])
 
 
 @given(
@@ -87,18 +152,78 @@ def test_shares_rise_with_the_level_at_each_age(rows: list[tuple[list[int], int]
         low, middle, high = (NOW_MS + one * MINUTE_MS for one in minutes)
         record.issue({str(number): (low, middle, high)}, NOW_MS)
         record.started(str(number), NOW_MS + start * MINUTE_MS)
-    first = record.shares_at(0)
-    assert first.requests == len(rows)
+    record.advance(LATER_MS)
+    first = first_answers(record)
+    assert first.requests.tolist() == [len(rows)] * 3
     if rows:
         assert (np.diff(first.shares) >= 0).all()
-        np.testing.assert_allclose(first.shares, record.shares().shares)
+        np.testing.assert_allclose(first.shares, record.judge().all_ages.shares)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 90), min_size=3, max_size=3).map(sorted),
+            st.none() | st.integers(0, 120),
+            st.none() | st.integers(0, 120),
+        ),
+        max_size=20,
+    ),
+    st.integers(0, 130),
+)
+def test_a_level_counts_by_its_own_time_alone(
+    rows: list[tuple[list[int], int | None, int | None]], minute: int
+) -> None:
+    """Requests start, are withdrawn or wait. Those judged are those whose issued time has passed while they stood."""
+    record, now_ms = StartRecord(), NOW_MS + minute * MINUTE_MS
+    counts, hits = np.zeros(3, int), np.zeros(3)
+    for number, (issued, start, gone) in enumerate(rows):
+        low, middle, high = (NOW_MS + one * MINUTE_MS for one in issued)
+        record.issue({str(number): (low, middle, high)}, NOW_MS)
+        has_started = start is not None and start <= minute and (gone is None or start <= gone)
+        if start is not None and has_started:
+            record.started(str(number), NOW_MS + start * MINUTE_MS)
+        elif gone is not None and gone <= minute:
+            record.withdrawn(str(number), NOW_MS + gone * MINUTE_MS)
+        until = minute if has_started or gone is None else min(minute, gone)
+        counts += [one < until for one in issued]
+        hits += [one < until and has_started and start is not None and start <= one for one in issued]
+    record.advance(now_ms)
+    record.advance(now_ms)
+    found = first_answers(record)
+    assert found.requests.tolist() == counts.tolist()
+    np.testing.assert_allclose(found.shares[counts > 0], (hits / counts.clip(1))[counts > 0])
+    other = StartRecord()
+    other.load(record.dump())
+    np.testing.assert_array_equal(first_answers(other).shares, found.shares)
 
 
 def test_a_dump_of_mixed_ages_leaves_its_cursor_alone() -> None:
     old = {"offset": [0.1, 0.2, 0.3], "cursor": 7, "outcomes": [[0.5, 0.5, 1.0]], "since_ms": [NOW_MS]}
     record = StartRecord()
     record.load(old | {"open": [["x", NOW_MS, [[[1, 2, 3], False]], None, 0, [0, 0, 0]]], "pushed": [[0] * 3, 0, None]})
-    assert (record.offset.tolist(), record.cursor, record.shares().requests) == ([0.0] * 3, 7, 0)
+    assert (record.offset.tolist(), record.cursor, judged(record)[0]) == ([0.0] * 3, 7, [0, 0, 0])
+
+
+def test_a_dump_that_judged_early_starts_first_leaves_its_offsets() -> None:
+    """The requests that waited then are not judged: their like that started early have left no issued times."""
+    old: dict[str, Any] = {
+        **{"version": 2, "offset": [0.1, 0.2, 0.3], "cursor": 7, "outcomes": [[NOW_MS, [3, 1]]]},
+        "open": [["x", NOW_MS, [[[*TOLD["x"]], -1], [None, -2]], None, [600.0, 1200.0, 3600.0]]],
+        "residuals": [[NOW_MS - HOUR_MS, [0.5, 0.5, 0.5]]] * 30,
+    }
+    record = StartRecord()
+    record.load(old)
+    assert (record.offset.tolist(), record.cursor, [*record.waiting]) == ([0.1, 0.2, 0.3], 7, ["x"])
+    record.issue(TOLD | {"new": TOLD["x"]}, NOW_MS + 5 * MINUTE_MS)
+    record.started("x", NOW_MS + 15 * MINUTE_MS)
+    record.started("new", NOW_MS + 15 * MINUTE_MS)
+    assert judged_at(record, 0)[0] == judged(record)[0] == [1, 1, 1]
+    assert first_answers(record).unanswered == 0
+    assert len(record._residuals) == 32
+    other = StartRecord()
+    other.load(record.dump())
+    assert other.dump() == record.dump()
 
 
 def test_coverage_does_not_swing_where_outcomes_come_hours_later() -> None:
@@ -125,13 +250,13 @@ def test_coverage_does_not_swing_where_outcomes_come_hours_later() -> None:
     np.testing.assert_allclose(np.mean(settled, axis=0), [0.1, 0.5, 0.9], atol=0.1)
 
 
-def test_a_cancelled_request_is_left_out_unless_it_was_late() -> None:
+def test_a_cancelled_request_counts_at_the_levels_whose_time_had_passed() -> None:
     record = StartRecord()
     record.issue(TOLD | {"late": (NOW_MS, NOW_MS, NOW_MS)}, NOW_MS)
     record.advance(NOW_MS + MINUTE_MS)
-    record.withdrawn("x")
-    record.withdrawn("late")
-    assert shares(record) == (1, [0.0, 0.0, 0.0])
+    record.withdrawn("x", NOW_MS + 15 * MINUTE_MS)
+    record.withdrawn("late", NOW_MS + MINUTE_MS)
+    assert judged(record) == ([2, 1, 1], [0.0, 0.0, 0.0])
 
 
 def test_a_request_that_was_to_start_at_once_and_does_not_is_told_later_and_later() -> None:
@@ -190,4 +315,4 @@ def test_a_dump_goes_on_where_it_stopped() -> None:
     assert (other.offset == record.offset).all()
     for one in (record, other):
         one.started("y", NOW_MS + 15 * MINUTE_MS)
-    assert shares(other) == shares(record)
+    assert judged(other) == judged(record) == ([2, 2, 2], [0.5, 1.0, 1.0])

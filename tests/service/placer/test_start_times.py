@@ -287,7 +287,8 @@ def test_the_queue_tells_how_often_start_times_held_also_after_a_restart(world: 
     asyncio.run(world.starts.refresh())
     assert world.ask("GET", "/queue").json()["record"] == {
         **{"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "since_ms": None, "by_age": []},
-        "first": {"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "unanswered": 0},
+        **{"n_p50": 0, "n_p90": 0},
+        "first": {"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "unanswered": 0, "n_p50": 0, "n_p90": 0},
     }
     world.ask("DELETE", "/queue/gone")
     world.clock.advance(60)
@@ -296,15 +297,22 @@ def test_the_queue_tells_how_often_start_times_held_also_after_a_restart(world: 
     world.board.publish()
     world.step()
     world.starts.follow()
+    assert world.ask("GET", "/queue").json()["record"]["n"] == 0  # it started, and no issued time has passed yet
+    world.clock.advance(2 * 86_400)
+    world.board.as_of_ms += 2 * 86_400_000
+    world.board.publish()
+    world.starts.follow()
     record = world.ask("GET", "/queue").json()["record"]
-    assert (record["n"], record["by_p90"], record["since_ms"]) == (1, 1.0, NOW_MS)
-    assert (record["first"]["n"], record["first"]["by_p90"], record["first"]["unanswered"]) == (1, 1.0, 0)
+    assert (record["n"], record["n_p90"], record["by_p90"], record["since_ms"]) == (1, 1, 1.0, NOW_MS)
+    first = record["first"]
+    assert (first["n"], first["n_p50"], first["n_p90"], first["by_p90"], first["unanswered"]) == (1, 1, 1, 1.0, 0)
     assert [(row["age_s"], row["n"]) for row in record["by_age"]] == [(0, 1)]
     asyncio.run(world.starts.refresh())
     page = world.ask("GET", "/metrics").text
     assert 'fleetcast_start_coverage_ratio{quantile="0.9"} 1.0' in page
     assert 'fleetcast_start_age_coverage_ratio{age_s="0",quantile="0.9"} 1.0' in page
-    assert 'fleetcast_start_age_scored_requests{age_s="60"} 0.0' in page
+    assert 'fleetcast_start_age_scored_requests{age_s="0",quantile="0.9"} 1.0' in page
+    assert 'fleetcast_start_age_scored_requests{age_s="60",quantile="0.9"} 0.0' in page
     world.restart()
     assert world.ask("GET", "/queue").json()["record"] == record
 

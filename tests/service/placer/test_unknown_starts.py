@@ -86,7 +86,7 @@ def test_a_first_answer_without_a_start_time_counts_as_unanswered(world: World) 
     world.step()
     world.starts.follow()
     assert world.ask("GET", "/queue").json()["record"]["first"] == {
-        **{"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "unanswered": 1}
+        **{"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "unanswered": 1, "n_p50": 0, "n_p90": 0}
     }
 
 

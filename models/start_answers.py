@@ -1,0 +1,172 @@
+"""AnsweredRequests: the start times that requests had as answers, and how often they held.
+
+A request's start time is noted when the placer first issues it, and again at the ages LOOKS_S. Each level of a note
+counts once its own issued time has passed, whether or not the request has started by then. If an early start counted at
+once and a late one only after its p90, the record of a queue would hold too many early starts at all times. A withdrawn
+request counts at the levels whose time had passed before.
+
+For the same reason a request leaves the record by its issued times alone, never because it has started: once the record
+is full, a new request replaces the one whose first p90 passed longest ago. While none has passed, new requests are not
+noted.
+
+Later answers are easier, because they know more. So each age is judged apart: the first answer is what a user plans by.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVELS = (0.1, 0.5, 0.9)
+LOOKS_S = (0.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0)
+KEPT = 1000  # requests
+
+Array = NDArray[np.float64]
+Times = tuple[int, int, int]  # Unix ms at LEVELS
+
+
+class StartShares(NamedTuple):
+    """Share of requests that started by each level, and the number of those without an answer.
+
+    requests: (level,) how many were judged. shares: (level,), NaN where `requests` is 0. unanswered: requests that
+    started and had no start time.
+    """
+
+    requests: NDArray[np.int64]
+    shares: Array
+    unanswered: int
+
+
+class StartJudgement(NamedTuple):
+    """The shares over the answers at all ages, in which a request weighs one, and at each age of LOOKS_S.
+
+    Age 0 is the first answer. since_ms: when the first judged answer was issued. None where none was judged.
+    """
+
+    all_ages: StartShares
+    by_age: tuple[StartShares, ...]
+    since_ms: int | None
+
+
+@dataclass(slots=True)
+class AnsweredRequest:
+    """A request and its answers. first_ms: when the first was issued. notes: the start time issued at each age, in the
+    order of LOOKS_S, None where none was known. until_ms: when its wait ended, None while it waits.
+    """
+
+    first_ms: int
+    notes: list[Times | None] = field(default_factory=list)
+    until_ms: int | None = None
+    has_started: bool = False
+
+    def note(self, issued_ms: Times | None, now_ms: int) -> None:
+        """Note the start time issued now if an age is due."""
+        if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
+            self.notes.append(issued_ms)
+
+    def end(self, time_ms: int, has_started: bool) -> None:
+        """End the wait with a start or without one."""
+        self.until_ms, self.has_started = time_ms, has_started
+
+    @property
+    def expires_ms(self) -> int:
+        """The p90 of the first answer, or when there was none."""
+        return self.notes[0][-1] if self.notes and self.notes[0] is not None else self.first_ms
+
+
+class AnsweredRequests:
+    """At most KEPT requests, those that wait and those that do no more."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, AnsweredRequest]] = []  # (`expires_ms`, number, request), soonest first
+        self._added = 0
+
+    def add(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
+        """Add a request with its first answer. Returns None where there is no place for one."""
+        if len(self._heap) < KEPT:
+            return self._push(AnsweredRequest(now_ms, [issued_ms]))
+        if self._heap[0][0] >= now_ms:
+            return None
+        heapq.heappop(self._heap)
+        return self._push(AnsweredRequest(now_ms, [issued_ms]))
+
+    def _push(self, one: AnsweredRequest) -> AnsweredRequest:
+        self._added += 1
+        heapq.heappush(self._heap, (one.expires_ms, self._added, one))
+        return one
+
+    @property
+    def _requests(self) -> list[AnsweredRequest]:
+        return [one for _, _, one in self._heap]
+
+    def judge(self, now_ms: int) -> StartJudgement:
+        """Judge the answers whose issued times have passed."""
+        requests = self._requests
+        issued_ms = _issued(requests)
+        started_ms = np.array([one.until_ms if one.has_started else np.inf for one in requests], np.float64)
+        # A wait tells nothing of later times.
+        until_ms = np.array([_waited_until(one, now_ms) for one in requests], np.float64)
+        judged: NDArray[np.bool_] = np.asarray(issued_ms < until_ms[:, None, None])
+        hits: NDArray[np.bool_] = np.asarray(judged & (started_ms[:, None, None] <= issued_ms))
+        ages = [_shares(judged[:, age], hits[:, age], self._unanswered(age)) for age in range(len(LOOKS_S))]
+        mean = hits.sum(axis=1) / np.maximum(judged.sum(axis=1), 1)
+        counts = np.flatnonzero(judged.any(axis=(1, 2)))
+        since_ms = min((requests[at].first_ms for at in counts), default=None)
+        return StartJudgement(_shares(np.asarray(judged.any(axis=1)), mean, 0), tuple(ages), since_ms)
+
+    def _unanswered(self, age: int) -> int:
+        """Count the requests that started and had no start time at this age."""
+        return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
+
+    def place_of(self) -> dict[int, int]:
+        """Return the place of each request in a dump, by its `id`."""
+        return {id(one): at for at, one in enumerate(self._requests)}
+
+    def at(self, place: int) -> AnsweredRequest:
+        """Return the request at a place of a dump. Raises IndexError."""
+        return self._heap[place][2]
+
+    def dump(self) -> list[Any]:
+        """Return a JSON-able copy."""
+        return [[one.first_ms, one.notes, one.until_ms, one.has_started] for one in self._requests]
+
+    def load(self, rows: Any) -> None:
+        """Load a dump. Raises ValueError or TypeError for anything else."""
+        for first_ms, notes, until_ms, has_started in rows:
+            until_ms = None if until_ms is None else int(until_ms)
+            one = AnsweredRequest(
+                int(first_ms), [_times(issued_ms) for issued_ms in notes], until_ms, bool(has_started)
+            )
+            self._push(one)
+
+
+def _waited_until(one: AnsweredRequest, now_ms: int) -> int:
+    """Return up to when its outcome is known."""
+    return now_ms if one.until_ms is None or one.has_started else one.until_ms
+
+
+def _issued(requests: Sequence[AnsweredRequest]) -> Array:
+    """(request, age, level) issued times in Unix ms, NaN where there is none."""
+    found = np.full((len(requests), len(LOOKS_S), len(LEVELS)), np.nan)
+    notes = [(at, age, times) for at, one in enumerate(requests) for age, times in enumerate(one.notes) if times]
+    if notes:
+        at, age, times = zip(*notes, strict=True)
+        found[list(at), list(age)] = times
+    return found
+
+
+def _shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
+    """Return the shares. judged, hits: (request, level) whether it counts, and how far it started by the level."""
+    requests = judged.sum(axis=0).astype(np.int64)
+    with np.errstate(invalid="ignore"):
+        return StartShares(requests, np.where(judged, hits, 0.0).sum(axis=0) / requests, unanswered)
+
+
+def _times(issued_ms: Any) -> Times | None:
+    if issued_ms is None:
+        return None
+    low, middle, high = map(int, issued_ms)
+    return low, middle, high
