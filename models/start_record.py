@@ -6,15 +6,17 @@
 
 The offset of a level is that level's quantile of the residuals of first answers, times n^2 / (n^2 + PRIOR^2) for n that
 started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before any correction. A request that still waits is
-right-censored (Kaplan-Meier): those that started first are the ones with short waits. An offset that follows how often
-corrected answers held would go on moving until the first corrected ones start, hours later, and swing from too late to
-too early.
+right-censored (Kaplan-Meier): those that started first are the ones with short waits. Of many requests that come while
+one waits, the newest that started are such. Where their curve does not come down to the level, a longer window is read.
+
+An offset that follows how often corrected answers held would go on moving until the first corrected ones start, hours
+later, and swing from too late to too early.
 
 A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+import bisect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,8 @@ __all__ = ["LEVELS", "LOOKS_S", "StartJudgement", "StartRecord", "StartShares", 
 
 ROUND_S = 60.0  # what is less is no wait
 MOST_OPEN = 5000  # requests that wait and are followed
-WINDOW, PRIOR = 100, 20.0  # residuals that the offsets are made of; PRIOR of them correct half-way
+WINDOWS = (100, 200, 400, 800)  # residuals that an offset is learnt from: the first whose curve reaches the level
+PRIOR = 20.0  # residuals that correct half-way
 FARTHEST = 3.0  # of a logarithm
 ALPHA = 2.0  # of the Pareto tail of a request that was to start at once
 TAIL = np.array([(1 - level) ** (-1 / ALPHA) - 1 for level in LEVELS])
@@ -47,11 +50,6 @@ class FollowedRequest:
     since_ms: int | None = None
     sampled_s: tuple[float, ...] | None = None
 
-    def residual(self, time_ms: int) -> Array:
-        """(level,) logarithm of the wait until `time_ms`, above that of the first answer before its correction."""
-        waited_s = max(0.0, (time_ms - self.first_ms) / 1000)
-        return np.asarray(np.log(waited_s + ROUND_S) - np.log(np.array(self.sampled_s, np.float64) + ROUND_S))
-
 
 class StartRecord:
     """One writer. `issue` corrects and notes, `started` and `withdrawn` end a wait, `advance` moves the time."""
@@ -62,9 +60,7 @@ class StartRecord:
         self._now_ms = 0
         self._open: dict[str, FollowedRequest] = {}
         self._answers = AnsweredRequests()
-        self._residuals: deque[tuple[int, Array]] = deque(
-            maxlen=2 * WINDOW
-        )  # (when first issued, (level,)), newest last
+        self._residuals: list[tuple[int, Array]] = []  # (when first issued, (level,)), in this order
 
     @property
     def waiting(self) -> Iterable[str]:
@@ -76,6 +72,7 @@ class StartRecord:
 
         unknown: requests that wait and whose start time is not known. Their answer is noted as missing.
         """
+        self.offset = self._learnt(now_ms)
         for name in unknown:
             self._note(name, None, now_ms, None)
         if not starts_ms:
@@ -127,7 +124,9 @@ class StartRecord:
         one = self._open.pop(name, None)
         if one is not None:
             if one.sampled_s is not None:
-                self._residuals.append((one.first_ms, one.residual(time_ms).round(4)))
+                row = _residuals([one.first_ms], [one.sampled_s], time_ms)[0].round(4)
+                bisect.insort(self._residuals, (one.first_ms, row), key=lambda known: known[0])
+                del self._residuals[: -WINDOWS[-1]]
             self._end(one, time_ms, has_started=True)
 
     def withdrawn(self, name: str, time_ms: int) -> None:
@@ -142,19 +141,22 @@ class StartRecord:
             one.answers.end(time_ms, has_started)
 
     def advance(self, now_ms: int) -> None:
-        """Move the time up to which `judge` judges, and the offsets."""
+        """Move the time up to which `judge` judges."""
         self._now_ms = now_ms
-        self.offset = self._learnt(now_ms)
 
     def _learnt(self, now_ms: int) -> Array:
-        """(level,) offsets, by requests first answered since the oldest of the last WINDOW that started."""
-        started = sorted(self._residuals, key=lambda row: row[0])[-WINDOW:]
-        if not started:
+        """(level,) offsets, by the residuals of the requests that started and of those that wait."""
+        n = len(self._residuals)
+        if n == 0:
             return np.zeros(len(LEVELS))
-        since_ms = started[0][0] if len(started) == WINDOW else -np.inf
-        waiting = [one for one in self._open.values() if one.sampled_s is not None and one.first_ms >= since_ms]
-        share = max(1, -(-len(waiting) // WINDOW))  # of many, every n-th stands for n
-        return _offset([row for _, row in started], [one.residual(now_ms) for one in waiting[::share]], share)
+        waiting = [(one.first_ms, one.sampled_s) for one in self._open.values() if one.sampled_s is not None]
+        rows = np.stack([row for _, row in self._residuals])
+        first_ms = np.array([*(first_ms for first_ms, _ in self._residuals), *(row[0] for row in waiting)], np.int64)
+        if waiting:
+            since_ms, sampled_s = zip(*waiting, strict=True)
+            rows = np.vstack([rows, _residuals(since_ms, sampled_s, now_ms)])
+        found = [_offset(rows[:, at], first_ms, n, level) for at, level in enumerate(LEVELS)]
+        return np.array(found).clip(-FARTHEST, FARTHEST)
 
     def judge(self) -> StartJudgement:
         """Judge the answers whose issued times had passed at the last `advance`."""
@@ -187,7 +189,8 @@ class StartRecord:
         if version not in (2, VERSION):
             return
         self.offset = offset
-        self._residuals.extend((int(first_ms), _levels(row)) for first_ms, row in kept["residuals"])
+        residuals = [(int(first_ms), _levels(row)) for first_ms, row in kept["residuals"]]
+        self._residuals = sorted(residuals, key=lambda known: known[0])
         if version == VERSION:
             self._now_ms = int(kept["now_ms"])
             self._answers.load(kept["answers"])
@@ -197,26 +200,38 @@ class StartRecord:
             self._open[name] = FollowedRequest(int(first_ms), answers, since_ms, waits_s)
 
 
-def _offset(started: Collection[Array], waiting: Collection[Array], weight: int) -> Array:
-    """(level,) the level's quantile of the residuals, drawn to no correction where few have started.
+def _residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
+    """(request, level) logarithm of the wait until `time_ms`, above that of the first answer before its correction."""
+    waited_s = np.maximum(0.0, (time_ms - np.array(first_ms, np.float64)) / 1000)
+    return np.asarray(np.log(waited_s + ROUND_S)[:, None] - np.log(np.array(sampled_s, np.float64) + ROUND_S))
 
-    started, waiting: (level,) residuals of first answers. weight: how many requests each of `waiting` stands for.
+
+def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) -> float:
+    """Return the level's quantile of the residuals, drawn to no correction where few have started.
+
+    values: (request,) residuals, the first n of requests that started, in the order of first_ms.
     """
-    n = len(started)
-    rows = np.stack([*started, *waiting])
-    weights = np.concatenate([np.ones(n), np.full(len(waiting), float(weight))])
-    has_started = np.arange(len(rows)) < n
-    found = [_quantile(rows[:, at], has_started, weights, level) for at, level in enumerate(LEVELS)]
-    return np.asarray((np.array(found) * n**2 / (n**2 + PRIOR**2)).clip(-FARTHEST, FARTHEST))
+    value, count = 0.0, 0
+    for size in WINDOWS:
+        since_ms = first_ms[n - size] if size <= n else -1
+        rows = first_ms >= since_ms
+        count = int(rows[:n].sum())
+        value, is_reached = _quantile(values[rows], count, level)
+        if is_reached or size >= n:
+            break
+    return value * count**2 / (count**2 + PRIOR**2)
 
 
-def _quantile(values: Array, has_started: NDArray[np.bool_], weights: Array, level: float) -> float:
-    """The quantile by Kaplan-Meier; the largest value where the curve does not come so far down."""
+def _quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
+    """Return the quantile by Kaplan-Meier, and whether the curve comes so far down. Else it is the largest value.
+
+    values: the first n of requests that started, the rest of requests that wait.
+    """
+    has_started = np.arange(len(values)) < n
     order = np.lexsort((~has_started, values))
-    at_risk = np.cumsum(weights[order][::-1])[::-1]
-    alive = np.cumprod(1 - np.where(has_started[order], weights[order] / at_risk, 0.0))
+    alive = np.cumprod(1 - has_started[order] / np.arange(len(values), 0, -1))
     reached = np.flatnonzero(alive <= 1 - level + 1e-9)
-    return float(values[order][reached[0] if len(reached) else -1])
+    return float(values[order][reached[0] if len(reached) else -1]), len(reached) > 0
 
 
 def _levels(values: Any) -> Array:

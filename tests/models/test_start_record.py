@@ -177,9 +177,10 @@ def test_a_level_counts_by_its_own_time_alone(
     """Requests start, are withdrawn or wait. Those judged are those whose issued time has passed while they stood."""
     record, now_ms = StartRecord(), NOW_MS + minute * MINUTE_MS
     counts, hits = np.zeros(3, int), np.zeros(3)
+    for number, ((low, middle, high), _, _) in enumerate(rows):
+        issued_ms = NOW_MS + low * MINUTE_MS, NOW_MS + middle * MINUTE_MS, NOW_MS + high * MINUTE_MS
+        record.issue({str(number): issued_ms}, NOW_MS)
     for number, (issued, start, gone) in enumerate(rows):
-        low, middle, high = (NOW_MS + one * MINUTE_MS for one in issued)
-        record.issue({str(number): (low, middle, high)}, NOW_MS)
         has_started = start is not None and start <= minute and (gone is None or start <= gone)
         if start is not None and has_started:
             record.started(str(number), NOW_MS + start * MINUTE_MS)
@@ -285,6 +286,24 @@ def test_coverage_converges_where_futures_are_far_too_early() -> None:
         record.advance(now_ms + PERIOD_MS)
     late = np.mean(hits[100:], axis=0)
     np.testing.assert_allclose(late, [0.1, 0.5, 0.9], atol=0.08)
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_coverage_converges_where_many_requests_come_while_one_waits(factor: float) -> None:
+    """Three requests a minute wait half an hour and longer. The newest that started are the ones with short waits."""
+    record, rng, draw = StartRecord(), np.random.default_rng(1), NormalDist()
+    waits_ms = [round(30 * MINUTE_MS * np.exp(1.2 * draw.inv_cdf(level))) for level in LEVELS]
+    starts, hits = dict[str, int](), []
+    for number in range(1500):
+        now_ms, name = NOW_MS + number * MINUTE_MS // 3, f"q{number}"
+        for started in [one for one, start_ms in starts.items() if start_ms <= now_ms]:
+            record.started(started, starts.pop(started))
+        record.advance(now_ms)
+        low, middle, high = (now_ms + round(factor * wait_ms) for wait_ms in waits_ms)
+        issued = record.issue({name: (low, middle, high)}, now_ms)[name]
+        starts[name] = now_ms + round(30 * MINUTE_MS * float(np.exp(1.2 * rng.normal())))
+        hits.append([starts[name] <= ms for ms in issued])
+    np.testing.assert_allclose(np.mean(hits[500:], axis=0), [0.1, 0.5, 0.9], atol=0.06)
 
 
 @given(
