@@ -108,6 +108,14 @@ class Source(ABC):
         """Node → what a scheduler says of it: GPUs, model, domains. Nodes that left the cluster are left out."""
         return {}
 
+    def bound(self) -> Mapping[str, Mapping[str, int]]:
+        """Job → node → GPUs that its parts hold there, of jobs that have not started as a whole.
+
+        Scheduled parts hold GPUs while their images are pulled, while they crash in a loop, and while others of their
+        gang are missing.
+        """
+        return {}
+
     def backlog_bytes(self) -> int:
         """Bytes on disk that it has not read yet."""
         return 0
@@ -129,6 +137,7 @@ OPTIONAL = (
     "health",
     "models",
     "nodes",
+    "bound",
     "backlog_bytes",
     "begins",
     "prune",

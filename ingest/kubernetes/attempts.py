@@ -103,6 +103,11 @@ class Judgement:
         if over is not None:
             self._end(over)
 
+    def bound(self) -> list[Member]:
+        """Return the members that hold GPUs, without those of an attempt that runs."""
+        began = self.track.began if self.track.is_started and not self.track.is_ended else {}
+        return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
+
     def _every(self) -> dict[Slot, Member]:
         """The members of an elastic job that hold GPUs, by age."""
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))

@@ -1,6 +1,7 @@
 """The fold of workloads and their pods into job events: who belongs to whom, and who has to be judged anew."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +22,14 @@ class JobState(msgspec.Struct):
     gone: dict[str, int] = {}  # job → its last attempt
 
 
+class BoundPod(NamedTuple):
+    """A pod that holds GPUs of a node since `since_ms`, when the source first saw it there."""
+
+    node: str
+    gpus: int
+    since_ms: int
+
+
 class WorkloadFold:
     """`lost_nodes`: whose pods, when they vanish, are lost with them."""
 
@@ -31,6 +40,7 @@ class WorkloadFold:
         self._kinds: dict[str, str] = {name: row.kind for name, row in state.workloads.items()}  # job → its kind
         self._changed: set[str] = set(state.workloads)  # what was not told yet when it was kept
         self._removed: set[str] = set()
+        self._bound: dict[str, dict[str, BoundPod]] = {}  # job → pods that hold GPUs beside what has started, by uid
         for member in state.members.values():
             self._members.setdefault(member.job, {})[member.uid] = member
             self._kinds.setdefault(member.job, member.kind)
@@ -102,6 +112,24 @@ class WorkloadFold:
                 self._kinds.pop(member.job, None)
         self._changed.add(member.job)
 
+    def bound(self, until_ms: int) -> dict[str, dict[str, int]]:
+        """Job → node → GPUs of its pods that have stood there since `until_ms` and belong to no attempt that runs."""
+        found: dict[str, dict[str, int]] = {}
+        for job, pods in self._bound.items():
+            for pod in pods.values():
+                if pod.since_ms <= until_ms:
+                    on_nodes = found.setdefault(job, {})
+                    on_nodes[pod.node] = on_nodes.get(pod.node, 0) + pod.gpus
+        return found
+
+    def _bind(self, judged: Judgement, now_ms: int) -> None:
+        """Remember the pods that hold GPUs although they run in no attempt."""
+        job, gpus = judged.workload.submitted.job, judged.workload.submitted.gpus_per_node
+        known = self._bound.pop(job, {})
+        pods = {row.uid: known.get(row.uid, BoundPod(row.node, gpus, now_ms)) for row in judged.bound() if gpus > 0}
+        if pods and not judged.is_over:
+            self._bound[job] = pods
+
     def events(self, now_ms: int) -> list[JobEvent]:
         """Events that are due by now."""
         jobs, self._changed = self._changed, set()
@@ -120,6 +148,7 @@ class WorkloadFold:
         members = self._members.get(job, {})
         judged = Judgement(workload, track, members, now_ms, removed=job in self._removed)
         judged.judge(self.lost_nodes)
+        self._bind(judged, now_ms)
         yield from judged.events
         if judged.is_over:
             self._forget(job, track)

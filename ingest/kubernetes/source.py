@@ -45,6 +45,7 @@ from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
+BOUND_S = 60.0  # fleet time; a pod that starts sooner holds its GPUs by its job's start
 SETTLE_POLL_S = 0.5  # wall; how often what has to settle is looked at
 RATE_WINDOW_S = 60.0
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -175,6 +176,10 @@ class KubernetesSource(Source):
     def nodes(self) -> Mapping[str, NodeSpec]:
         """Node → GPUs, model and domains, as labels and capacity of the node say."""
         return self._nodes.specs()
+
+    def bound(self) -> Mapping[str, Mapping[str, int]]:
+        """Job → node → GPUs of pods that have been there for BOUND_S and belong to no attempt that runs."""
+        return self._jobs.bound(self._clock.now_ms() - int(1000 * BOUND_S))
 
     def health(self) -> dict[str, Any]:
         """One row of the ingestion document; `collections`: what is wrong with each that is not followed."""

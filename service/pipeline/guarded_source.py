@@ -82,6 +82,11 @@ def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
     return found
 
 
+def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int]]:
+    """Job → node → GPUs that it holds before it starts. Of several sources, the first one that knows the job counts."""
+    return {job: on_nodes for source in reversed(sources) for job, on_nodes in source.bound().items()}
+
+
 async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
     """Wait until what is on disk was folded: before the first board, else the GPUs of jobs in there would look free.
 
@@ -126,6 +131,7 @@ class GuardedSource:
         self._models: dict[str, str] = {}
         self._tally = RunningTally()
         self._nodes: Mapping[str, NodeSpec] = {}
+        self._bound: Mapping[str, Mapping[str, int]] = {}
 
     @property
     def misses(self) -> bool:
@@ -198,6 +204,12 @@ class GuardedSource:
         stated = self._ask("nodes()", lambda: _checked_nodes(self._source.nodes()))
         self._nodes = self._nodes if stated is None else stated
         return self._nodes
+
+    def bound(self) -> Mapping[str, Mapping[str, int]]:
+        """Job → node → GPUs held before the start; the last answer while the source fails."""
+        stated = self._ask("bound()", lambda: msgspec.convert(self._source.bound(), dict[str, dict[str, int]]))
+        self._bound = self._bound if stated is None else stated
+        return self._bound
 
     def backlog_bytes(self) -> int:
         return self._ask("backlog_bytes()", lambda: int(self._source.backlog_bytes())) or 0

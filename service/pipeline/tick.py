@@ -63,6 +63,7 @@ class TickInputs:
     open_requests: Sequence[OpenRequest] = ()  # of the placer's ledger: who waits there, and what it has promised
     given: Mapping[Attempt, Sequence[RankPlacement]] = field(default_factory=dict)  # as in `occupancy.observe`
     windows: Sequence[Window] = ()  # of the file of queues that the placer serves
+    bound: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # job → node → GPUs, as in `Source.bound`
     labelled: Sequence[LabelHold] = ()  # who holds GPUs, as labels say: of a pipeline that reports to the first
 
 
@@ -166,13 +167,39 @@ class Tick(TickInputs):
         return (found & self.exists) | self._lent(found)
 
     def _lent(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(n, g) as many GPUs as a node lends to another scheduler: first those at work, then others without a job."""
-        lent = np.zeros_like(at_work)
-        for row in np.flatnonzero(self.topology.lent_gpus).tolist():
-            free = np.flatnonzero(self.exists[row] & ~self.held[row])
+        """(n, g) as many GPUs as a node lends to another scheduler, or as pods hold there before their job starts.
+
+        GPUs at work go first, then others without a job.
+        """
+        lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
+        for row in np.flatnonzero(counts).tolist():
+            free = np.flatnonzero(self.exists[row] & ~self.held[row] & (self.promise[row] == NOBODY))
             ordered = free[np.argsort(~at_work[row, free], kind="stable")]
-            lent[row, ordered[: self.topology.lent_gpus[row]]] = True
+            lent[row, ordered[: counts[row]]] = True
         return lent
+
+    @cached_property
+    def bound_gpus(self) -> NDArray[np.int64]:
+        """(n,) GPUs that parts of jobs hold before the start, beside those held by a promise or by the job's own steps.
+
+        Labels of exporters show some of these jobs under the name of a part: what they show there is held already.
+        """
+        found = np.zeros(len(self.topology), np.int64)
+        if not self.bound:
+            return found
+        by_steps = [row for row in self.events.running if row.source == "sdk"]
+        known = {row.job for row in (*by_steps, *self.open.promised)}
+        places = [place for job, on_nodes in self.bound.items() if job not in known for place in on_nodes.items()]
+        labelled = [
+            (node, -(gpus // WHOLE_GPU))
+            for attempt, on_nodes in zip(self.events.running, self.held_by_node, strict=True)
+            if attempt.source == "labels"
+            for node, gpus in on_nodes.items()
+        ]
+        for node, gpus in (*places, *labelled):
+            if (row := self.rows.get(node)) is not None:
+                found[row] += gpus
+        return np.maximum(found, 0)
 
     @property
     def jobs_are_known(self) -> bool:

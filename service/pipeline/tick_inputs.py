@@ -12,7 +12,7 @@ from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
 from service.listening import SourcesListening
 from service.pipeline.archive_writer import ArchiveWriter
-from service.pipeline.guarded_source import GuardedSource, gpu_models, stated_nodes, unread_inbox
+from service.pipeline.guarded_source import GuardedSource, bound_gpus, gpu_models, stated_nodes, unread_inbox
 from service.pipeline.metrics import PipelineMetrics
 from service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
 from service.pipeline.other_pipelines import OtherPipelines
@@ -78,6 +78,7 @@ class InputCollector:
             served=served_instances(state.store, now_ms),
             mig=mig_instances(state.store, now_ms),
             run_times=self._saved.parts[RunTimeRecord].issued,
+            bound=bound_gpus(self._sources),
             labelled=[] if self._others is not None else state.labelled.holds(now_ms),
             inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
             meta=self._meta(now_ms),

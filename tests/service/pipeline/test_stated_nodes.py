@@ -287,3 +287,22 @@ def test_two_nodes_of_one_source_that_share_an_address_stay_two() -> None:
     stated = {spec.name: spec for spec in specs}
     topology = FleetInventory(Entities(), Topology.build([])).refresh(Topology.build([]), {}, None, stated)
     assert topology.gpus.tolist() == [8, 8]
+
+
+def test_gpus_of_a_pod_that_never_gets_to_run_are_not_given_out(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("a", 8))
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "6"}}}
+    states = [{"name": "c", "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+    pod = {
+        "metadata": {"name": "p", "namespace": "ml", "uid": "p"},
+        "spec": {"nodeName": "a", "containers": [container]},
+        "status": {"phase": "Running", "containerStatuses": states},
+    }
+    world.put(pod, name="pods")
+    world.clock.advance(61)
+    board = world.tick()
+    assert world.decide(board, gpus_per_node=3).outcome == "refused"
+    assert world.decide(board, gpus_per_node=2).ranks[0].gpus == (6, 7)
+    assert board.json("doc.fleet")["gpus"]["free"] == 2
+    world.put(pod, name="pods", kind="DELETED")
+    assert world.decide(world.tick(), gpus_per_node=8).outcome == "placed"
