@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +22,59 @@ from numpy.typing import NDArray
 from placement.queues_ahead import Closure, QueueHold, QueuesAhead
 
 MOST_EVENTS = 1000  # of a path, and two for each that waits
+NEVER_S = np.array([np.inf])
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Slot:
-    """What members alike ask of a node. each: thousandths of GPUs; most: (n,) how many an empty one hosts;
-    domain: (n,) or None for anywhere."""
+    """The part of a node that one member of a gang takes.
+
+    each: thousandths of GPUs. most: (n,) how many members an empty node hosts. domain: (n,) int, -1 for a node of no
+    domain. None if the members may be anywhere.
+    """
 
     each: int
     most: Ints
     domain: Ints | None = None
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest members that an empty node hosts, of the nodes that host any."""
+        return int(self.most[self.most > 0].min(initial=np.iinfo(np.int64).max))
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all nodes that host any members host equally many."""
+        return bool((self.most[self.most > 0] == self.least).all())
+
+    @cached_property
+    def domains(self) -> int:
+        """The number of domains. Without domains all nodes are one."""
+        return 1 if self.domain is None else int(self.domain.max(initial=0)) + 1
+
+    @cached_property
+    def no_hosts(self) -> Ints:
+        """The nodes that host no member."""
+        return np.flatnonzero(self.most == 0)
+
+    @cached_property
+    def rows(self) -> Ints:
+        """(domain, most nodes of a domain) its nodes, ascending. A smaller domain is filled up with n."""
+        assert self.domain is not None
+        known = np.flatnonzero(self.domain >= 0)
+        known = known[np.argsort(self.domain[known], kind="stable")]
+        counts = np.bincount(self.domain[known], minlength=self.domains)
+        rows = np.full((self.domains, max(1, int(counts.max(initial=0)))), len(self.most), np.int64)
+        rows[np.arange(rows.shape[1]) < counts[:, None]] = known
+        return rows
+
+    @cached_property
+    def most_in_rows(self) -> Ints:
+        """`most` of `rows`."""
+        return np.append(self.most, 0)[self.rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +96,7 @@ class GangAsk:
         return np.any(masks, axis=0) if masks else None
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A job that comes at `at_s`; order: its place, the least first. number: the caller's, -1 for none."""
 
     at_s: float
@@ -64,6 +104,9 @@ class Arrival:
     ask: GangAsk
     run_s: float
     number: int = -1
+
+
+Row = tuple[tuple[float, float], int, GangAsk]  # the order of its first job, its number, what its jobs ask for
 
 
 @dataclass(slots=True)
@@ -79,38 +122,43 @@ class Fleet:
     _each: Ints = field(init=False)  # (slot, 1)
     _most: Ints = field(init=False)  # (slot, n)
     _room: Ints = field(init=False)  # (slot, n)
-    _total: list[Ints] = field(init=False)  # of each slot (domain,)
-    _best: list[int] = field(init=False)  # of each slot
+    _at: Ints = field(init=False)  # (slot, n) where `_total` counts the room of a node, the last if in no domain
+    _first: Ints = field(init=False)  # (slot + 1,) where the domains of each slot begin in `_total`
+    _total: Ints = field(init=False)  # room of the domains of all slots, one slot after the other
+    _best: list[int] = field(init=False)  # room of each slot in its best domain
 
     def __post_init__(self) -> None:
         self._each = np.array([slot.each for slot in self.slots], np.int64)[:, None]
         self._most = np.array([slot.most for slot in self.slots], np.int64).reshape(len(self.slots), len(self.free))
         self._room = np.minimum(self._most, self.free // self._each)
-        self._total = [_by_domain(slot, room) for slot, room in zip(self.slots, self._room, strict=True)]
-        self._best = [int(total.max(initial=0)) for total in self._total]
+        self._first = np.cumsum([0, *(slot.domains for slot in self.slots)])
+        self._at = np.full(self._room.shape, self._first[-1], np.int64)
+        for at, slot in enumerate(self.slots):
+            domain = np.zeros(len(self.free), np.int64) if slot.domain is None else slot.domain
+            self._at[at, domain >= 0] = self._first[at] + domain[domain >= 0]
+        self._total = np.zeros(self._first[-1] + 1, np.int64)
+        self._count(self._at, self._room)
 
     def copy(self) -> "Fleet":
         """Another that can be changed."""
         other = copy(self)
         other.free, other.ready_s, other._room = self.free.copy(), self.ready_s.copy(), self._room.copy()
-        other._total, other._best = [total.copy() for total in self._total], self._best.copy()
+        other._total = self._total.copy()
         return other
 
     def change(self, nodes: Ints, gpus: Ints) -> None:
         """Give back (or, below zero, take) GPUs; each node once."""
-        free = self.free[nodes] + gpus
+        free = self.free.take(nodes) + gpus
         self.free[nodes] = free
-        now = np.minimum(self._most[:, nodes], free // self._each)
-        apart = now - self._room[:, nodes]
-        self._room[:, nodes] = now
-        for at, more in enumerate(apart.sum(axis=1).tolist()):
-            domain, total = self.slots[at].domain, self._total[at]
-            if domain is None:
-                self._best[at] += more
-            elif apart[at].any():
-                known = domain[nodes] >= 0
-                np.add.at(total, domain[nodes][known], apart[at][known])
-                self._best[at] = int(total.max())
+        room = np.minimum(self._most.take(nodes, 1), free // self._each)
+        more = room - self._room.take(nodes, 1)
+        self._room[:, nodes] = room
+        self._count(self._at.take(nodes, 1), more)
+
+    def _count(self, at: Ints, more: Ints) -> None:
+        """Count more room in domains. at, more: (slot, node) indices of `_total`, and what to add there."""
+        np.add.at(self._total, at, more)
+        self._best = np.maximum.reduceat(self._total, self._first).tolist()
 
     def fits(self, ask: GangAsk) -> bool:
         return self._best[ask.slot] >= ask.members
@@ -121,60 +169,78 @@ class Fleet:
         if kept is not None:
             room = room.copy()
             room[kept] = 0
+        nodes = (room > 0).nonzero()[0]
         if slot.domain is not None:
-            total = _by_domain(slot, room)
-            holds = np.flatnonzero(total >= ask.members)
-            if not len(holds):
-                return None
-            room = np.where(slot.domain == holds[np.argmin(total[holds])], room, 0)
-        return _taken(room, self.free, ask.members, slot.each)
+            nodes = _in_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)
+        return _taken(room, self.free, nodes, ask.members, slot.each)
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
-        """The nodes that should be free for a gang first, and when the last of them should be."""
+        """The nodes that should be free for a gang first, and when the last of them should be.
+
+        That is inf if nobody knows, and the nodes do not matter then.
+        """
         slot, closed = self.slots[ask.slot], ask.closed(now_s)
-        ready_s = np.where(slot.most > 0, np.where(self._room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
+        ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)
+        if len(slot.no_hosts):
+            ready_s[slot.no_hosts] = np.inf
         if closed is not None:
             ready_s[closed] = np.inf
-        order = np.argsort(ready_s, kind="stable")
-        if slot.domain is not None:
-            order = _first_domain(slot, order, ask.members)
-        enough = int(np.searchsorted(np.cumsum(slot.most[order]), ask.members)) + 1
-        nodes = order[:enough]
-        return nodes, float(ready_s[nodes].max(initial=0.0))
+        first = _first_nodes if slot.domain is None else _first_domain
+        nodes = first(slot, ready_s, ask.members)
+        return nodes, float(ready_s.take(nodes).max(initial=0.0))
 
 
-def _by_domain(slot: Slot, room: Ints) -> Ints:
-    if slot.domain is None:
-        return np.array([room.sum()], np.int64)
-    known = slot.domain >= 0
-    size = int(slot.domain.max(initial=0)) + 1
-    return np.bincount(slot.domain[known], room[known], size).astype(np.int64)
+def _in_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> Ints:
+    """Return the nodes of the domain that has the least room of those with enough. domain, room, nodes: (k,)."""
+    total = np.bincount(domain + 1, room)[1:]  # the first is of no domain
+    holds = (total >= members).nonzero()[0]
+    if not len(holds):
+        return holds
+    return nodes[domain == holds[total[holds].argmin()]]
 
 
-def _taken(room: Ints, free: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
-    nodes = np.flatnonzero(room)
+def _taken(room: Ints, free: Ints, nodes: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
+    """Return the nodes that a gang takes and the thousandths of each. nodes: (k,) that have room."""
     if members == 1:
-        return (nodes[[np.argmin(free[nodes])]], np.array([each])) if len(nodes) else None
-    nodes = nodes[np.argsort(free[nodes], kind="stable")]
-    before = np.cumsum(room[nodes]) - room[nodes]
-    count = np.minimum(room[nodes], members - before)
-    taken = count > 0
-    if int(count[taken].sum()) < members:
+        return (nodes[[free[nodes].argmin()]], np.array([each])) if len(nodes) else None
+    nodes = nodes[free[nodes].argsort(kind="stable")]
+    count = room[nodes]
+    total = count.cumsum()
+    if not len(nodes) or total[-1] < members:
         return None
-    return nodes[taken], count[taken] * each
+    last = int(total.searchsorted(members))
+    count = count[: last + 1]
+    count[last] -= total[last] - members
+    return nodes[: last + 1], count * each
 
 
-def _first_domain(slot: Slot, order: Ints, members: int) -> Ints:
-    """The part of `order` in the domain that first has room for all members."""
-    assert slot.domain is not None
-    had = np.zeros(int(slot.domain.max(initial=0)) + 1, np.int64)
-    for node in order.tolist():
-        domain = int(slot.domain[node])
-        if domain >= 0:
-            had[domain] += slot.most[node]
-            if had[domain] >= members:
-                return np.asarray(order[slot.domain[order] == domain])
-    return order
+def _first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
+    """Return the nodes that are ready first and together host all members. ready_s: (n,).
+
+    So many nodes as would be enough at the least room are sorted, not all.
+    """
+    most = min(-(-members // slot.least), len(ready_s)) - 1
+    nodes = (ready_s <= np.partition(ready_s, most)[most]).nonzero()[0]
+    nodes = nodes[ready_s[nodes].argsort(kind="stable")]
+    return nodes[: int(slot.most[nodes].cumsum().searchsorted(members)) + 1]
+
+
+def _first_domain(slot: Slot, ready_s: Floats, members: int) -> Ints:
+    """Return the nodes of the domain that first has room for all members. ready_s: (n,)."""
+    rows, most = slot.rows, slot.most_in_rows
+    each_s = np.concatenate((ready_s, NEVER_S)).take(rows)
+    if slot.is_uniform:  # all domains need equally many nodes, so that few of them have to be sorted
+        nth = -(-members // slot.least) - 1
+        last_s = np.partition(each_s, nth, axis=1)[:, nth]
+        first = (last_s == last_s.min()).nonzero()[0]
+        rows, most, each_s = rows.take(first, 0), most.take(first, 0), each_s.take(first, 0)
+    order = each_s.argsort(axis=1, kind="stable")
+    at = np.arange(len(rows))
+    enough = most[at[:, None], order].cumsum(axis=1) >= members
+    last = enough.argmax(axis=1)
+    node = order[at, last]
+    best = np.lexsort((rows[at, node], each_s[at, node], ~enough[at, last]))[0] if len(rows) > 1 else 0
+    return np.asarray(rows[best, order[best, : last[best] + 1]])
 
 
 @dataclass(slots=True)
@@ -237,11 +303,9 @@ class Future:
 
     def _pass(self) -> None:
         """Start what may start now."""
-        rows = [(row[0].order, at, ask) for at, (ask, row) in enumerate(self._waiting.items()) if row]
-        ready = [row for row in rows if self.fleet.fits(row[2]) and self._allows(row[2])]
+        ready, full = self._rows()
         if not ready:
             return
-        full = [row for row in rows if not self.fleet.fits(row[2])]
         heapq.heapify(ready)
         heapq.heapify(full)
         head: GangAsk | None = None
@@ -266,7 +330,18 @@ class Future:
             if row:
                 heapq.heappush(ready, (row[0].order, at, ask))
 
-    def _first(self, full: list[tuple[Any, int, GangAsk]], before: tuple[float, float]) -> GangAsk | None:
+    def _rows(self) -> tuple[list[Row], list[Row]]:
+        """The rows whose first may start now, and those for which the fleet has no room."""
+        ready, full = [], []
+        for at, (ask, row) in enumerate(self._waiting.items()):
+            if row:
+                if not self.fleet.fits(ask):
+                    full.append((row[0].order, at, ask))
+                elif self._allows(ask):
+                    ready.append((row[0].order, at, ask))
+        return ready, full
+
+    def _first(self, full: list[Row], before: tuple[float, float]) -> GangAsk | None:
         """The first whose turn comes before, and which its queue may have: the fleet has no room for it."""
         while full and full[0][0] < before:
             _, _, ask = heapq.heappop(full)

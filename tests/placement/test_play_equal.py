@@ -1,0 +1,98 @@
+"""Futures are played as they are defined (`slow_play`): equal answers, to the bit."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement import futures
+from placement.futures import ArrivalForecast
+from placement.paths import Timelines, timelines
+from placement.play import Fleet, GangAsk, Slot
+from placement.queues_ahead import Closure
+from placement.start_time import start_times
+from placement.timeline import RunTimeQuantiles
+from tests.fuzz.bounds import examples
+from tests.placement import slow_play
+from tests.placement.test_plan import NOW_MS, OPTIONS, TREE, free, queued, scene, turns_of
+
+COMING = ArrivalForecast(
+    np.array([600.0, 7200.0]),
+    np.array([0.1, 0.5, 0.9]),
+    np.array([[0.0, 2.0], [4.0, 8.0], [12.0, 30.0]]),
+    np.array([1, 8, 16]),
+    np.array([4.0, 2.0, 1.0]),
+)
+TIMES = RunTimeQuantiles({0: (600.0, 7200.0)}, {}, {1: 3, 8: 1})
+HOUR_S = 3600.0
+
+
+@examples(100)
+@given(st.sampled_from(["", TREE]), free, queued, st.booleans())
+def test_start_times_are_those_of_the_plain_play(tree: str, nodes: Any, drawn: Any, has_arrivals: bool) -> None:
+    queue, view, jobs = scene(nodes, drawn)
+
+    def sampled() -> Timelines:
+        coming = COMING if has_arrivals else None
+        return timelines(queue, view, jobs, TIMES, OPTIONS, arrivals=coming, turns=turns_of(tree, view))
+
+    fast = sampled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(futures, "Fleet", slow_play.Fleet)
+        patch.setattr(futures, "Future", slow_play.Future)
+        slow = sampled()
+    assert fast.starts_s.keys() == slow.starts_s.keys()
+    for name, start_s in slow.starts_s.items():
+        assert fast.starts_s[name].tobytes() == start_s.tobytes(), name
+    assert [one.tobytes() for one in fast.ends_s.values()] == [one.tobytes() for one in slow.ends_s.values()]
+    assert start_times(fast) == start_times(slow)
+    assert fast.now_ms == NOW_MS
+
+
+nodes_of_slot = st.tuples(st.sampled_from([1000, 2000, 4000]), st.booleans(), st.booleans())
+
+
+@examples(300)
+@given(st.data())
+def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
+    """Nodes of unlike sizes and no domain, equal times, closed and kept nodes, gangs up to the largest that fits."""
+    n = data.draw(st.integers(1, 24), "nodes")
+
+    def column(values: Any) -> Any:
+        return np.array(data.draw(st.lists(values, min_size=n, max_size=n)))
+
+    gpus = column(st.sampled_from([0, 4, 8])) if data.draw(st.booleans()) else np.full(n, 8)
+    domain = column(st.integers(-1, 4))
+    slots = []
+    for each, within, is_closed_to_some in data.draw(st.lists(nodes_of_slot, min_size=1, max_size=4)):
+        most = 1000 * gpus // each * (column(st.integers(0, 1)) if is_closed_to_some else 1)
+        slots.append(Slot(each, most, domain if within else None))
+    first = gpus * 1000 - 1000 * np.minimum(gpus, column(st.integers(0, 8)))
+    ready_s = HOUR_S * column(st.integers(0, 5))
+    fleet, plain = Fleet(first, ready_s, slots).copy(), slow_play.Fleet(first, ready_s, slots).copy()
+    for _ in range(data.draw(st.integers(1, 6), "changes")):
+        nodes = np.unique(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6)))
+        more = np.minimum(1000 * gpus[nodes], 1000 * data.draw(st.integers(0, 8))) - fleet.free[nodes]
+        fleet.change(nodes, more)
+        plain.change(nodes, more)
+        fleet.ready_s[nodes] = plain.ready_s[nodes] = HOUR_S * data.draw(st.integers(0, 5))
+        for number, slot in enumerate(slots):
+            largest = int(slow_play._by_domain(slot, slot.most).max())
+            if not largest:
+                continue
+            ask = GangAsk(number, data.draw(st.integers(1, largest), "members"), HOUR_S)
+            closed = Closure(column(st.booleans()), 0.0, HOUR_S)
+            some = replace(ask, closures=(closed,) if data.draw(st.booleans(), "closed") else ())
+            kept, ready = fleet.soonest(some)
+            expected, expected_s = plain.soonest(some)
+            assert ready == expected_s
+            assert np.isinf(ready) or kept.tolist() == expected.tolist()
+            assert fleet.fits(ask) == plain.fits(ask)
+            for without in (None, expected):
+                place, plain_place = fleet.choose(ask, without), plain.choose(ask, without)
+                assert (place is None) == (plain_place is None)
+                if place is not None and plain_place is not None:
+                    assert [one.tolist() for one in place] == [one.tolist() for one in plain_place]
