@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(slots=True)
 class Calendar:
-    """When GPUs are free: (path, node, gpu) each."""
+    """When GPUs are free: (path, node, gpu) each, C-contiguous."""
 
     free_s: Array
     gap_s: Array  # begin of the first idle time before a reservation
@@ -164,6 +164,8 @@ def _earliest(
     level, members, each = widest_level(request), request.members.min, request.gpus_per_node
     if level is Level.NODE:
         room, members, each = room // members, 1, each * members
+    if members == 1:  # the first slot of a node is free first
+        ready = ready[:, :, :each]
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
     paths, n, s = slots.shape
     if not n * s:
@@ -173,19 +175,27 @@ def _earliest(
         rows = np.arange(n)[None, :]
     else:
         rows = rooms.block(level)
-        among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
+        among = slots.take(rows.ravel(), axis=1)
+        among[:, np.flatnonzero(rows < 0)] = np.inf
+        among = among.reshape(paths, len(rows), -1)
     if among.shape[2] < members:
         return _nowhere(paths)
-    last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
-    best = last.argmin(axis=1)
-    start_s = last[np.arange(paths), best]
-    mine = among[np.arange(paths), best]
-    key = np.where(mine <= start_s[:, None], -mine, np.inf)  # of what is free by then, what is free last
-    chosen = key.argmin(axis=1)[:, None] if members == 1 else np.argpartition(key, members - 1, axis=1)[:, :members]
+    path, best, mine = np.arange(paths), np.zeros(paths, np.int64), among[:, 0]
+    if len(rows) > 1:
+        last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
+        best = last.argmin(axis=1)
+        mine = among[path, best]
+    if members == 1:
+        chosen = mine.argmin(axis=1)[:, None]
+        start_s = mine[path, chosen[:, 0]]
+    else:
+        start_s = np.partition(mine, members - 1, axis=1)[:, members - 1]
+        key = np.where(mine <= start_s[:, None], -mine, np.inf)  # of what is free by then, what is free last
+        chosen = np.argpartition(key, members - 1, axis=1)[:, :members]
     nodes = rows[best[:, None] if len(rows) > 1 else 0, chosen // s]
     gpus = (chosen % s)[:, :, None] * each + np.arange(each)
     if order is not None:
-        gpus = order[np.arange(paths)[:, None, None], nodes[:, :, None], gpus]
+        gpus = order[path[:, None, None], nodes[:, :, None], gpus]
     nodes = np.where(np.isfinite(start_s)[:, None], nodes, -1)
     return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
 
@@ -193,6 +203,8 @@ def _earliest(
 def _slots(ready: Array, room: NDArray[np.int64], each: int) -> Array:
     """(path, node, slot) when the GPUs of each slot are free; never those beyond a node's room."""
     slots = ready[:, :, each - 1 :: each]
+    if room.min(initial=slots.shape[2]) >= slots.shape[2]:
+        return slots
     return np.where(np.arange(slots.shape[2]) < room[:, None], slots, np.float32(np.inf))
 
 
@@ -205,21 +217,26 @@ def _nowhere(paths: int) -> Place:
 def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> None:
     """Write a gang into the calendar: it holds its GPUs for `run_s` (path,), as `job`."""
     fits = np.flatnonzero(np.isfinite(place.start_s))
-    at = (fits[:, None, None], place.nodes[fits][:, :, None], place.gpus[fits])
-    start_s = np.broadcast_to(place.start_s[fits][:, None, None], at[2].shape)
-    end_s = start_s + run_s[fits][:, None, None]
-    free_s, gap_s, until_s = calendar.free_s[at], calendar.gap_s[at], calendar.until_s[at]
+    n, g = calendar.free_s.shape[1:]
+    rows = fits[:, None] * n + place.nodes[fits]
+    at = (rows[:, :, None] * g + place.gpus[fits]).reshape(len(fits), -1)
+    start_s = np.broadcast_to(place.start_s[fits][:, None], at.shape)
+    end_s = start_s + run_s[fits][:, None]
+    free_s, gap_s, until_s = calendar.free_s.take(at), calendar.gap_s.take(at), calendar.until_s.take(at)
     in_gap = start_s < free_s
     opens = ~in_gap & (start_s - free_s >= SHORTEST_GAP_S) & np.isinf(gap_s)
-    calendar.gap_s[at] = np.where(in_gap, end_s, np.where(opens, free_s, gap_s))
-    calendar.until_s[at] = np.where(opens, start_s, until_s)
-    calendar.holder[at] = np.where(in_gap, calendar.holder[at], job)
-    calendar.free_s[at] = np.where(in_gap, np.maximum(free_s, end_s), end_s)
-    _sort(calendar, np.repeat(fits, place.nodes.shape[1]), place.nodes[fits].ravel())
+    calendar.gap_s.put(at, np.where(in_gap, end_s, np.where(opens, free_s, gap_s)))
+    calendar.until_s.put(at, np.where(opens, start_s, until_s))
+    calendar.holder.put(at, np.where(in_gap, calendar.holder.take(at), job))
+    calendar.free_s.put(at, np.where(in_gap, np.maximum(free_s, end_s), end_s))
+    if place.gpus.shape[2] < g:  # else all GPUs of a node are in order still
+        _sort(calendar, rows.ravel())
 
 
-def _sort(calendar: Calendar, paths: NDArray[np.int64], nodes: NDArray[np.int32]) -> None:
-    """Bring the GPUs of some nodes back into ascending order."""
-    order = np.argsort(calendar.free_s[paths, nodes], axis=-1, kind="stable")
+def _sort(calendar: Calendar, rows: NDArray[np.int64]) -> None:
+    """Bring the GPUs of some nodes back into ascending order. rows: path times n plus node."""
+    g = calendar.free_s.shape[2]
+    at = rows[:, None] * g + np.arange(g)
+    order = rows[:, None] * g + np.argsort(calendar.free_s.take(at), axis=-1, kind="stable")
     for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder):
-        column[paths, nodes] = np.take_along_axis(column[paths, nodes], order, -1)
+        column.put(at, column.take(order))

@@ -239,12 +239,13 @@ def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
     path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
     nodes = np.repeat(place.nodes[path], place.gpus.shape[2])
     at = (path, nodes, place.gpus[path].ravel())
-    holders, until_s = calendar.holder[at], calendar.free_s[at]
+    ends_s = calendar.free_s[at]
+    holders, until_s, start_s = calendar.holder[at].tolist(), ends_s.tolist(), float(place.start_s[path])
     found: dict[int, Hindrance] = {}
-    for row in np.argsort(-until_s, kind="stable").tolist():
-        job = int(holders[row])
-        if job >= 0 and 0 < until_s[row] <= place.start_s[path]:
-            found.setdefault(job, Hindrance(job, int(nodes[row])))
+    for row in np.argsort(-ends_s, kind="stable").tolist():
+        job = holders[row]
+        if job >= 0 and job not in found and 0 < until_s[row] <= start_s:
+            found[job] = Hindrance(job, int(nodes[row]))
             if len(found) == NAMED:
                 break
     return tuple(found.values())

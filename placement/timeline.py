@@ -76,13 +76,20 @@ class RunTimeQuantiles:
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
         """
+        return self._runs_s(gpus, [q], age_s, limit_s)[0]
+
+    def _runs_s(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
+        """Return `run_s` at each of `levels`."""
         mu, sigma = self._log_normal(gpus, limit_s)
         passed = self._passed(gpus, age_s, limit_s)
-        share = passed + q * (1 - passed)
-        run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
-        if limit_s is not None:
-            run_s = min(run_s, limit_s)
-        return max(run_s, age_s * (1 + SHORTEST_REST))
+        least_s = age_s * (1 + SHORTEST_REST)
+        most_s = math.inf if limit_s is None else limit_s
+        found = []
+        for level in levels:
+            share = passed + level * (1 - passed)
+            run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
+            found.append(max(min(run_s, most_s), least_s))
+        return found
 
     def draw(
         self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
@@ -102,7 +109,7 @@ class RunTimeQuantiles:
             known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
         else:
-            run_s = np.array([self.run_s(gpus, level, age_s=age_s, limit_s=limit_s) for level in levels.tolist()])
+            run_s = np.array(self._runs_s(gpus, levels.tolist(), age_s, limit_s))
             passed = self._passed(gpus, age_s, limit_s)
             if passed > RARE:
                 faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)

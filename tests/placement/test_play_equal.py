@@ -1,5 +1,6 @@
-"""Futures are played as they are defined (`slow_play`): equal answers, to the bit."""
+"""Futures and calendars are as they are defined (`slow_play`, `slow_calendars`): equal answers, to the bit."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement import futures
+from placement import calendars, futures, paths
 from placement.futures import ArrivalForecast
 from placement.paths import Timelines, timelines
 from placement.play import Fleet, GangAsk, Slot
 from placement.queues_ahead import Closure
 from placement.start_time import start_times
-from placement.timeline import RunTimeQuantiles
+from placement.timeline import NORMAL, RunTimeQuantiles
 from tests.fuzz.bounds import examples
-from tests.placement import slow_play
+from tests.placement import slow_calendars, slow_play
 from tests.placement.test_plan import NOW_MS, OPTIONS, TREE, free, queued, scene, turns_of
 
 COMING = ArrivalForecast(
@@ -43,13 +44,38 @@ def test_start_times_are_those_of_the_plain_play(tree: str, nodes: Any, drawn: A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(futures, "Fleet", slow_play.Fleet)
         patch.setattr(futures, "Future", slow_play.Future)
+        patch.setattr(calendars, "_earliest", slow_calendars.earliest)
+        patch.setattr(paths, "hold", slow_calendars.hold)
         slow = sampled()
     assert fast.starts_s.keys() == slow.starts_s.keys()
     for name, start_s in slow.starts_s.items():
         assert fast.starts_s[name].tobytes() == start_s.tobytes(), name
+    for (level, calendar), (slow_level, slow_calendar) in zip(fast.calendars, slow.calendars, strict=True):
+        assert level == slow_level
+        for column in ("free_s", "gap_s", "until_s", "holder"):
+            assert getattr(calendar, column).tobytes() == getattr(slow_calendar, column).tobytes(), column
+    assert fast.hindrances == slow.hindrances
     assert [one.tobytes() for one in fast.ends_s.values()] == [one.tobytes() for one in slow.ends_s.values()]
     assert start_times(fast) == start_times(slow)
     assert fast.now_ms == NOW_MS
+
+
+@pytest.mark.parametrize("known", [{}, {8: (600.0, 7200.0)}, {8: (50.0, 50.0), 0: (60.0, 9e4)}])
+@pytest.mark.parametrize("age_s", [0.0, 30.0, 1e5, 1e9])
+@pytest.mark.parametrize("limit_s", [None, 600.0, 2e5])
+def test_run_times_at_many_levels_are_those_at_each(known: Any, age_s: float, limit_s: float | None) -> None:
+    times = RunTimeQuantiles(known)
+    levels = np.linspace(0.001, 0.999, 21)
+    mu, sigma = times._log_normal(8, limit_s)
+    passed = NORMAL.cdf((math.log(age_s) - mu) / sigma) if age_s else 0.0
+    for level in levels.tolist():
+        share = passed + level * (1 - passed)
+        run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
+        if limit_s is not None:
+            run_s = min(run_s, limit_s)
+        assert times.run_s(8, level, age_s=age_s, limit_s=limit_s) == max(run_s, age_s * 1.05)
+    alone = [float(times.draw(8, levels[at : at + 1], age_s, limit_s)[0]) for at in range(len(levels))]
+    assert times.draw(8, levels, age_s, limit_s).tolist() == alone
 
 
 nodes_of_slot = st.tuples(st.sampled_from([1000, 2000, 4000]), st.booleans(), st.booleans())
