@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest
 from fleet.topology import Level
 from placement.fit import widest_level
-from placement.play import Arrival, Fleet, Future, GangAsk, Slot
+from placement.gang_room import Fleet, GangAsk, Slot
+from placement.play import Arrival, Future
 from placement.queue import Waiting
 from placement.queues_ahead import Closure, QueueHold, QueuesAhead
 from placement.slots import WHOLE, held

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from placement.capacity import CountAsk
-from placement.play import Fleet, GangAsk, Ints, Slot
+from placement.gang_room import Fleet, GangAsk, Ints, Slot
 from placement.rows import Item
 
 

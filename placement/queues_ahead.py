@@ -55,6 +55,7 @@ class QueuesAhead:
         self._standing = standing
         self._holds = dict(holds)
         self._refused: dict[tuple[str, ...], tuple[float, str]] = {}  # kind → the least that is refused, and by whom
+        self._allowed: dict[tuple[str, ...], float] = {}  # kind → the most that is allowed, since the last change
 
     @classmethod
     def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
@@ -74,13 +75,18 @@ class QueuesAhead:
         least, _ = self._refused.get(hold.kind, (np.inf, ""))
         if hold.most >= least:
             return False
+        if hold.most <= self._allowed.get(hold.kind, -1.0):
+            return True
         by = self._standing.refused_by(hold.leaf, hold.amounts)
         if by is not None:
             self._refused[hold.kind] = hold.most, by
+        else:
+            self._allowed[hold.kind] = hold.most
         return by is None
 
     def start(self, number: int, hold: QueueHold, waited: bool) -> None:
         """Count a job that starts; waited: it was among those that wanted GPUs."""
+        self._allowed.clear()
         if waited:
             self._standing.wait(hold.leaf, hold.amounts, -1.0)
         self._standing.hold(hold.leaf, hold.amounts)
@@ -89,6 +95,7 @@ class QueuesAhead:
     def end(self, number: int) -> None:
         hold = self._holds.pop(number, None)
         if hold is not None:
+            self._allowed.clear()
             self._standing.hold(hold.leaf, hold.amounts, -1.0)
             freed = {LENDERS, *self._standing.path(hold.leaf)}
             self._refused = {kind: row for kind, row in self._refused.items() if row[1] not in freed}

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.play import MOST_EVENTS, Arrival, Floats, GangAsk, Ints, Slot
+from placement.gang_room import Floats, GangAsk, Ints, Slot
+from placement.play import MOST_EVENTS, Arrival
 from placement.queues_ahead import QueuesAhead
 
 

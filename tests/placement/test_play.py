@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.futures import BIN_S, ArrivalForecast
+from placement.gang_room import Fleet, GangAsk, Slot
 from placement.options import Options
 from placement.paths import timelines
-from placement.play import Fleet, GangAsk, Slot
 from placement.queue import Waiting, plan
 from placement.slots import milli_of
 from placement.start_time import start_times

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from placement import calendars, futures, paths
 from placement.futures import ArrivalForecast
+from placement.gang_room import Fleet, GangAsk, Slot
 from placement.paths import Timelines, timelines
-from placement.play import Fleet, GangAsk, Slot
 from placement.queues_ahead import Closure
 from placement.start_time import start_times
 from placement.timeline import NORMAL, RunTimeQuantiles
