@@ -54,6 +54,7 @@ class Stand:
     decayed_gpu_s: float = 0.0
     children: list["Stand"] = field(default_factory=list)
     reserve: dict[str, float] = field(default_factory=dict)
+    below: dict[str, float] = field(default_factory=dict)  # `reserve` of its children, in all
 
     def path(self) -> Iterable["Stand"]:
         stand: Stand | None = self
@@ -136,8 +137,8 @@ class QueueStanding:
 
     def _reserve(self, stand: Stand) -> None:
         for name in self.tree.resources:
-            below = sum(child.reserve.get(name, 0.0) for child in stand.children)
-            stand.reserve[name] = max(stand.least(name), below)
+            stand.below[name] = sum(child.reserve.get(name, 0.0) for child in stand.children)
+            stand.reserve[name] = max(stand.least(name), stand.below[name])
 
     # -- who is next
 
@@ -317,10 +318,8 @@ class QueueStanding:
         """What is reserved of the fleet if a leaf holds so many more."""
         more = 0.0
         for stand in leaf.path():
-            before = stand.reserve.get(name, 0.0)
-            below = sum(child.reserve.get(name, 0.0) for child in stand.children) + more
-            stand_least = max(stand.least(name), stand.held.get(name, 0.0) + gpus)
-            more = max(stand_least, below) - before
+            held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
+            more = max(stand.least(name), held, below) - stand.reserve.get(name, 0.0)
         return self.stands[ROOT].reserve.get(name, 0.0) + more
 
     def take(self, request: PlacementRequest, amounts: Amounts) -> None:
@@ -367,7 +366,7 @@ class QueueStanding:
         for stand in self.stands.values():
             parent = other.stands[stand.parent.name] if stand.parent is not None else None
             mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
-            mine.held, mine.wanted = dict(stand.held), dict(stand.wanted)
+            mine.held, mine.wanted, mine.below = dict(stand.held), dict(stand.wanted), dict(stand.below)
             other._add(mine)
         return other
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from placement.gang_room import Floats, GangAsk, Ints, Slot
 from placement.play import MOST_EVENTS, Arrival
-from placement.queues_ahead import QueuesAhead
+from placement.queues_ahead import QueueHold, QueuesAhead
 
 
 @dataclass(slots=True)
@@ -248,3 +248,16 @@ def _without(kept: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None
     if closed is None:
         return kept
     return np.union1d(np.zeros(0, np.int64) if kept is None else kept, np.flatnonzero(closed))
+
+
+class PlainQueues(QueuesAhead):
+    """Queues that are asked anew each time."""
+
+    def copy(self) -> "PlainQueues":
+        return PlainQueues(self._standing.copy(), self._holds)
+
+    def allows(self, hold: QueueHold) -> bool:
+        for stand in self._standing.stands.values():
+            for name, below in stand.below.items():
+                assert below == sum(child.reserve.get(name, 0.0) for child in stand.children)
+        return self._standing.refused_by(hold.leaf, hold.amounts) is None

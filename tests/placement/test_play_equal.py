@@ -44,6 +44,7 @@ def test_start_times_are_those_of_the_plain_play(tree: str, nodes: Any, drawn: A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(futures, "Fleet", slow_play.Fleet)
         patch.setattr(futures, "Future", slow_play.Future)
+        patch.setattr(futures, "QueuesAhead", slow_play.PlainQueues)
         patch.setattr(calendars, "_earliest", slow_calendars.earliest)
         patch.setattr(paths, "hold", slow_calendars.hold)
         slow = sampled()
