@@ -182,8 +182,7 @@ def _earliest(
         return _nowhere(paths)
     path, best, mine = np.arange(paths), np.zeros(paths, np.int64), among[:, 0]
     if len(rows) > 1:
-        last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
-        best = last.argmin(axis=1)
+        best = np.partition(among, members - 1, axis=2)[:, :, members - 1].argmin(axis=1)
         mine = among[path, best]
     if members == 1:
         chosen = mine.argmin(axis=1)[:, None]
