@@ -11,7 +11,7 @@ demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, fore
 	$(BIN)/fleetcast demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(BIN)/python -m pytest -m "not integration and not outside" -n auto $(BY_FILE) $(ARGS)
+	$(BIN)/python -m pytest -m "not integration and not outside and not simulation" -n auto $(BY_FILE) $(ARGS)
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration -n $(TOGETHER) $(BY_FILE) $(ARGS)
@@ -19,8 +19,9 @@ integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real 
 integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray
 	$(BIN)/python -m tests.integration.outside $(ARGS)
 
-simulation: $(VENV)/.installed-dev ## the whole service in one process, by seeds
+simulation: $(VENV)/.installed-dev ## the whole service in one process: a million steps by seeds, then each defect is found
 	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)
+	$(BIN)/python -m pytest tests/simulation -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

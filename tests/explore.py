@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-PROPERTIES = "hypothesis and not integration and not outside"
+PROPERTIES = "hypothesis and not integration and not outside and not simulation"
 HANGS_S = 1800
 
 

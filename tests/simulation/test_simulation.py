@@ -1,4 +1,7 @@
-"""The simulation: the same by its seed, quiet on what is right, and loud on each defect that it is there for."""
+"""Check that a run of the simulation repeats, that it passes on our code, and that it finds each defect.
+
+`make test` runs three of these tests. The others have the marker `simulation`: `make simulation` runs them all.
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ from tests.simulation.mutations import MUTATIONS
 pytestmark = pytest.mark.timeout(900)  # not a measure: a busy machine takes its time
 ROOT = Path(__file__).resolve().parents[2]
 FOUND_WITHIN_STEPS = 100_000
+LONG = pytest.mark.simulation
 
 # (seed, episode, defect): episodes that failed on the code as it once was, which the defect brings back.
 KEPT = (
@@ -41,13 +45,16 @@ def test_a_seed_is_the_same_run_every_time() -> None:
     assert first["digest"] != simulate("--seed", "12", "--steps", "3000")["digest"]
 
 
-@pytest.mark.parametrize(("seed", "episode", "defect"), KEPT)
+@pytest.mark.parametrize(
+    ("seed", "episode", "defect"), [KEPT[0], *(pytest.param(*row, marks=LONG) for row in KEPT[1:])]
+)
 def test_an_episode_that_failed_once_fails_with_its_defect_alone(seed: int, episode: int, defect: str) -> None:
     options = ("--seed", str(seed), "--episode", str(episode))
     assert simulate(*options)["failure"] is None
     assert simulate(*options, "--mutation", defect)["failure"]["law"] in MUTATIONS[defect].laws
 
 
+@LONG
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_defect_is_found(name: str) -> None:
     mutation = MUTATIONS[name]
