@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
+unexport PYTHONDONTWRITEBYTECODE # else each worker and each process that a test starts compiles every module again
+
 .PHONY: demo test setup integration integration-outside simulation explore fuzz fuzz-guided soak bench docs docs-run lint lock sbom clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console

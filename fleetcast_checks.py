@@ -213,14 +213,19 @@ HOUR_MS, BOARD_MS = 3_600_000, 10_000
 
 
 def check_adapter(
-    adapter: Adapter, weathers: Sequence[Weather], *, holds: Seen | None = None, keeps: frozenset[str] = frozenset()
+    adapter: Adapter,
+    weathers: Sequence[Weather],
+    *,
+    holds: Seen | None = None,
+    keeps: frozenset[str] = frozenset(),
+    hour: Sequence[Weather] | None = None,
 ) -> None:
     """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
     written, and nothing of what others own. Without weather nothing of it stays; forecasts that waver by 1 % are no
     news.
 
     holds: what the other system holds at first beside a field of somebody else's for each node. keeps: fields that a
-    withdrawal leaves.
+    withdrawal leaves. hour: `wavering_hour(weathers)`, from a caller that checks several adapters over these weathers.
     """
     seen = {key: dict(values) for key, values in (holds or {}).items()}
     theirs = {
@@ -239,7 +244,7 @@ def check_adapter(
         assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
     assert some, "not one wish"
     _written(adapter, seen, list(adapter.wishes(None, seen)))
-    for wavering in _an_hour(next(weather for weather in reversed(weathers) if weather.nodes)):
+    for wavering in wavering_hour(weathers) if hour is None else hour:
         _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
         assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
     _written(adapter, seen, list(adapter.wishes(None, seen)))
@@ -261,6 +266,11 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
             del held[write.field]
         else:
             held[write.field] = write.value
+
+
+def wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
+    """Return an hour of boards after the last weather that has nodes. Its forecasts waver by 1 %."""
+    return list(_an_hour(next(weather for weather in reversed(weathers) if weather.nodes)))
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:

@@ -37,11 +37,24 @@ def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+Imports = list[ast.Import | ast.ImportFrom]
+
+
+@cache
+def parsed(path: Path) -> tuple[Imports, Imports, list[str]]:
+    """Return a module's imports, those at import time, and the names of its classes. Each module is parsed once."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    kinds = ast.Import | ast.ImportFrom
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    return [node for node in nodes if isinstance(node, kinds)], [n for n in tree.body if isinstance(n, kinds)], classes
+
+
 @cache
 def imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """What a module imports: anywhere in it, and at import time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return named(ast.walk(tree)), named(tree.body)
+    """Return the names that a module imports: anywhere in it, and at import time."""
+    anywhere, at_import, _ = parsed(path)
+    return named(anywhere), named(at_import)
 
 
 def named(nodes: Iterable[ast.AST]) -> frozenset[str]:
@@ -96,7 +109,7 @@ def name(path: Path) -> str:
 def needs(path: Path) -> set[str]:
     """The modules that one imports, by their full names; `from package import module` names a module, too."""
     found = set(imports(path)[0])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in parsed(path)[0]:
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found - {name(path)}
@@ -123,8 +136,8 @@ def test_no_two_modules_have_a_public_class_of_one_name() -> None:
     homes: dict[str, list[str]] = {}
     for package in MAY_IMPORT:
         for path in modules(package):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+            for name in parsed(path)[2]:
+                if not name.startswith("_"):
+                    homes.setdefault(name, []).append(str(path.relative_to(ROOT)))
     twice = {name: where for name, where in homes.items() if len(where) > 1 and name not in SAME_NAME_TWICE}
     assert not twice, f"one name, two classes: {twice}"

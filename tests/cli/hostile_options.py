@@ -57,6 +57,11 @@ BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("cli.bench", "_run"),
 )
 
+IMPORTED_LATE = (  # by commands or by their libraries when they run; an import costs a child as much as all the rest
+    *("service.start_checks", "service.pipeline.role", "training.sites.histories", "schedulers.slurm"),
+    *("pydantic.json_schema", "pydantic.type_adapter", "lz4.frame", "zstandard", "fsspec.core"),
+)
+
 
 class Begun(BaseException):
     """The work begins."""
@@ -132,9 +137,7 @@ def _line(command: Any, words: str, tested: Any, value: str) -> tuple[str, ...]:
 
 def load_everything() -> None:
     """Import what the commands import when they run, once for all children."""
-    for module, _ in BEGINNINGS:
-        importlib.import_module(module)
-    for name in ("service.start_checks", "service.pipeline.role", "training.sites.histories", "schedulers.slurm"):
+    for name in (*(module for module, _ in BEGINNINGS), *IMPORTED_LATE):
         importlib.import_module(name)
 
 

@@ -58,7 +58,7 @@ def product_text() -> str:
     packages = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     folders = [ROOT / name for name in (*packages, "sdk", "dashboards")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yml")]
-    files += [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    files += [path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files += [ROOT / ".ci/run", *(ROOT / "tests").glob("*.py")]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
