@@ -39,6 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
         _keep_folders_in_memory()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are cores: while tests wait for a process or a time-out, another computes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def _keep_folders_in_memory() -> None:
     """Make the folders of `tmp_path` in memory if there is room: a thousand fsyncs take 1.5 s on a disk."""
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= LEAST_FREE_BYTES:

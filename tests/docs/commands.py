@@ -14,7 +14,9 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -123,9 +125,15 @@ def _console(code: str) -> list[Command]:
     return [Command(part.partition("\n")[0], part.partition("\n")[2].strip()) for part in parts]
 
 
+@cache
+def command_tree() -> Any:
+    """Return the command line's tree of commands. Building it takes longer than parsing a command with it."""
+    return typer.main.get_command(app)
+
+
 def help_examples() -> Iterator[tuple[str, str]]:
     """Yield (command, example) for each command line that a help text prints."""
-    for name, help_text in _helps(typer.main.get_command(app), "fleetcast"):
+    for name, help_text in _helps(command_tree(), "fleetcast"):
         for line in help_text.splitlines():
             line = re.sub(r"^Examples?:\s+", "", line.strip())
             for part in line.split("; "):

@@ -11,11 +11,9 @@ from typing import Any
 
 import click
 import pytest
-import typer
 
-from cli.main import app
 from tests.docs import commands
-from tests.docs.commands import OTHERS, PAGES, SHELLS, SUITES, PageBlock, blocks_of, help_examples
+from tests.docs.commands import OTHERS, PAGES, SHELLS, SUITES, PageBlock, blocks_of, command_tree, help_examples
 from tests.docs.pages import ROOT, codes_of, name_of, prose_of, text_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -94,7 +92,7 @@ def read(words: list[str], whole: bool) -> None:
 
 def parse(words: list[str], whole: bool) -> None:
     """Parse the words of a command of ours without running it. `whole`: arguments that are required must be there."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_tree()
     context: Any = None
     name = "fleetcast"
     try:

@@ -15,10 +15,8 @@ from typing import Any
 
 import certifi
 import pytest
-import typer
 import yaml
 
-from cli.main import app
 from fleet.clock import SystemClock
 from fleet.entities import Entities
 from ingest.topology.load import load_topology
@@ -26,6 +24,7 @@ from placement.queues_file import read_queues
 from service.api.app import create_app
 from service.config import Config, load_config
 from service.pipeline.role import open_sources
+from tests.docs.commands import command_tree
 from tests.docs.pages import (
     DOCS,
     PAGES,
@@ -115,7 +114,7 @@ def command_lines(page: Path) -> Iterator[str]:
 @each_page
 def test_every_command_and_option_exists(page: Path) -> None:
     for line in command_lines(page):
-        command: Any = typer.main.get_command(app)
+        command: Any = command_tree()
         for word in shlex.split(line, comments=True)[1:]:
             if (commands := getattr(command, "commands", None)) and not word.startswith("-"):
                 assert word in commands, f"{line}: no command {word}"
@@ -231,4 +230,4 @@ def test_every_module_and_target_that_is_run_exists(page: Path) -> None:
 
 def test_every_command_is_in_some_document() -> None:
     named = {line.split()[1] for page in PAGES for line in command_lines(page)}
-    assert set(getattr(typer.main.get_command(app), "commands", {})) - named == set()
+    assert set(getattr(command_tree(), "commands", {})) - named == set()

@@ -1,5 +1,7 @@
 """Laws of the gate: no unit, level or neighbour of a series breaks what is served, and nobody pays for a challenger."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -110,10 +112,18 @@ NEIGHBOURS = {
 }
 
 
+HEALTHY = {"squares": squares(2400), "noise": noise(2400)}
+
+
+@cache
+def alone_run(name):
+    return Run(HEALTHY[name], every=12)
+
+
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
-@pytest.mark.parametrize("healthy", [squares(2400), noise(2400)], ids=["squares", "noise"])
-def test_an_absurd_neighbour_makes_a_healthy_series_no_worse(healthy, neighbour):
-    alone = Run(healthy, every=12)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_an_absurd_neighbour_makes_a_healthy_series_no_worse(name, neighbour):
+    healthy, alone = HEALTHY[name], alone_run(name)
     beside = Run(np.concatenate([healthy, NEIGHBOURS[neighbour]]), every=12)
     ours = beside.served[..., 0]
     assert np.isfinite(ours).all()
