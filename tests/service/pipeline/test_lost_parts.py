@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ LEDGER_FILES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
 class Site(World):
     """A real pipeline and a real placer on one state folder, in process."""
 
-    def __init__(self, folder: Path, now_ms: int = NOW_MS) -> None:
+    def __init__(self, folder: Path, now_ms: int = NOW_MS, starts: bool = True) -> None:
         self.folder = folder
         self.config = Config(state=str(folder))
         self.clock = ManualClock(now_ms)
-        self.start()
+        if starts:
+            self.start()
 
     def start(self) -> None:
         topology = Topology.build([NodeSpec(name, 8, "H100") for name in NODES])
@@ -185,9 +187,22 @@ LOSSES: list[tuple[Loss, set[str], str]] = [
 each_loss = pytest.mark.parametrize(("lose", "parts", "words"), LOSSES, ids=[row[0].__name__ for row in LOSSES])
 
 
-def lived(site: Site) -> tuple[bytes, Path, Path]:
-    """The promise's reply, and copies of the folder: an old one, and one as it was at the loss. The site is killed."""
-    old, whole = site.folder.parent / "old", site.folder.parent / "whole"
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A site that lived and was killed. `reply`: that of its promise. `old` and `whole`: copies of its folder, an old
+    one and one as it was at the kill."""
+
+    site: Site
+    reply: bytes
+    old: Path
+    whole: Path
+
+
+@pytest.fixture(scope="module")
+def past_once(tmp_path_factory: pytest.TempPathFactory) -> Past:
+    """Let a site live, once for all tests. They get copies of its folders."""
+    folder = tmp_path_factory.mktemp("past")
+    site, old, whole = Site(folder / "site"), folder / "old", folder / "whole"
     site.tell("first", "n03")
     site.turn()
     site.save()
@@ -198,13 +213,22 @@ def lived(site: Site) -> tuple[bytes, Path, Path]:
     reply = site.live()
     site.close()
     shutil.copytree(site.folder, whole)
-    return reply, old, whole
+    return Past(site, reply, old, whole)
+
+
+@pytest.fixture
+def past(past_once: Past, tmp_path: Path) -> Iterator[Past]:
+    """A past in folders of this test's own. Its site is not started."""
+    shutil.copytree(past_once.old.parent, tmp_path, dirs_exist_ok=True)
+    site = Site(tmp_path / "site", past_once.site.clock.now_ms(), starts=False)
+    yield Past(site, past_once.reply, tmp_path / "old", tmp_path / "whole")
+    site.close()
 
 
 @each_loss
-def test_nothing_is_placed_and_what_was_lost_is_named(site: Site, lose: Loss, parts: set[str], words: str) -> None:
-    _, old, _ = lived(site)
-    lose(site.folder, old)
+def test_nothing_is_placed_and_what_was_lost_is_named(past: Past, lose: Loss, parts: set[str], words: str) -> None:
+    site = past.site
+    lose(site.folder, past.old)
     site.start()
     answers = [
         site.promise("p"),
@@ -230,20 +254,20 @@ def test_nothing_is_placed_and_what_was_lost_is_named(site: Site, lose: Loss, pa
 
 
 @each_loss
-def test_what_is_put_back_is_taken_without_a_question(site: Site, lose: Loss, parts: set[str], words: str) -> None:
-    reply, old, whole = lived(site)
-    lose(site.folder, old)
+def test_what_is_put_back_is_taken_without_a_question(past: Past, lose: Loss, parts: set[str], words: str) -> None:
+    site = past.site
+    lose(site.folder, past.old)
     site.start()
     assert set(site.doubted()) == parts
     site.save()
     site.close()
     for name in ("ledger.sqlite", "snapshot", "board", "inbox"):
         if name.partition(".")[0] in parts or lose in (only_the_ledger, old_snapshot_and_board):
-            put_back(whole, site.folder, name)
+            put_back(past.whole, site.folder, name)
     site.start()
     assert site.doubted() == []
     assert site.on_disk() == []
-    assert site.promise("p").content == reply
+    assert site.promise("p").content == past.reply
     assert site.promise("q").json()["outcome"] == "refused"  # a, b and first run, p is promised the fourth
 
 
@@ -255,9 +279,9 @@ def put_back(whole: Path, folder: Path, name: str) -> None:
 
 
 @each_loss
-def test_it_goes_on_once_it_is_accepted(site: Site, lose: Loss, parts: set[str], words: str) -> None:
-    _, old, whole = lived(site)
-    lose(site.folder, old)
+def test_it_goes_on_once_it_is_accepted(past: Past, lose: Loss, parts: set[str], words: str) -> None:
+    site = past.site
+    lose(site.folder, past.old)
     site.start()
     site.close()
     said = state("accept", folder=site.folder)
@@ -276,15 +300,15 @@ def test_it_goes_on_once_it_is_accepted(site: Site, lose: Loss, parts: set[str],
     assert "there is nothing to accept" in state("accept", folder=site.folder)
     # what was lost comes back too late: others were promised meanwhile what it had
     site.close()
-    put_back(whole, site.folder, "ledger.sqlite")
+    put_back(past.whole, site.folder, "ledger.sqlite")
     site.start()
     assert site.doubted() == ["ledger"]
     assert site.promise("late").status_code == 503
 
 
-def test_a_running_site_takes_an_acceptance_over(site: Site) -> None:
-    _, old, _ = lived(site)
-    only_the_ledger(site.folder, old)
+def test_a_running_site_takes_an_acceptance_over(past: Past) -> None:
+    site = past.site
+    only_the_ledger(site.folder, past.old)
     site.start()
     before = site.service.ledger.identity
     with role_lock(site.config, "placer"):
@@ -376,14 +400,14 @@ def test_of_a_folder_that_is_not_there_nothing_is_said_to_agree(tmp_path: Path, 
     assert not (tmp_path / "mistyped").exists()
 
 
-def test_show_tells_of_each_part_what_it_is_and_what_the_others_saw(site: Site) -> None:
-    _, old, _ = lived(site)
+def test_show_tells_of_each_part_what_it_is_and_what_the_others_saw(past: Past) -> None:
+    site = past.site
     body: dict[str, Any] = msgspec.json.decode(state("show", "--json", "-", folder=site.folder))
     assert body["whole"] is True
     assert [row["part"] for row in body["parts"]] == ["ledger", "snapshot", "board", "inbox"]
     assert {row["identity"] for row in body["parts"]} == {body["identity"]}
     assert set(body["parts"][0]["seen_by"]) >= {"board", "snapshot"}
-    no_ledger(site.folder, old)
+    no_ledger(site.folder, past.old)
     body = msgspec.json.decode(state("show", "--json", "-", folder=site.folder, exit_code=1))
     assert body["whole"] is False
     assert body["parts"][0]["verdict"].startswith("the ledger is gone, and the ")
