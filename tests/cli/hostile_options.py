@@ -15,6 +15,7 @@ import traceback
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,15 @@ class CliEnd:
     output: str
 
 
+@cache
+def command_tree() -> Any:
+    """Return the whole command line, built once for all children."""
+    return typer.main.get_command(app)
+
+
+@cache
 def commands() -> dict[str, Any]:
-    """Command line, such as `queues import slurm` → command."""
+    """Return the commands by their command line, such as `queues import slurm`."""
     found: dict[str, Any] = {}
 
     def walk(command: Any, words: tuple[str, ...]) -> None:
@@ -98,7 +106,7 @@ def commands() -> dict[str, Any]:
         if not hasattr(command, "commands"):
             found[" ".join(words)] = command
 
-    walk(typer.main.get_command(app), ())
+    walk(command_tree(), ())
     return found
 
 
@@ -184,7 +192,7 @@ def _be_child(case: HostileCase, folder: Path, out: int) -> typing.NoReturn:
 
 def _main(line: Sequence[str]) -> int:
     try:
-        app(list(line), prog_name="fleetcast")
+        command_tree()(list(line), prog_name="fleetcast")
     except Begun:
         return 0
     except FleetcastError as error:

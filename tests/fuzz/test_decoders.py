@@ -21,7 +21,7 @@ from tests.fuzz.slurm_decoders import SLURM
 from tests.fuzz.text_decoders import TEXTS
 
 DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM, **KUBERNETES}
-LONG = round(30_000 * min(1.0, EFFORT))
+LONG = 12_000 if EFFORT <= 1 else 30_000
 
 
 @pytest.fixture(autouse=True)
