@@ -13,7 +13,7 @@ demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, fore
 	$(BIN)/fleetcast demo $(ARGS)
 
 test: $(VENV)/.installed-dev ## set up and pass the tests
-	$(BIN)/python -m pytest -m "not integration and not outside and not simulation" -n auto $(BY_FILE) $(ARGS)
+	$(BIN)/python -m pytest -m "not integration and not outside and not simulation" --ignore=tests/integration -n auto $(BY_FILE) $(ARGS)
 
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration -n $(TOGETHER) $(BY_FILE) $(ARGS)

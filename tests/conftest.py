@@ -60,10 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that no worker is left with one at the end. Within a file nothing moves.
 
     A limit of time ends a test that hangs. It says nothing of a machine that has others to serve, so it is generous.
-    When exploring, a seed decides which files go first, so that none is always left out.
+    When exploring, a seed decides which files go first, so that none is always left out. A test of tests/integration
+    without a marker is refused: `make test` does not collect that folder.
     """
     for item in items:
-        if item.get_closest_marker("integration") or item.get_closest_marker("outside"):
+        is_slow = item.get_closest_marker("integration") or item.get_closest_marker("outside")
+        if not is_slow and ROOT / "integration" in item.path.parents:
+            raise pytest.UsageError(f"{item.nodeid}: needs the marker integration or outside, so that a suite runs it")
+        if is_slow:
             limit = item.get_closest_marker("timeout")
             item.add_marker(pytest.mark.timeout(max([HANGS_S, *(limit.args if limit else ())])), append=False)
     if seed := os.environ.get("FLEETCAST_EXPLORE_ORDER"):
