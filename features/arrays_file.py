@@ -2,15 +2,20 @@
 
 part    magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes
 header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}, "last": bool}
+
+An array that lz4 makes smaller is stored as an lz4 block: `nbytes` and `crc32` are those of the block, and `packed` is
+true. Rows of metrics that no exporter reports, and values that stay the same, then take next to nothing.
 """
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
+import lz4.block
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +25,9 @@ from fleet import files
 AREA = "snapshot"  # of failpoints
 MAGIC = b"FLEETARR"
 _HEAD = struct.Struct("<8sII")
+PACKED_FROM = 256  # bytes: a smaller array is stored as it is
+LEAST_SAVED = 0.9  # of its bytes: a block that is larger is not worth unpacking
+MOST_UNPACKED = 255  # bytes that one byte of an lz4 block can stand for
 
 
 class TornFileError(Exception):
@@ -36,23 +44,23 @@ class ArraysWriter:
 
     def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
         """Write one part. The arrays must hold still meanwhile."""
-        rows, offset = {}, 0
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        for name, array in whole.items():
-            crc = zlib.crc32(array.data) if array.size else 0
+        rows, blocks, offset = {}, [], 0
+        for name, array in arrays.items():
+            block, packed = _block(np.ascontiguousarray(array))
             rows[name] = {
                 "dtype": array.dtype.str,
                 "shape": array.shape,
                 "offset": offset,
-                "nbytes": array.nbytes,
-                "crc32": crc,
-            }
-            offset += array.nbytes
+                "nbytes": len(block),
+                "crc32": zlib.crc32(block),
+            } | ({"packed": True} if packed else {})
+            blocks.append(block)
+            offset += len(block)
         header = json.dumps({"about": about, "arrays": rows, "last": last}).encode()
         self._file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header)
-        for array in whole.values():
-            if array.size:
-                self._file.write(array.data)
+        for block in blocks:
+            if block:
+                self._file.write(block)
 
     def finish(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write the last part, fsync, rename."""
@@ -64,6 +72,16 @@ class ArraysWriter:
     def close(self) -> None:
         """Close the file, finished or not. May be called twice."""
         self._file.close()
+
+
+def _block(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
+    """Return what is stored of an array, and whether that is an lz4 block."""
+    raw: bytes | memoryview = array.reshape(-1).view(np.uint8).data if array.size else b""
+    if len(raw) >= PACKED_FROM:
+        block = lz4.block.compress(raw, store_size=False)
+        if len(block) <= LEAST_SAVED * len(raw):
+            return block, True
+    return raw, False
 
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -101,6 +119,7 @@ class _Row(TypedDict):
     offset: Annotated[int, msgspec.Meta(ge=0)]
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
     crc32: int
+    packed: NotRequired[bool]
 
 
 class _Header(TypedDict):
@@ -132,6 +151,18 @@ def _array(file: str, data: memoryview, name: str, row: _Row) -> NDArray[Any]:
     if len(part) != row["nbytes"] or (len(part) and zlib.crc32(part) != row["crc32"]):
         raise TornFileError(f"{file}: array {name} is torn, {len(part)} of {row['nbytes']} bytes")
     try:
-        return np.frombuffer(part, np.dtype(row["dtype"])).reshape(row["shape"])
-    except (TypeError, ValueError) as error:
+        kind = np.dtype(row["dtype"])
+        unpacked = _unpacked(part, kind.itemsize * math.prod(row["shape"])) if row.get("packed") else part
+        return np.frombuffer(unpacked, kind).reshape(row["shape"])
+    except (TypeError, ValueError, lz4.block.LZ4BlockError) as error:
         raise TornFileError(f"{file}: array {name} is not {row['dtype']} {row['shape']}: {error}") from None
+
+
+def _unpacked(block: memoryview, size: int) -> bytes:
+    """Return the `size` bytes of an lz4 block. Raises ValueError, LZ4BlockError."""
+    if not 0 < size <= MOST_UNPACKED * len(block) + PACKED_FROM:
+        raise ValueError(f"{len(block)} bytes cannot hold {size}")
+    found: bytes = lz4.block.decompress(block, uncompressed_size=size)
+    if len(found) != size:
+        raise ValueError(f"{len(found)} of {size} bytes")
+    return found

@@ -23,7 +23,7 @@ from fleet import files
 from fleet.entities import Entities
 from fleet.samples import EntityKind
 
-SEGMENTS = 60
+SEGMENTS = 30  # about as many minutes as a ring of fine slots reaches back: older files hold hardly anything else
 SLICE_BYTES = 8 * 2**20
 STATE_ROWS = {  # array -> which names its rows have
     "time_ms": "metrics",

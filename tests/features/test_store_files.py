@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from features.arrays_file import read_parts
 from features.extract import extract
 from features.store import StoreError, WindowStore
 from tests.features.oracle import GPU, T0, Row, batch, fleet
@@ -72,10 +73,19 @@ def saved_minutes(folder: Path, minutes_run: int) -> WindowStore:
 
 
 def test_a_later_save_writes_only_what_is_new(tmp_path: Path) -> None:
-    saved_minutes(tmp_path, 40)
-    sizes = [path.stat().st_size for path in sorted((tmp_path / "39").glob("*.slots"))]
-    assert len(sizes) == 40
-    assert max(sizes[1:]) < sizes[0] / 5
+    store = saved_minutes(tmp_path, 25)
+    files = sorted((tmp_path / "24").glob("*.slots"))
+    slots = [max(len(rows["slot_numbers"]) for _, rows in read_parts(path) if rows) for path in files]
+    assert len(slots) == 25
+    assert slots[0] == store.span.slots
+    assert max(slots[1:]) < slots[0] / 5
+
+
+def test_a_saved_ring_of_steady_values_takes_a_tenth_of_its_memory(tmp_path: Path) -> None:
+    saved_minutes(tmp_path, 70)
+    rings = sum(ring.nbytes for ring in WindowStore.load(tmp_path / "69").rings.values())
+    on_disk = {path.stat().st_ino: path.stat().st_size for path in tmp_path.glob("6[89]/*")}
+    assert sum(on_disk.values()) < rings / 10
 
 
 def test_after_many_saves_one_file_holds_everything_again(tmp_path: Path) -> None:

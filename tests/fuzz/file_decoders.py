@@ -136,6 +136,7 @@ def _written(about: dict[str, Any], arrays: dict[str, Any]) -> bytes:
 
 
 ARRAYS = {"raw": np.arange(6.0).reshape(2, 3), "count": np.zeros(3, np.int32), "none": np.zeros((0, 4))}
+ARRAYS["packed"] = np.arange(40.0).repeat(8).reshape(8, 40)
 ARRAY_FILE = _written({"kind": EntityKind.GPU.value}, ARRAYS)
 
 
@@ -180,6 +181,7 @@ ARRAY_HEADS = Decoder(
         b'"offset": ',
         b'"nbytes": ',
         b'"crc32": ',
+        b'"packed": true',
         b'"arrays": {',
         b"|O",
         b"<f4,<f4",
