@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
-
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from fleet.printable import printable
 from fleet.process import TOKEN_VARIABLE, bearer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
 
 PLAIN_EVERY_S = 10.0
 LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
@@ -23,6 +23,8 @@ class DemoScreen:
     """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
 
     def __init__(self, port: int) -> None:
+        from rich.console import Console
+
         self.console = Console(
             stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH, markup=False
         )
@@ -81,6 +83,8 @@ class DemoScreen:
 
     def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
         """Faults and when they were found, then what it was worth, then the verdict."""
+        from rich.table import Table
+
         if self._status is not None:
             self._status.stop()
         table = Table(title="Faults that were injected", title_justify="left", box=None, pad_edge=False)
@@ -118,7 +122,7 @@ def _found(row: Mapping[str, Any]) -> str:
     return "missed" if row["visible"] else "not visible (idle)"
 
 
-def _worth(console: Console, worth: Mapping[str, Any] | None) -> None:
+def _worth(console: "Console", worth: Mapping[str, Any] | None) -> None:
     if not worth:
         return
     if "error" in worth:

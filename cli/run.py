@@ -77,7 +77,15 @@ def run(
         with naming_lines(config):
             check_start(loaded)
         raise typer.Exit(asyncio.run(_supervise(loaded)))
+    _spare_memory()
     _run_role(role, loaded, instance or 0)
+
+
+def _spare_memory() -> None:
+    """Settings of this process that a role lives with."""
+    from service.withheld_imports import withhold_imports
+
+    withhold_imports()
 
 
 def _process_name(role: RoleName | None, instance: int | None) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from features.peaks import find_peaks
 from features.pulses import find_rhythm
 from features.sums import divide
 
@@ -154,9 +155,7 @@ def _by_chance(rows: Array, lags: int) -> float:
 
 
 def _first_hill(curve: Array, height: float) -> int | None:
-    from scipy import signal  # slow to import: only who looks for a period waits
-
-    hills, _ = signal.find_peaks(curve, height=height, prominence=height / 2)
+    hills = find_peaks(curve, height=height, prominence=height / 2)
     hills = hills[(hills >= SAMPLES_A_PERIOD * FINE) | (curve[hills] >= NEAR_HILL)]
     if not len(hills):
         return None

@@ -9,6 +9,8 @@ import msgspec
 
 from fleet.decode_faults import explain
 from fleet.errors import ConfigError, FleetcastError
+from fleet.installation import PACKAGES
+from service.withheld_imports import allow_imports
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -16,6 +18,8 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def load(key: str, path: str) -> Any:
     """The object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
+    if module.partition(".")[0] not in PACKAGES:
+        allow_imports()
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -22,6 +22,7 @@ from models.forecast import Panel
 Array = NDArray[np.float64]
 
 FACTORS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+FEW_SERIES = 16  # smoothed without scipy.signal, which takes 56 MiB and a second to import
 SHAPE_DAYS = 14
 SMOOTH_S = 1800  # the shape is smoothed over as much on either side
 WARM_DAYS = 2
@@ -71,16 +72,37 @@ def daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
 
 def smoothed(values: Array, factor: float) -> Array:
     """(series, bin) simple exponential smoothing from the first known value on."""
-    from scipy.signal import lfilter
-
     if not values.shape[1]:
         return values
     known = np.isfinite(values)
     first = np.take_along_axis(values, known.argmax(axis=1)[:, None], axis=1)
     start = np.nan_to_num(first)
     whole = np.where(known, values, start)
-    level, _ = lfilter([factor], [1.0, factor - 1.0], whole - start, axis=1, zi=np.zeros((len(values), 1)))
+    above = whole - start
+    level = _smoothed_few(above, factor) if len(values) <= FEW_SERIES else _smoothed_many(above, factor)
     return np.where(np.maximum.accumulate(known, axis=1), level + start, np.nan)
+
+
+def _smoothed_many(values: Array, factor: float) -> Array:
+    """Smooth (series, bin) from 0 on."""
+    from scipy.signal import lfilter
+
+    level, _ = lfilter([factor], [1.0, factor - 1.0], values, axis=1, zi=np.zeros((len(values), 1)))
+    return np.asarray(level)
+
+
+def _smoothed_few(values: Array, factor: float) -> Array:
+    """Smooth as `_smoothed_many` does, to the bit: with the same operations in the same order."""
+    levels = np.empty_like(values)
+    keep = -(factor - 1.0)
+    for series, row in enumerate(values.tolist()):
+        rest, line = 0.0, []
+        for value in row:
+            level = factor * value + rest
+            rest = keep * level
+            line.append(level)
+        levels[series] = line
+    return levels
 
 
 def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:

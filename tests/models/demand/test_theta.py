@@ -1,8 +1,9 @@
 """Theta against its definition and against the one of statsmodels."""
 
 import numpy as np
+import pytest
 
-from models.demand.theta import Theta, daily_shape, rolling_mean, slope, smoothed
+from models.demand.theta import FACTORS, FEW_SERIES, Theta, daily_shape, rolling_mean, slope, smoothed
 from models.forecast import Panel
 
 
@@ -17,6 +18,18 @@ def test_smoothing_follows_the_recursion():
         level += 0.3 * (value - level)
         expected.append(level)
     assert np.allclose(smoothed(values, 0.3)[0], expected)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_few_series_are_smoothed_to_the_same_bit_as_many(factor):
+    rng = np.random.default_rng(2)
+    values = rng.normal(0, 1, (FEW_SERIES + 1, 300)) * 10.0 ** rng.integers(-6, 7, (FEW_SERIES + 1, 300))
+    values[:, :5] = np.nan
+    values[0, 100:200] = np.nan
+    values[1] = np.nan
+    many = smoothed(values, factor)
+    for series in range(len(values)):
+        np.testing.assert_array_equal(smoothed(values[series : series + 1], factor), many[series : series + 1])
 
 
 def test_the_slope_is_that_of_least_squares():

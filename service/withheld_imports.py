@@ -1,0 +1,38 @@
+"""Packages that libraries import where they find them, although no role uses them: a role does not find them.
+
+pyarrow imports pandas at its first array (34 MiB), and lightgbm imports pandas, scikit-learn and matplotlib.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+WITHHELD = ("pandas", "sklearn", "matplotlib")
+
+
+class _WithheldFinder(MetaPathFinder):
+    """Refuses the withheld packages, as if they were not installed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in WITHHELD:
+            raise ModuleNotFoundError(f"{fullname} is withheld: no role uses it", name=fullname)
+        return None
+
+
+_finder = _WithheldFinder()
+
+
+def withhold_imports() -> None:
+    """Withhold the packages from this process, unless it has imported one of them already."""
+    if _finder not in sys.meta_path and not any(name in sys.modules for name in WITHHELD):
+        sys.meta_path.insert(0, _finder)
+
+
+def allow_imports() -> None:
+    """Let this process import everything: it runs the code of others."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)

@@ -1,0 +1,98 @@
+"""What a role may import: it pays for each package with memory in every process, however small the site.
+
+The lists may only shrink. A package that one command or one configured option needs is imported inside a function.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+COMMON = {"aiohttp", "cramjam", "numpy", "tomli_w"}
+SERVER = {"anyio", "click", "lz4", "prometheus_client", "starlette", "uvicorn"}
+MAY_IMPORT = {
+    "service.pipeline.role": COMMON | {"lz4", "prometheus_client"},
+    "service.api.role": COMMON | SERVER | {"fastapi", "opentelemetry", "pydantic"},  # fastapi imports opentelemetry
+    "service.placer.role": COMMON | SERVER,
+    "service.adapters": COMMON | {"anyio", "starlette"},
+    "service.supervise": {"tomli_w"},
+    "cli.run": {"typer"},
+}
+PACKAGES = (
+    *("aiohttp", "anyio", "click", "cramjam", "dask", "fastapi", "fsspec", "grpc", "kafka", "kubernetes", "lightgbm"),
+    *("lz4", "matplotlib", "numpy", "opentelemetry", "pandas", "prometheus_client", "pyarrow", "pydantic", "requests"),
+    *("rich", "scipy", "sklearn", "starlette", "statsmodels", "tomli_w", "typer", "uvicorn", "yaml", "zstandard"),
+)
+
+
+def imported(code: str, packages: Sequence[str] = PACKAGES) -> set[str]:
+    """Return which packages a new process has imported after this code."""
+    script = f"{code}\nimport sys; print(*({set(packages)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", MAY_IMPORT)
+def test_a_role_imports_exactly_what_its_list_allows(module: str) -> None:
+    optional = {"opentelemetry"}  # newer versions of fastapi import it
+    assert imported(f"import {module}") | optional == MAY_IMPORT[module] | optional
+
+
+def test_the_command_line_imports_no_rich() -> None:
+    assert "rich" not in imported("import cli.main")
+
+
+WORK = """
+from service.withheld_imports import withhold_imports
+withhold_imports()
+import numpy as np
+import pyarrow as pa, pyarrow.parquet as pq
+from features.period import _first_hill
+from models.demand.theta import FEW_SERIES, smoothed
+table = pa.table({"a": pa.array(np.arange(9)), "b": pa.array(["x"] * 9)})
+sink = pa.BufferOutputStream()
+pq.write_table(table, sink)
+assert pq.read_table(pa.BufferReader(sink.getvalue())).to_pylist()[8] == {"a": 8, "b": "x"}
+assert _first_hill(np.cos(np.arange(400) / 9), 0.1) is not None
+smoothed(np.ones((FEW_SERIES, 50)), 0.2)
+"""
+
+
+def test_archive_rhythms_and_the_demand_of_a_small_site_import_neither_pandas_nor_scipy() -> None:
+    assert imported(WORK) & {"pandas", "scipy"} == set()
+
+
+TREES = """
+from service.withheld_imports import withhold_imports
+withhold_imports()
+import lightgbm, numpy as np
+rng = np.random.default_rng(0)
+data = lightgbm.Dataset(rng.random((200, 2)), rng.random(200))
+trees = lightgbm.train({"verbosity": -1, "num_threads": 1}, data, 2)
+assert np.isfinite(lightgbm.Booster(model_str=trees.model_to_string()).predict(rng.random((5, 2)))).all()
+"""
+
+
+def test_trees_are_served_without_pandas_and_scikit_learn() -> None:
+    assert imported(TREES) & {"pandas", "sklearn", "matplotlib"} == set()
+
+
+PLUGIN = """
+from service.withheld_imports import withhold_imports
+from service.plugins import load
+withhold_imports()
+load("pipeline.forecasters", "service.plugins:load")
+try:
+    import pandas
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("pandas was found")
+load("pipeline.forecasters", "json:loads")
+import pandas
+"""
+
+
+def test_a_plugin_may_import_what_it_likes() -> None:
+    assert "pandas" in imported(PLUGIN)
