@@ -142,7 +142,8 @@ class DeviceRoom:
 
     def __init__(self, placed: Mapping[str, int], most: int) -> None:
         """placed: nodes of the topology and their GPUs."""
-        self._placed = placed
+        self._placed = dict(placed)
+        self._beyond: dict[str, Counter[EntityKind]] = {}  # node → its devices that share the room
         self._ports: Counter[str] = Counter()  # by node
         self.most = {EntityKind.GPU: most, EntityKind.PORT: 2 * most, EntityKind.GPU_INSTANCE: 2 * most}
         self.used: Counter[EntityKind] = Counter()
@@ -156,8 +157,17 @@ class DeviceRoom:
 
     def adopt(self, kind: EntityKind, name: str) -> None:
         """Count a row that is there already, whether there is room or not."""
-        self.used[kind] += self._is_beyond(kind, name)
-        self._ports[name.partition("/")[0]] += kind is EntityKind.PORT
+        node = name.partition("/")[0]
+        if self._is_beyond(kind, name):
+            self.used[kind] += 1
+            self._beyond.setdefault(node, Counter())[kind] += 1
+        self._ports[node] += kind is EntityKind.PORT
+
+    def place(self, node: str) -> None:
+        """Give a node room of its own from now on. Its devices no longer share the room of all others."""
+        if node not in self._placed:
+            self._placed[node] = 0
+            self.used -= self._beyond.pop(node, Counter())
 
     def _is_beyond(self, kind: EntityKind, name: str) -> bool:
         node, *parts = name.split("/")
@@ -180,14 +190,29 @@ class Entities:
         self.traits_learnt = 0  # grows with every new trait
         self.most_nodes = MOST_NODES  # decoders register no more; the nodes of a topology are there before them
         self.room: DeviceRoom | None = None
+        self.bounds_set = 0  # grows with every new bound
+        self.listed: set[str] = set()  # nodes that the operator lists, beyond those of the topology
+        self._placed: Mapping[str, int] = {}
 
     def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
         """Limit new registrations beyond the nodes of a topology; `placed` are GPUs by node, all of them registered."""
-        self.most_nodes = len(placed) + unknown_nodes
+        self._placed, self.bounds_set = placed, self.bounds_set + 1
+        self.listed -= placed.keys()
+        self.most_nodes = len(placed) + len(self.listed) + unknown_nodes
         self.room = DeviceRoom(placed, unknown_gpus)
+        for node in self.listed:
+            self.room.place(node)
         for kind in NODE_OWNED:
             for name in self._tables[kind].names:
                 self.room.adopt(kind, name)
+
+    def list_node(self, name: str) -> None:
+        """Record that the operator lists a node, as a target or in a scheduler: the bounds are against senders."""
+        if name not in self.listed and name not in self._placed:
+            self.listed.add(name)
+            self.most_nodes += 1
+            if self.room is not None:
+                self.room.place(name)
 
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]

@@ -19,12 +19,14 @@ class FleetcastError(Exception):
 
 
 class RecordError(FleetcastError):
-    """One bad input record. `reason` is a short label (it becomes a metric label), `detail` the evidence."""
+    """A bad input record, or `count` of them for one reason. `reason` is a short label (it becomes a metric label),
+    `detail` the evidence of the first."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", count: int = 1) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+        self.count = count
 
 
 class SourceError(FleetcastError):

@@ -18,13 +18,14 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.samples import EntityKind
 from ingest.board_readings import BoardReadings, have_other_work, have_same_boards, read_boards
-from ingest.node_names import known_name
+from ingest.node_names import known_name, node_name
 
 logger = logging.getLogger(__name__)
 
 LIVE_MS = 60_000
 SAME_BOOT_S = 60.0  # a clock that is corrected moves the time at which the kernel says that it started
 MOST_SHARING = 8  # targets of one name whose boards have no UUIDs
+MOST_LISTED = 16  # nodes of one target that no bound applies to; a host's exporter names one
 MOST_NAMES = 3  # one after the other of one machine: its label, its target's host, its target's address
 _LOCAL = re.compile(
     r"(localhost|ip6-localhost|ip6-loopback)\d?(\.local(domain\d?)?)?|127(\.\d+){3}|::1|0\.0\.0\.0"
@@ -47,6 +48,7 @@ class Target:
     named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
     unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs are in
     doubt.
+    is_listed: the operator lists the target. listed: names on its pages to which therefore no bound applies.
     """
 
     node: str
@@ -60,6 +62,16 @@ class Target:
     forgets: bool = False
     unproven: dict[str, set[int]] = field(default_factory=dict)
     readings: BoardReadings = field(default_factory=BoardReadings)
+    is_listed: bool = False
+    listed: set[str] = field(default_factory=set)
+
+    def register(self, name: str, entities: Entities) -> str:
+        """Return the fleet's name of a node on this target's pages (`node_name`). Raises RecordError."""
+        is_listed = self.is_listed and (name in self.listed or len(self.listed) < MOST_LISTED)
+        found = node_name(name, entities, is_listed=is_listed)
+        if is_listed:
+            self.listed.add(name)
+        return found
 
     def rename(self, stated: str, node: str) -> None:
         """Read `stated` as `node` from now on, for series that are known already, too."""

@@ -95,9 +95,10 @@ def _numbers(span: str, entry: str) -> Iterator[str]:
 _IP = re.compile(r"[\d.]+|.*:.*")
 
 
-def node_name(stated: str, entities: Entities) -> str:
+def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
     """Return the fleet's name of `stated`, as `known_name` finds it, or register a new node.
-    Raises RecordError: bad_label (no name), unknown_nodes (too many).
+    is_listed: the operator lists it, so that no bound applies to it. Raises RecordError: bad_label (no name),
+    unknown_nodes (too many).
 
     >>> fleet = Entities()
     >>> _ = fleet.node("n1")
@@ -106,12 +107,14 @@ def node_name(stated: str, entities: Entities) -> str:
     """
     nodes = entities[EntityKind.NODE]
     stated = nodes.machine(stated)
+    if stated not in nodes:
+        if not is_node_name(stated):
+            raise RecordError("bad_label", node_name_fault(stated))
+        stated = known_name(stated, nodes)
+    if is_listed:
+        entities.list_node(stated)
     if stated in nodes:
         return stated
-    if not is_node_name(stated):
-        raise RecordError("bad_label", node_name_fault(stated))
-    if (known := known_name(stated, nodes)) != stated:
-        return known
     if len(nodes) >= entities.most_nodes:
         raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, no more are taken: {stated[:80]!r}")
     entities.node(stated)

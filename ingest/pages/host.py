@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind
-from ingest.node_names import node_name
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
 from ingest.series import Fold, Form, Series, part_of
@@ -86,7 +85,7 @@ class HostResolver(Resolver):
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
         if reading is None or not _counts(reading, labels):
             return SkipRule.OTHER_PART
-        node = self.entities.node(node_name(target.node, self.entities))
+        node = self.entities.node(target.register(target.node, self.entities))
         part = part_of(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
         return Series(EntityKind.NODE, reading.metric, node, node, form=reading.form, fold=reading.fold, part=part)
 

@@ -8,7 +8,7 @@ from fleet.node_names import is_node_name
 from fleet.samples import EntityKind
 from ingest.gpus import GpuInventory
 from ingest.machines import stated_node
-from ingest.node_names import known_name, node_name
+from ingest.node_names import known_name
 from ingest.pages.text import Found, Target
 
 
@@ -40,12 +40,12 @@ class Resolver(ABC):
     def node(self, labels: Mapping[str, str], target: Target) -> str:
         """Return the node that a line is about (`ingest.machines.stated_node`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
-        return node_name(stated_node(label, target), self.entities)
+        return target.register(stated_node(label, target), self.entities)
 
     def gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
         """Return the node of a GPU, which its board's UUID proves (`MachineNames.place`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
         stated = known_name(stated_node(label, target), self.entities[EntityKind.NODE])
         if not is_node_name(stated):
-            return node_name(stated, self.entities)
-        return node_name(self.inventory.machines.place(stated, index, uuid, target), self.entities)
+            return target.register(stated, self.entities)
+        return target.register(self.inventory.machines.place(stated, index, uuid, target), self.entities)

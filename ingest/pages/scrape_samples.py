@@ -13,7 +13,6 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
-from ingest.node_names import node_name
 from ingest.pages.serving import NOWHERE
 from ingest.pages.text import PageDecoder
 from ingest.source import Batch
@@ -89,7 +88,7 @@ class ScrapeSamples:
             try:
                 own = target.decoder.target
                 name = next(reversed(own.named), own.node)  # boards are named where all samples are refused, too
-                node = self._entities.node(node_name(name, self._entities))
+                node = self._entities.node(own.register(name, self._entities))
                 target.nodes[node] = (False, False)
             except RecordError as error:
                 self._failures[error.reason] += 1

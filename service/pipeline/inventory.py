@@ -82,11 +82,11 @@ class FleetInventory:
         return not is_local(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
     def _register(self) -> None:
-        nodes = self._entities[EntityKind.NODE]
+        """Register the nodes with GPUs that schedulers report. No bound of senders applies to them."""
         for name, spec in self._stated.items():
-            if spec.gpus and nodes.machine(name) not in nodes:
+            if spec.gpus:
                 try:
-                    node_name(name, self._entities)
+                    node_name(name, self._entities, is_listed=True)
                 except RecordError as error:
                     self.faults.append(error)
 

@@ -270,7 +270,7 @@ class FleetState:
 
     def used(self) -> dict[str, dict[str, int]]:
         """Bound -> how much of it is used, and the most."""
-        unknown = len(self.entities[EntityKind.NODE]) - self._named
+        unknown = len(self.entities[EntityKind.NODE]) - self._named - len(self.entities.listed)
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
             "unknown_nodes": {"used": unknown, "most": self.limits.unknown_nodes},
@@ -283,7 +283,8 @@ class FleetState:
 
     def _note_bad(self, error: RecordError) -> None:
         counts = self.counts
-        counts.bad[error.reason if error.reason in counts.bad or len(counts.bad) < REASONS_KEPT else "other"] += 1
+        is_shown = error.reason in counts.bad or len(counts.bad) < REASONS_KEPT
+        counts.bad[error.reason if is_shown else "other"] += error.count
         if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
             counts.bad_examples[error.reason] = error.detail[:200]
 

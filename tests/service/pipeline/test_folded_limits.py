@@ -1,6 +1,7 @@
 """Bounds on names in the fold: what is too much is counted and skipped; what is known always goes on."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from fleet.jobs import JobTable
 from fleet.nodes import SOURCES_KEPT
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
+from ingest.machines import MOST_LISTED
 from ingest.pages.exporters import ExporterResolver
+from ingest.pages.text import PageDecoder, Target
 from ingest.remote_write.decoder import WriteDecoder
 from ingest.remote_write.request import Version
 from ingest.source import Batch
@@ -206,3 +209,56 @@ def test_names_of_jobs_that_ended_are_forgotten_in_their_time_and_leave_nothing(
 
 def pipeline(folder: Path, clock: ManualClock) -> Pipeline:
     return Pipeline(Config(state=str(folder)), clock, Topology.build([NodeSpec("n1", gpus=8)]), lambda _: [])
+
+
+def page_of(node: str, gpus: int) -> bytes:
+    labels = (f'{{gpu="{index}",UUID="GPU-{node}-{index}",Hostname="{node}"}}' for index in range(gpus))
+    return "".join(f"DCGM_FI_DEV_POWER_USAGE{each} 400\n" for each in labels).encode()
+
+
+def scraped(folded: FleetState, target: Target, *pages: bytes) -> tuple[int, Counter[str]]:
+    """How many samples of a target's pages are read, and why the others are not."""
+    decoder = PageDecoder(ExporterResolver(folded.entities), target)
+    batches = [decoder.decode(page, NOW_MS + number) for number, page in enumerate(pages)]
+    return sum(map(len, batches)), Counter(error.reason for batch in batches for error in batch.bad)
+
+
+def test_targets_that_the_operator_lists_are_under_no_bound_of_senders() -> None:
+    folded = state(("n1",), unknown_nodes=1, unknown_gpus=2)
+    for number in range(50):
+        host = f"host-{number}"
+        assert scraped(folded, Target(host, is_listed=True), page_of(host, 8)) == (8, {})
+    assert folded.used()["unknown_nodes"]["used"] == folded.used()["unknown_gpus"]["used"] == 0
+    assert decoded(folded, [("stranger", index) for index in range(3)]) == (2, ["unknown_gpus"])
+    assert decoded(folded, [("other", 0)]) == (0, ["unknown_nodes"])
+    assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+
+
+def test_a_listed_target_has_room_for_a_hosts_gpus_and_for_some_hosts() -> None:
+    """One target that names any number of hosts, such as a federating Prometheus, is bounded as a sender is."""
+    folded = state(("n1",), unknown_nodes=2, unknown_gpus=3)
+    assert scraped(folded, Target("big", is_listed=True), page_of("big", 40)) == (16 + 3, {"unknown_gpus": 21})
+    pages = b"".join(page_of(f"f{number}", 1) for number in range(MOST_LISTED + 10))
+    federated = scraped(folded, Target("federate", is_listed=True), pages)
+    assert federated == (MOST_LISTED, {"unknown_nodes": 8, "unknown_gpus": 2})
+
+
+def test_listed_hosts_leave_the_room_of_senders_after_a_restart() -> None:
+    folded = state(("n1",), unknown_nodes=2, unknown_gpus=4)
+    scraped(folded, Target("host", is_listed=True), page_of("host", 8))
+    again = Entities.load(folded.entities.dump())
+    limits = LimitsConfig(unknown_nodes=2, unknown_gpus=4)
+    restored = FleetState(again, WindowStore(again), Topology.build([NodeSpec("n1", gpus=8)]), limits)
+    assert restored.used()["unknown_gpus"]["used"] == 8
+    assert scraped(restored, Target("host", is_listed=True), page_of("host", 8)) == (8, {})
+    assert restored.used()["unknown_gpus"]["used"] == restored.used()["unknown_nodes"]["used"] == 0
+
+
+def test_nodes_of_a_connected_scheduler_are_under_no_bound_of_senders() -> None:
+    folded = state(("n1",), unknown_nodes=1, unknown_gpus=1)
+    stated = {f"s{number}": NodeSpec(f"s{number}", gpus=8, source="slurm") for number in range(5)}
+    folded.refresh_topology({}, {}, stated)
+    assert not folded.counts.bad
+    assert len(folded.topology) == 6
+    assert decoded(folded, [("s1", index) for index in range(8)]) == (8, [])
+    assert folded.used()["unknown_nodes"] == {"used": 0, "most": 1}
