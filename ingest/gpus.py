@@ -54,15 +54,18 @@ class GpuInventory:
         self.nodes: dict[str, dict[int, GpuFacts]] = {}
         self._slots: dict[str, tuple[str, int]] = {}
         self._models: dict[str, str] | None = None  # until something is learnt
+        self.changes = 0  # grows with every new fact
 
     def learn(self, node: str, index: int, facts: GpuFacts) -> None:
         slots = self.nodes.setdefault(node, {})
         known = slots.get(index, GpuFacts())
+        facts = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
         if known == facts:
             return
         self._models = None
+        self.changes += 1
         self._entities.learn_trait(f"{node}/{index}", facts.model)
-        slots[index] = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
+        slots[index] = facts
         if facts.uuid:
             self._slots.pop(known.uuid, None)
             self._slots[facts.uuid] = (node, index)

@@ -36,7 +36,7 @@ def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) ->
 def _counted(batch: Batch) -> dict[str, int]:
     counts: dict[str, int] = {}
     for error in batch.bad:
-        counts[error.reason] = counts.get(error.reason, 0) + 1
+        counts[error.reason] = counts.get(error.reason, 0) + error.count
     return counts
 
 

@@ -44,7 +44,7 @@ class Sent:
 
     def count_bad(self, errors: Sequence[RecordError]) -> None:
         for error in errors:
-            self.bad[error.reason] = self.bad.get(error.reason, 0) + 1
+            self.bad[error.reason] = self.bad.get(error.reason, 0) + error.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,7 +355,7 @@ class _Health:
         self.behind = sum(max(0, records) for records in behind.values())
 
     def count(self, batch: Batch) -> None:
-        self._bad += len(batch.bad)
+        self._bad += sum(error.count for error in batch.bad)
         if len(batch):
             self._rates.append((time.monotonic(), len(batch)))
         while self._rates and self._rates[0][0] < time.monotonic() - RATE_S:

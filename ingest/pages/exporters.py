@@ -29,7 +29,7 @@ class ExporterResolver:
     """One for all targets of a process: the first row of RESOLVERS that claims a name says what it stands for."""
 
     def __init__(self, entities: Entities) -> None:
-        self._nodes = entities[EntityKind.NODE]
+        self._entities, self._nodes = entities, entities[EntityKind.NODE]
         self.inventory = GpuInventory(entities)
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
 
@@ -40,6 +40,11 @@ class ExporterResolver:
                 found = resolver(name, labels, target)
                 return self._labelled(found, labels) if isinstance(found, Series) and found.kind in GPUS else found
         return next((rule for pattern, rule in _RULES if pattern.match(name)), None)
+
+    def epoch(self) -> tuple[int, ...]:
+        """Return what refusals depend on besides labels: bounds, names of nodes, and boards that lines have named."""
+        nodes = self._nodes
+        return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
     def _labelled(self, series: Series, labels: Mapping[str, str]) -> Series:
         """The series of a GPU with the job that its labels name, if they do. Learns a pod that is a node itself."""

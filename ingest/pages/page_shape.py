@@ -37,9 +37,12 @@ class LineRole(IntEnum):
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
     UNREAD = 1  # a value that nothing reads
     WANTED = 2
+    REFUSED = 3  # a value behind a prefix that is refused, whatever the value is
+    BROKEN = 4  # the prefix is the whole line, which is refused as it is
 
 
 Role = LineRole | SkipRule
+_WITHOUT_VALUE = (LineRole.NOTHING, LineRole.BROKEN)
 _ROLES: dict[int, Role] = {**{int(role): role for role in LineRole}, **{int(rule): rule for rule in SkipRule}}
 
 
@@ -72,7 +75,7 @@ def _plan(heads: bytes, roles: bytes) -> _Plan:
     """heads: lengths of the prefixes as int32."""
     head = np.frombuffer(heads, np.int32).astype(np.intp)
     role = np.frombuffer(roles, np.uint8)
-    line = np.flatnonzero(role != LineRole.NOTHING)
+    line = np.flatnonzero(~np.isin(role, _WITHOUT_VALUE))
     ends = np.cumsum(head + 1) - 1  # of prefixes, if every value were empty
     length = np.diff(ends[line], prepend=0)
     windows = np.maximum(1, -(-length // WINDOW))
@@ -144,7 +147,7 @@ class PageShape:
         back_to_front = slice(None, None, -1)  # a short window's blanks fall on what is written after it
         at = (WINDOW + plan.ends - plan.back)[back_to_front]
         _windows(text)[at] = self._distinct.take(self._ids)[back_to_front]
-        roles = [_ROLES[role] for role in plan.roles if role != LineRole.NOTHING]
+        roles = [_ROLES[role] for role in plan.roles if role not in _WITHOUT_VALUE]
         ends = (WINDOW + np.cumsum(plan.length)).tolist()
         segments = [bytes(text[begin:end]) for begin, end in zip([WINDOW, *ends[:-1]], ends, strict=True)]
         return [(segment.rpartition(b"\n")[2], role) for segment, role in zip(segments, roles, strict=True)]

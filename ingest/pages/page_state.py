@@ -1,7 +1,7 @@
 """The state of a page that is read line by line, and its tally."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fleet.errors import RecordError
@@ -17,7 +17,8 @@ MAX_NAMES = 8  # unread ones, of a page
 
 @dataclass(slots=True)
 class PageState:
-    """What was read of a page so far. refused: how many sample lines."""
+    """What was read of a page so far. refused: how many sample lines. bad: an error of each REFUSED or BROKEN line in
+    order, then of the rest. fresh: those among them that no earlier page had."""
 
     arrival_ms: int
     open_metrics: bool
@@ -28,6 +29,7 @@ class PageState:
     raw: list[float] = field(default_factory=list)
     time_ms: list[int] = field(default_factory=list)
     bad: list[RecordError] = field(default_factory=list)
+    fresh: int = 0
     keys: set[bytes] = field(default_factory=set)
     entities: set[tuple[EntityKind, int, int, int]] = field(default_factory=set)
     shared: list[Series] = field(default_factory=list)
@@ -37,15 +39,37 @@ class PageState:
         self.prefixes.append(prefix)
         self.roles.append(role)
 
-    def refuse(self, error: RecordError, lines: int = 1) -> None:
+    def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
+        """Record a line that is refused."""
+        self.note(prefix, role)
         self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
+        self.refused += 1
+        self.fresh += is_fresh
+
+    def refuse_rest(self, error: RecordError, lines: int) -> None:
+        """Record that the rest of the page, so many sample lines, is not read."""
+        self.bad.append(error)
         self.refused += lines
+        self.repeatable = False
+
+    def leave_out(self, rows: Collection[int]) -> None:
+        """Leave out some of the series that were read."""
+        at = [line for line, role in enumerate(self.roles) if role is LineRole.WANTED]
+        for row in rows:
+            self.roles[at[row]] = SkipRule.INCOMPLETE
+        keep = [row for row in range(len(self.series)) if row not in rows]
+        self.series = [self.series[row] for row in keep]
+        self.raw = [self.raw[row] for row in keep]
+        self.time_ms = [self.time_ms[row] for row in keep]
+
+    def broken(self) -> tuple[bytes, ...]:
+        """The lines that are refused as they are."""
+        lines = zip(self.prefixes, self.roles, strict=True)
+        return tuple(line for line, role in lines if role is LineRole.BROKEN) if self.bad else ()
 
     def tally(self) -> RecordTally:
         roles = Counter(self.roles)
         ignored = {role: count for role, count in roles.items() if isinstance(role, SkipRule)}
-        if left_out := roles[LineRole.WANTED] - len(self.series):
-            ignored[SkipRule.INCOMPLETE] = left_out
         names = self.names(lambda role: role is LineRole.UNREAD) if roles[LineRole.UNREAD] else ()
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 

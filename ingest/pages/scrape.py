@@ -26,6 +26,7 @@ from ingest.pages import bursts
 from ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
 from ingest.pages.exporters import ExporterResolver
 from ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session
+from ingest.pages.refusals import LastingRefusals
 from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
 from ingest.pages.target_groups import read_groups
 from ingest.pages.target_spec import TargetSpec
@@ -97,6 +98,7 @@ class Scraper(Source):
         self._clock = clock
         self._future_limit_ms = round(future_limit_s * 1000)
         self._beside = ScrapeSamples(entities, self.failures)
+        self._refusals = LastingRefusals()
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = FetchSlots(options.concurrency)
@@ -164,6 +166,7 @@ class Scraper(Source):
             "noted": dict(self.noted),
             "targets_unread": sum(bool(target.decoder.why_unread) for target in self.targets.values()),
             "targets_failing": self._failing(),
+            **self._refusals.health(),
             "skipped_rounds": self.skipped_rounds,
             "refused_lists": self._list.refused(),
         }
@@ -181,10 +184,11 @@ class Scraper(Source):
 
     def _count(self, batch: Batch) -> None:
         now_ms = self._clock.now_ms()
-        self._bad += len(batch.bad)
+        bad = sum(error.count for error in batch.bad)
+        self._bad += bad
         if self._taken and self._taken[-1][0] > now_ms:  # the clock was set back
             self._taken.clear()
-        self._taken.append((now_ms, len(batch), len(batch.bad)))
+        self._taken.append((now_ms, len(batch), bad))
         while self._taken[0][0] < now_ms - RATE_WINDOW_MS:
             self._taken.popleft()
 
@@ -233,6 +237,7 @@ class Scraper(Source):
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
             self._beside.forget(self.targets.pop(url))
+            self._refusals.forget(url)
         for url, spec in wanted.items():
             if url not in self.targets:
                 self.targets[url] = self.target(spec)
@@ -244,7 +249,7 @@ class Scraper(Source):
     def _decoder(self, spec: TargetSpec) -> PageDecoder:
         return PageDecoder(
             self.resolver,
-            Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address),
+            Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address, is_listed=True),
             noted=self.noted,
             future_limit_ms=self._future_limit_ms,
             machines=self.resolver.inventory.machines,
@@ -304,6 +309,7 @@ class Scraper(Source):
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
             return self._node_samples(target, Batch(), False, duration_s, self._undecoded(target, error))
+        self._refusals.record(url, batch)
         reason, why = page_fault(batch, target.decoder) or ("", "")
         if reason:
             self.failures[reason] += 1

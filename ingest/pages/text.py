@@ -1,22 +1,23 @@
 """Exposition text → samples, with a cache per target: labels are parsed once in the life of a series.
 
-The decoder caches the shape of the last clean page (`page_shape`) and the columns of its samples: a page that fits
-costs some numpy calls. Any other page (a GPU vanished, a line is broken) takes the line path: look every prefix up in a
-dict, parse new ones, count bad ones, and learn the new shape if there were none. A shape frees the dict (4x as large).
+The decoder caches the shape of the last page (`page_shape`) and the columns of its samples: a page that fits costs some
+numpy calls. Any other page (a GPU vanished, a line is broken) takes the line path: look every prefix up in a dict,
+parse new ones, count bad ones, and learn the new shape. A shape frees the dict (4x as large). Refused lines are part of
+the shape (`refusals`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.entities import Entities
 from fleet.errors import RecordError
-from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
-from ingest.gpu_labels import JobLabel, LabelSight
+from ingest.gpu_labels import LabelSight
 from ingest.machines import MachineNames, says_nothing
 from ingest.machines import Target as Target  # noqa: PLC0414  # exported
 from ingest.pages.exposition import (
@@ -28,122 +29,37 @@ from ingest.pages.exposition import (
     parse_value,
     start_of_kernel,
 )
+from ingest.pages.page_columns import PageColumns, Reported
 from ingest.pages.page_shape import LineRole, PageShape
 from ingest.pages.page_state import PageState
-from ingest.pages.parts import Folding, Growth
-from ingest.series import Conversion, Fold, Series
+from ingest.pages.parts import Growth
+from ingest.pages.refusals import RememberedRefusals
+from ingest.series import Fold, Series
 from ingest.source import Batch
 from ingest.tally import RecordTally, SkipRule
 
 MAX_SERIES = 50_000
-MAX_BAD_LINES = 1000
+MAX_BAD_LINES = 1000  # that no earlier page had
+MAX_BROKEN_BYTES = 65_536  # of lines that a shape remembers as they stand
 MAX_LINES = 250_000
 YEAR_2000_MS = 946_684_800_000
 _UNAME = b"node_uname_info{"
 
 
 Found = Series | SkipRule | None
-Resolve = Callable[[str, Mapping[str, str], Target], Found]
-"""What (metric name, labels, target) stands for: a series, the rule that leaves the line out, or None where nothing
-reads it. Raises RecordError on bad labels."""
-"""Names a target after its kernel: (the kernel's name, its start in Unix s, the target)."""
+Known = Found | RecordError
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """How many devices of a node were on a page."""
+class Resolve(Protocol):
+    """Says what the lines of pages stand for."""
 
-    gpus: int = 0
-    ports: int = 0
+    def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
+        """Return a series, the rule that leaves the line out, or None where nothing reads it.
 
+        Raises RecordError on bad labels."""
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The columns of n series in page order, without numbers. kinds: (kind, its rows, metric, entity).
-    folds: one a kind, None where each of its rows is a sample; fold: how each row counts."""
-
-    conversion: Conversion
-    kinds: tuple[tuple[EntityKind, slice | NDArray[np.intp], NDArray[np.int16], NDArray[np.int32]], ...]
-    folds: tuple[Folding | None, ...]
-    fold: bytes
-    node: NDArray[np.int32]
-    device: NDArray[np.int32]
-    reported: dict[int, Reported]  # node row -> devices
-    labels: tuple[JobLabel | None, ...]  # of each series; empty where none has any
-    divided: tuple[bool, ...]
-    part: NDArray[np.int64]  # of each series; empty where none has any
-    sight: LabelSight
-
-    @classmethod
-    def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "_Columns":
-        """shared: series that are on the page once more, under other labels."""
-        labelled = any(one.label is not None for one in series)
-        metric = np.array([one.metric for one in series], np.int16)
-        entity = np.array([one.entity for one in series], np.int32)
-        present = list(dict.fromkeys(one.kind for one in series))
-        kinds, folds = [], []
-        for kind in present:
-            rows = np.array([row for row, one in enumerate(series) if one.kind is kind], np.intp)
-            folds.append(Folding.of([one for one in series if one.kind is kind]))
-            kinds.append((kind, slice(None) if len(present) == 1 else rows, metric[rows], entity[rows]))
-        return cls(
-            Conversion.of(series),
-            tuple(kinds),
-            tuple(folds),
-            bytes(one.fold for one in series),
-            np.array([one.node for one in series], np.int32),
-            np.array([one.device for one in series], np.int32),
-            _count_devices(series),
-            tuple(one.label for one in series) if labelled else (),
-            tuple(one.divided for one in series) if labelled else (),
-            np.array([one.part for one in series] if any(one.part for one in series) else (), np.int64),
-            _sight(series, shared),
-        )
-
-    def series(self) -> list[Series]:
-        """The series of the columns."""
-        folds = map(Fold, self.fold)
-        labels = self.labels or (None,) * len(self.node)
-        divided = self.divided or (False,) * len(self.node)
-        part = self.part.tolist() or [0] * len(self.node)
-        columns = *self.conversion.columns(), folds, labels, divided, part
-        rows = list(zip(self.node.tolist(), self.device.tolist(), *columns, strict=True))
-        found: dict[int, Series] = {}
-        for kind, at, metric, entity in self.kinds:
-            numbers = np.arange(len(rows))[at].tolist()
-            for row, one, where in zip(numbers, metric.tolist(), entity.tolist(), strict=True):
-                found[row] = Series(kind, one, where, *rows[row])
-        return [found[row] for row in range(len(rows))]
-
-    def name(self, row: int) -> str:
-        """Name a sample in words."""
-        for kind, rows, metric, entity in self.kinds:
-            at = np.flatnonzero(np.arange(len(self.node))[rows] == row)
-            if len(at):
-                return f"{METRICS[kind][metric[at[0]]].name} of {kind} {entity[at[0]]}"
-        raise IndexError(row)
-
-
-def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
-    devices: dict[int, tuple[set[int], set[int]]] = {}
-    for one in series:
-        gpus, ports = devices.setdefault(one.node, (set(), set()))
-        if one.device >= 0:
-            (ports if one.kind is EntityKind.PORT else gpus).add(one.device)
-    return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in devices.items()}
-
-
-def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
-    """What labels say of the GPUs on a page; its time is that of each page."""
-    gpus = dict.fromkeys(one.device for one in series if one.kind is EntityKind.GPU)
-    jobs: dict[int, dict[JobLabel, None]] = {}
-    divided: dict[int, None] = {}
-    for one in (*series, *shared):
-        if one.divided:
-            divided[one.device] = None
-        elif one.label is not None:
-            jobs.setdefault(one.device, {})[one.label] = None
-    return LabelSight(0, tuple(gpus), {gpu: tuple(found) for gpu, found in jobs.items()}, tuple(divided))
+    def epoch(self) -> Hashable:
+        """Return what refusals depend on besides labels: while it stays equal, a refused prefix is refused again."""
 
 
 class PageDecoder:
@@ -168,9 +84,14 @@ class PageDecoder:
         self._names_host = False  # the last page that was read line by line named its kernel
         self._max_series = max_series
         self._future_limit_ms = future_limit_ms
-        self._cache: dict[bytes, Found] = {}  # by prefix, less its last blank; empty while there is a shape
-        self._shape: PageShape | None = None  # of the last page, if that was clean
-        self._columns = _Columns.of(())  # of the last page
+        self._cache: dict[bytes, Known] = {}  # by prefix, less its last blank; empty while there is a shape
+        self._shape: PageShape | None = None  # of the last page, if it may come again
+        self._refusals = RememberedRefusals()  # of that page
+        self._refused: dict[str, RecordError] = {}  # reason → the error that all prefixes refused for it share
+        self._epoch: Hashable = None  # of these refusals
+        self._partial = 0  # sums that were left out of the last page
+        self._broken = hash(())  # of the broken lines on the last page that was read line by line
+        self._columns = PageColumns.of(())  # of the last page
         self._tally = RecordTally()  # of the last page, if all its numbers are good
         self._was_read = False  # a line of some page stood for a series
         self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
@@ -182,7 +103,9 @@ class PageDecoder:
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
         if self.target.forgets:
-            self._shape, self._cache, self.target.forgets = None, {}, False
+            self._shape, self._cache, self._refused, self.target.forgets = None, {}, {}, False
+        if self._refused and self._epoch != self._resolve.epoch():
+            self._forget_refusals()
         if self._shape is not None:
             raw = self._shape.read(page)
             if raw is not None and self._names_host:
@@ -190,42 +113,56 @@ class PageDecoder:
             if raw is not None and not self.target.forgets:
                 time_ms = np.empty(len(raw), np.int64)
                 time_ms.fill(arrival_ms)
-                return self._batch(raw, time_ms, [])
+                if self._partial:
+                    self.noted["partial"] += self._partial
+                return self._batch(raw, time_ms, list(self._refusals.errors))
             self._recall(self._shape)
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
     def _recall(self, shape: PageShape) -> None:
         """Go back to prefixes and what they stand for: the page has another shape than the last one."""
-        series = iter(self._columns.series())
+        series, errors = iter(self._columns.series()), self._refusals.prefixes()
         for prefix, role in shape.prefixes():
+            key = prefix[:-1]
             if role is LineRole.WANTED:
-                self._cache[prefix[:-1]] = next(series)
-            elif role is not SkipRule.REPEATED:  # a repeated line may stand for a series
-                self._cache[prefix[:-1]] = role if isinstance(role, SkipRule) else None
+                self._cache[key] = next(series)
+            elif role is LineRole.REFUSED:
+                if (error := next(errors)) is not None:
+                    self._cache[key] = error
+            elif role not in (SkipRule.REPEATED, SkipRule.INCOMPLETE):  # those may stand for a series
+                self._cache[key] = role if isinstance(role, SkipRule) else None
         self._shape = None
+
+    def _forget_refusals(self) -> None:
+        """Resolve refused prefixes again: there may be room for them now."""
+        if self._shape is not None:
+            self._recall(self._shape)
+        self._cache = {key: found for key, found in self._cache.items() if not isinstance(found, RecordError)}
+        self._refused = {}
 
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node(page)
         if self.target.forgets:
-            self._cache, self.target.forgets = {}, False
+            self._cache, self._refused, self.target.forgets = {}, {}, False
+        self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
         state = PageState(arrival_ms, open_metrics)
         for number, line in enumerate(lines, 1):
             try:
                 self._read_line(line, state)
             except RecordError as error:
-                state.refuse(error)
-                if len(state.bad) >= MAX_BAD_LINES:
-                    abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
-                    state.refuse(abandoned, sum(map(is_sample, lines[number:])))
-                    break
+                state.refuse(line, LineRole.BROKEN, error)
+            if state.fresh >= MAX_BAD_LINES:
+                abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
+                state.refuse_rest(abandoned, sum(map(is_sample, lines[number:])))
+                break
         if b"\n" in rest:
             too_many = RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read")
-            state.refuse(too_many, sum(map(is_sample, rest.split(b"\n"))))
+            state.refuse_rest(too_many, sum(map(is_sample, rest.split(b"\n"))))
         elif rest.strip() not in (b"", b"# EOF"):
-            state.refuse(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
+            state.refuse_rest(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
         self._drop_partial(state)
-        self._columns = _Columns.of(state.series, state.shared)
+        self._columns = PageColumns.of(state.series, state.shared)
         self._was_read = self._was_read or LineRole.WANTED in state.roles
         self._tally, self.why_unread = state.tally(), state.why_unread(self._was_read)
         self._remember(state, len(lines))
@@ -246,33 +183,47 @@ class PageDecoder:
                 found, key, value, timestamp = self._cache[head], head, middle, value
         if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
             value, _, timestamp = value.strip().partition(b"\t")
-        prefix = key + b" "
-        if found is _NEW:
+        prefix, is_new = key + b" ", found is _NEW
+        if is_new:
             found, prefix, value, timestamp = self._parse(line)
             key = prefix[:-1]
         assert not isinstance(found, _New)
+        if isinstance(found, RecordError):
+            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new)
+            return
         if found is None or isinstance(found, SkipRule):
             page.note(prefix, LineRole.UNREAD if found is None else found)
             return
         if key in page.keys:
-            raise RecordError("duplicate", repr(line[:80]))
+            page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(line[:80])))
+            return
         self._add(found, prefix, value, timestamp, page)
         page.keys.add(key)
 
-    def _parse(self, line: bytes) -> tuple[Found, bytes, bytes, bytes]:
-        """(series, prefix, value, timestamp) of a line that the cache does not hold."""
+    def _parse(self, line: bytes) -> tuple[Known, bytes, bytes, bytes]:
+        """Return what a line that the cache does not hold stands for, its prefix, value and timestamp.
+
+        Raises RecordError if the line has no prefix or no value.
+        """
         parsed = parse_line(line)
         parse_value(parsed.value)
+        found: Known
+        cached: Known
         if len(self._cache) >= self._max_series:
-            raise RecordError("too_many_series", f"more than {self._max_series:,}: {line[:60]!r}")
-        series = self._resolve(parsed.name, parsed.labels, self.target)
+            found = RecordError("too_many_series", f"more than {self._max_series:,}: {line[:60]!r}")
+            return found, parsed.prefix, parsed.value, parsed.timestamp
+        try:
+            found = cached = self._resolve(parsed.name, parsed.labels, self.target)
+        except RecordError as error:
+            found, cached = error, self._refused.setdefault(error.reason, error.with_traceback(None))
         if parsed.prefix.endswith(b" "):  # else rpartition would not find it again
-            self._cache[parsed.prefix[:-1]] = series
-        return series, parsed.prefix, parsed.value, parsed.timestamp
+            self._cache[parsed.prefix[:-1]] = cached
+        return found, parsed.prefix, parsed.value, parsed.timestamp
 
     def _add(self, series: Series, prefix: bytes, value: bytes, timestamp: bytes, page: PageState) -> None:
         raw = parse_value(value)
         time_ms = parse_timestamp(timestamp.strip(), seconds=page.open_metrics) if timestamp else page.arrival_ms
+        page.repeatable = page.repeatable and not timestamp
         if time_ms > page.arrival_ms + self._future_limit_ms:
             raise RecordError("future", f"{(time_ms - page.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
         if time_ms < YEAR_2000_MS <= page.arrival_ms:
@@ -293,22 +244,20 @@ class PageDecoder:
         page.series.append(series)
         page.raw.append(raw)
         page.time_ms.append(time_ms)
-        page.repeatable = page.repeatable and not timestamp
 
     def _drop_partial(self, page: PageState) -> None:
         """Leave out sums of which a broken line took a part: they would look like counters that fell."""
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)
+        self._partial = 0
         if not page.bad:
             self._parts = parts
             return
         partial = {identity for identity, count in parts.items() if count < self._parts[identity]}
         if partial:
+            self._partial = len(partial)
             self.noted["partial"] += len(partial)
-            keep = [row for row, identity in enumerate(identities) if identity not in partial]
-            page.series = [page.series[row] for row in keep]
-            page.raw = [page.raw[row] for row in keep]
-            page.time_ms = [page.time_ms[row] for row in keep]
+            page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
 
     def _learn_node(self, page: bytes) -> None:
         """Name the target after `node_uname_info`, which node_exporter prints, unless configuration named it."""
@@ -324,9 +273,16 @@ class PageDecoder:
             self._machines.name_host(node, start_of_kernel(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
-        """Learn the page's shape if it was clean, and forget series of long ago."""
-        if any(page.roles) and page.repeatable and not page.bad:
-            self._shape = PageShape(page.prefixes, page.roles)
+        """Learn the page's shape if it may come again, and forget series of long ago.
+
+        Broken lines that differ from page to page would make every shape useless, so they must have come twice.
+        """
+        broken = page.broken()
+        before, self._broken = self._broken, hash(broken)
+        has_value = any(role not in (LineRole.NOTHING, LineRole.BROKEN) for role in page.roles)
+        is_lasting = not broken or (before == self._broken and sum(map(len, broken)) <= MAX_BROKEN_BYTES)
+        if has_value and page.repeatable and is_lasting:
+            self._shape, self._refusals = PageShape(page.prefixes, page.roles), RememberedRefusals.of(page)
             self._cache = {}
         elif len(self._cache) > 2 * lines + 256:
             kept = {prefix[:-1] for prefix in page.prefixes}

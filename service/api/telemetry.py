@@ -204,6 +204,11 @@ def pipeline_page(
 OUTCOMES = ("read", "refused", "ignored", "unread")
 SOURCE_GAUGES = (
     ("targets_unread", "fleetcast_source_unread_targets", "Targets with a page of which nothing is read."),
+    (
+        "targets_refusing",
+        "fleetcast_source_refusing_targets",
+        "Targets with lines that are refused at every scrape.",
+    ),
     ("rate_per_s", "fleetcast_source_records_per_second", "Good records a second, over about a minute."),
     ("lag_s", "fleetcast_source_lag_seconds", "How far behind its newest record a source is read."),
     ("lag_records", "fleetcast_source_lag_records", "Records that wait at a source."),

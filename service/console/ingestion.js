@@ -66,9 +66,10 @@ export class Ingestion {
     say(byId("ingestion-foot"), list(parts).filter(Boolean).join(" · "));
   }
 
-  /** Targets that fail with their reasons, and the names that nothing reads of the source with most of them. */
+  /** Targets that fail or have refused lines, with the reasons, and the names that nothing reads of the source with most of them. */
   tellUnread(sources) {
-    const failing = sources.flatMap((row) => rows(row.targets_failing)).slice(0, 3);
+    const refused = sources.flatMap((row) => rows(row.targets_refused)).map((row) => ({ ...row, reason: `${count(row.lines, "line")} refused at every scrape: ${text(row.reason)}` }));
+    const failing = [...sources.flatMap((row) => rows(row.targets_failing)), ...refused].slice(0, 3);
     keyed(this.failing, failing, (row) => text(row.target), () => h("li"), (item, row) => say(item, `${text(row.target)}: ${text(row.reason)}`));
     this.failing.hidden = failing.length === 0;
     const unread = (row) => num(object(row.records).unread) ?? 0;

@@ -61,4 +61,5 @@ class Desk:
 
 
 def reasons(batch: Batch) -> Sequence[str]:
-    return [error.reason for error in batch.bad]
+    """The reason of each bad line."""
+    return [error.reason for error in batch.bad for _ in range(error.count)]

@@ -72,7 +72,7 @@ def test_what_became_of_each_line_adds_up(pages: list[list[str]], ends: bool, op
         assert tally is not None
         assert tally.all == sample_lines(text), tally
         assert min([tally.read, tally.refused, tally.unread, *tally.ignored.values()], default=0) >= 0
-        assert tally.refused <= len(batch.bad), "what is refused is a bad record"
+        assert tally.refused <= sum(error.count for error in batch.bad), "what is refused is a bad record"
         assert bool(tally.names) == bool(tally.unread)
         assert len(batch) <= tally.read
 

@@ -238,7 +238,7 @@ def test_a_warm_decoder_reads_a_page_like_a_fresh_one(first: list[int], second: 
     lines = page(*(variants[index] for index in second))
     batches = warm.decoder.decode(lines, 5), fresh.decoder.decode(lines, 5)
     assert warm.words(batches[0]) == fresh.words(batches[1])
-    assert reasons(batches[0]) == reasons(batches[1])
+    assert sorted(reasons(batches[0])) == sorted(reasons(batches[1]))
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"\n\n\n", b"#"])

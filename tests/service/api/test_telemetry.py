@@ -33,13 +33,14 @@ def test_every_source_tells_whether_it_answers_and_how_far_behind_it_is() -> Non
 def test_what_became_of_records_is_counted_by_source() -> None:
     counts = {"all": 10, "read": 4, "refused": 3, "ignored": 2, "unread": 1, "unknown_fields": 7}
     rows = [
-        {"name": "scrape", "kind": "scrape", "records": counts, "targets_unread": 2},
+        {"name": "scrape", "kind": "scrape", "records": counts, "targets_unread": 2, "targets_refusing": 3},
         {"name": "outside", "records": "any"},
     ]
     page = pipeline_page({"sources": rows}, 1.0, 1)
     told = series(page)
     assert told["fleetcast_source_unknown_fields_total scrape"] == 7
     assert told["fleetcast_source_unread_targets scrape"] == 2
+    assert told["fleetcast_source_refusing_targets scrape"] == 3
     for outcome in ("read", "refused", "ignored", "unread"):
         line = (
             f'fleetcast_source_records_total{{kind="scrape",outcome="{outcome}",source="scrape"}} {counts[outcome]}.0'

@@ -1,0 +1,107 @@
+"""Lines of pages that are refused: what a decoder remembers of them, and which targets have some at every scrape.
+
+A prefix (name and labels) is refused until what the refusal depends on changes: the bounds, the fleet's names, the
+boards that are known. A line that is refused as it stands, such as one whose value is no number, is refused while it
+stays the same.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import RecordError
+from fleet.redaction import redacted
+from ingest.pages.page_shape import LineRole
+from ingest.pages.page_state import PageState
+from ingest.source import Batch
+
+logger = logging.getLogger(__name__)
+
+LASTING_ROUNDS = 20  # scrapes with refused lines, one after the other
+MAX_LOGGED = 10  # targets
+MAX_SHOWN = 20  # targets, in the ingestion document
+_BY_PLACE = frozenset({"duplicate", "too_many_series"})  # the same line may be read elsewhere on the page
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedRefusals:
+    """The refusals of a page whose shape is remembered. errors: one a reason, with the number of its lines.
+    of_prefix: number of the error of each REFUSED prefix in page order."""
+
+    errors: tuple[RecordError, ...] = ()
+    of_prefix: bytes = b""
+
+    @classmethod
+    def of(cls, page: PageState) -> "RememberedRefusals":
+        if not page.bad:
+            return cls()
+        counts = Counter(error.reason for error in page.bad)
+        first: dict[str, RecordError] = {}
+        for error in page.bad:
+            first.setdefault(error.reason, error)
+        numbers = {reason: number for number, reason in enumerate(first)}
+        refused = (role for role in page.roles if role in (LineRole.REFUSED, LineRole.BROKEN))
+        pairs = zip(refused, page.bad, strict=True)
+        return cls(
+            tuple(RecordError(reason, error.detail, counts[reason]) for reason, error in first.items()),
+            bytes(numbers[error.reason] for role, error in pairs if role is LineRole.REFUSED),
+        )
+
+    def prefixes(self) -> Iterator[RecordError | None]:
+        """Yield the error of each REFUSED prefix; None where only its place on the page was wrong."""
+        errors = [RecordError(error.reason, error.detail) for error in self.errors]
+        for number in self.of_prefix:
+            yield None if errors[number].reason in _BY_PLACE else errors[number]
+
+
+@dataclass(slots=True)
+class _Refused:
+    rounds: int = 0
+    lines: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class LastingRefusals:
+    """The targets of which lines were refused at the last scrapes."""
+
+    _targets: dict[str, _Refused] = field(default_factory=dict)  # by URL
+    _logged: int = 0
+
+    def record(self, url: str, batch: Batch) -> None:
+        """Record a page of a target. Logs a refusal that lasts, and its end."""
+        refused = batch.counted().refused
+        if not refused:
+            before = self._targets.pop(url, None)
+            if before is not None and before.rounds >= LASTING_ROUNDS:
+                logger.info("%s: no line is refused any more", redacted(url))
+            return
+        found = self._targets.setdefault(url, _Refused())
+        found.rounds, found.lines = found.rounds + 1, refused
+        found.why = str(batch.bad[0]) if batch.bad else ""
+        if found.rounds == LASTING_ROUNDS:
+            self._log(url, found)
+
+    def forget(self, url: str) -> None:
+        """Forget a target that is no longer scraped."""
+        self._targets.pop(url, None)
+
+    def health(self) -> dict[str, Any]:
+        """Return how many targets have lasting refusals, and the first of them with the reason."""
+        lasting = [(url, found) for url, found in self._targets.items() if found.rounds >= LASTING_ROUNDS]
+        shown: Sequence[dict[str, Any]] = [
+            {"target": redacted(url), "lines": found.lines, "reason": found.why} for url, found in lasting[:MAX_SHOWN]
+        ]
+        return {"targets_refusing": len(lasting), "targets_refused": shown}
+
+    def _log(self, url: str, found: _Refused) -> None:
+        self._logged += 1
+        if self._logged <= MAX_LOGGED:
+            lines = "1 line is" if found.lines == 1 else f"{found.lines:,} lines are"
+            logger.warning("%s: %s refused at every scrape: %s", redacted(url), lines, found.why)
+        elif self._logged == MAX_LOGGED + 1:
+            logger.warning(
+                "more targets have lines that are refused at every scrape: see targets_refused in /v1/ingestion"
+            )
