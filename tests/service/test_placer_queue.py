@@ -117,7 +117,7 @@ def test_an_estimate_is_answered_and_leaves_no_trace(world: World) -> None:
     answer = world.ask("POST", "/estimate", {"request_id": "x", "gang": 3, "gpus_per_node": 8})
     assert answer.status_code == 200
     estimate = answer.json()
-    assert set(estimate) == {"start_ms", "blocked_by", "constraint", "sentence", "as_of_ms", "by"}
+    assert set(estimate) == {"start_ms", "blocked_by", "constraint", "sentence", "as_of_ms", "by", "awaits"}
     assert NOW_MS < estimate["start_ms"]["p10"] <= estimate["start_ms"]["p50"] <= estimate["start_ms"]["p90"]
     assert {row["job"] for row in estimate["blocked_by"]} <= {"a", "b", "head"}
     assert [row["request_id"] for row in rows(world)] == [row["request_id"] for row in before]
