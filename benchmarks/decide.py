@@ -1,8 +1,11 @@
 """Deciding: one GPU, a gang inside a required level, a gang anywhere, and one that fits nowhere, with its reasons.
 
-The peer is a filter-and-score loop in plain Python: best fit, no topology. 70 % is free, in racks of 128 nodes.
+The peer is a filter-and-score loop in plain Python: best fit, no topology. It reads lists, which it has before the
+clock starts: a loop over arrays, or over members of an enum, would be several times slower. 70 % is free, in racks of
+128 nodes.
 """
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +22,7 @@ from placement.view import ClusterView
 SIZES = (1_000, 10_000, 80_000, 100_000)
 GPUS_PER_NODE = 8
 RACK = 128  # nodes
+MAX_RISK = 0.5
 
 
 def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
@@ -53,14 +57,22 @@ def _node(index: int) -> NodeSpec:
     return NodeSpec(f"n{index:06d}", GPUS_PER_NODE, "H100", 80, 128, 2048, domains=domains)
 
 
-def best_fit(view: ClusterView, members: int, gpus: int) -> list[int]:
+class BestFit:
     """The peer: filter every node, score it by what would be left free, take the best, all in a Python loop."""
-    scored = []
-    for row, free in enumerate(view.free.sum(axis=1).tolist()):
-        risk = max(view.p_fail[row], view.p_slow[row])
-        if view.state[row] == NodeState.IN_SERVICE and risk <= 0.5 and free >= gpus:
-            scored.append((free - gpus, risk, row))
-    return [row for _, _, row in sorted(scored)[:members]]
+
+    def __init__(self, view: ClusterView) -> None:
+        columns = (view.free.sum(axis=1), view.state, view.p_fail, view.p_slow)
+        self._nodes = list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def place(self, members: int, gpus: int) -> list[int]:
+        """Return the rows of the best nodes for so many members of so many GPUs, one on each."""
+        in_service, scored = int(NodeState.IN_SERVICE), []
+        for row, (free, state, p_fail, p_slow) in enumerate(self._nodes):
+            risk = p_fail if p_fail > p_slow else p_slow
+            if free >= gpus and state == in_service and risk <= MAX_RISK:
+                scored.append((free - gpus, risk, row))
+        best = heapq.nsmallest(members, scored) if members < len(scored) // 8 else sorted(scored)[:members]
+        return [row for _, _, row in best]
 
 
 def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
@@ -87,6 +99,7 @@ def _decide_case(
     name: str, view: ClusterView, request: PlacementRequest, size: dict[str, int], outcome: str
 ) -> dict[str, Any]:
     members, each = request.members.min, request.gpus_per_node
+    best_fit = BestFit(view)
 
     def ours() -> int:
         decision = decide(request, view)
@@ -96,7 +109,7 @@ def _decide_case(
         return 1
 
     def theirs() -> int:
-        assert best_fit(view, members, each)
+        assert best_fit.place(members, each)
         return 1
 
     whole = size | {"gang": members, "gpus_per_node": each}

@@ -22,7 +22,7 @@ from benchmarks.case import free_bytes, record
 from benchmarks.decode import FIELDS, round_of
 from benchmarks.exporters import healthy
 from benchmarks.service import MAKE_S
-from benchmarks.tick import GPUS_PER_NODE, jobs, no_sources, rows_of, scrape_of, topology_of
+from benchmarks.tick import GPUS_PER_NODE, gangs, no_sources, rows_of, scrape_of, topology_of
 from fleet.clock import ManualClock
 from fleet.samples import EntityKind
 from ingest.pages.exporters import ExporterResolver
@@ -106,7 +106,7 @@ class MeasuredFleet:
         resolver = ExporterResolver(entities)
         self._decoders = [PageDecoder(resolver, Target(f"n{node:05d}")) for node in range(nodes)]
         self._ports = rows_of(entities, EntityKind.PORT, nodes * ports)
-        self.pipeline.take(Batch(events=tuple(jobs(nodes, T0))))
+        self.pipeline.take(Batch(events=tuple(gangs(nodes, T0))))
 
     def scrape(self) -> None:
         """One page of each node, and 15 s."""

@@ -4,8 +4,6 @@ The fleet is the tick's, after weeks of jobs. A minute's save adds to those befo
 """
 
 import asyncio
-import contextlib
-import gc
 import shutil
 import tempfile
 import time
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.case import free_bytes, record
+from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleet.events import Finished, Started, Step, Submitted
 from fleet.jobs import JobAttempt, encode_job
 from fleet.requests import RankPlacement
-from service.pipeline.role import spare_the_collector
 
 ENDED_JOBS_PER_GPU = 20  # 35 days of 6,000 jobs a day at 10,000 GPUs
 STEPS = 256  # that each running job keeps
@@ -67,18 +65,6 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
         ):
             case = f"save {name}: {what}"
             yield record("snapshot", case, {"gpus": gpus}, values, "ms", cpu_s=shortest.cpu_s)
-
-
-@contextlib.contextmanager
-def spared_collector() -> Iterator[None]:
-    """The garbage collector as in a pipeline's process."""
-    before = gc.get_threshold()
-    spare_the_collector()
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def _save(fleet: BusyFleet) -> Save:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import free_bytes, record
-from benchmarks.snapshot import spared_collector
+from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, USUAL
 from fleet.clock import ManualClock
 from fleet.events import Failed, Finished, JobEvent, Started, Step, Submitted

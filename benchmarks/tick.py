@@ -1,8 +1,16 @@
-"""The tick: extract, score and publish, on a fleet of healthy, busy nodes under gangs of one to eight nodes."""
+"""The tick: extract, score and publish, on a fleet of busy nodes.
+
+    extract, score, publish      healthy, under gangs of one to eight nodes
+    … 40 % of the nodes silent   the same, and so many nodes stopped answering
+    … a job on each node         as many jobs as nodes
+    … a job on each GPU          eight times as many jobs
+
+The garbage collector is set as the service sets it.
+"""
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.case import free_bytes, measure
+from benchmarks.collector import spared_collector
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import JobEvent, Started, Submitted
@@ -27,6 +36,8 @@ T0 = 1_700_000_100_000
 SCRAPES = 4
 BYTES_PER_GPU = 120_000
 GANGS = (1, 1, 1, 2, 4, 8)  # nodes
+SILENT_SHARE = 0.4
+SILENT_SCRAPES = 12  # until silence counts
 USUAL = {
     "power_w": 560.0,
     "gpu_temp_c": 62.0,
@@ -50,15 +61,20 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         if gpus * BYTES_PER_GPU > free_bytes():
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            fleet = BusyFleet(gpus, Path(folder))
-            yield measure("tick", "extract, score, publish", {"gpus": gpus}, fleet.tick, "ms")
+        for case, jobs in CASES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                fleet = BusyFleet(gpus, Path(folder), jobs)
+                if case == SILENT:
+                    fleet.silence(SILENT_SHARE)
+                with spared_collector():
+                    yield measure("tick", case, {"gpus": gpus}, fleet.tick, "ms")
 
 
 class BusyFleet:
     """A pipeline that has taken in some scrapes of a whole fleet."""
 
-    def __init__(self, gpus: int, folder: Path) -> None:
+    def __init__(self, gpus: int, folder: Path, jobs: Callable[[int, int], Iterator[JobEvent]] | None = None) -> None:
+        """jobs: the events of the jobs that run, of a number of nodes and the time now; None: gangs."""
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
         self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(self.nodes), no_sources)
@@ -66,7 +82,8 @@ class BusyFleet:
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
         self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
-        self.pipeline.take(Batch(events=tuple(jobs(self.nodes, T0))))
+        self.pipeline.take(Batch(events=tuple((jobs or gangs)(self.nodes, T0))))
+        self._may_flag = False
         for _ in range(SCRAPES):
             self.scrape()
 
@@ -78,6 +95,18 @@ class BusyFleet:
         )
         self.clock.advance(15)
 
+    def silence(self, share: float) -> None:
+        """Let the first nodes stop answering, and tick until that is known."""
+        self._may_flag = True
+        silent = round(share * self.nodes) * GPUS_PER_NODE
+        self._rows = {kind: rows[silent:] for kind, rows in self._rows.items()}
+        for _ in range(SILENT_SCRAPES):
+            self.scrape()
+            self.tick()
+        board = self.reader.latest()
+        assert board is not None
+        assert board.array("node.flagged").sum() == silent // GPUS_PER_NODE, "the silent nodes are not flagged"
+
     def tick(self) -> int:
         """One tick; returns how many nodes the published board holds."""
         self.clock.advance(1)
@@ -85,7 +114,7 @@ class BusyFleet:
         board = self.reader.latest()
         assert board is not None
         assert board.as_of_ms == self.clock.now_ms()
-        assert not board.array("node.flagged").any(), "a healthy fleet was flagged"
+        assert self._may_flag or not board.array("node.flagged").any(), "a healthy fleet was flagged"
         return len(board.names("names.node"))
 
 
@@ -125,7 +154,7 @@ def topology_of(nodes: int) -> Topology:
     )
 
 
-def jobs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Gangs of whole nodes until the fleet is full, started a quarter of an hour ago."""
     began_ms = now_ms - 900_000
     rng = np.random.default_rng(2)
@@ -138,3 +167,33 @@ def jobs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
         yield Submitted(job=job, sequence=0, time_ms=began_ms, gang=width, gpus_per_node=GPUS_PER_NODE)
         yield Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks)
         node, number = node + width, number + 1
+
+
+def one_on_each_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """A job on all GPUs of each node."""
+    return _singles(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
+
+
+def one_on_each_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+    """A job on each GPU."""
+    return _singles(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
+
+
+def _singles(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
+    """Jobs of one member. places: their GPUs on each node."""
+    began_ms = now_ms - 900_000
+    for node in range(nodes):
+        for number, gpus in enumerate(places):
+            job = f"job{node}-{number}"
+            yield Submitted(job=job, sequence=0, time_ms=began_ms, gang=1, gpus_per_node=len(gpus))
+            ranks = (RankPlacement(0, f"n{node:05d}", gpus),)
+            yield Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks)
+
+
+SILENT = "extract, score, publish; 40 % of the nodes silent"
+CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
+    "extract, score, publish": gangs,
+    SILENT: gangs,
+    "extract, score, publish; a job on each node": one_on_each_node,
+    "extract, score, publish; a job on each GPU": one_on_each_gpu,
+}

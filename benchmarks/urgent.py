@@ -25,7 +25,7 @@ import tomli_w
 from benchmarks.case import free_bytes, record
 from benchmarks.child import ChildProcess
 from benchmarks.service import START_S, free_port, process_cpu_s, write_topology
-from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, jobs, rows_of, scrape_of
+from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, gangs, rows_of, scrape_of
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
@@ -68,7 +68,7 @@ class FleetFeed(Source):
     async def next(self) -> Batch:
         self._next += 1
         if self._next == -SLICES:
-            return Batch(events=tuple(jobs(self._nodes, self._clock.now_ms())))
+            return Batch(events=tuple(gangs(self._nodes, self._clock.now_ms())))
         await asyncio.sleep(INTERVAL_S / SLICES if self._next > 0 else 0.0)
         return Batch(samples=tuple(self._slice(kind, self._next % SLICES) for kind in self._rows))
 

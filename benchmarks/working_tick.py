@@ -30,7 +30,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.case import free_bytes, record
-from benchmarks.snapshot import spared_collector
+from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
 from fleet.clock import ManualClock
 from fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Started, Step, StepParts, Submitted
