@@ -10,40 +10,144 @@ Rows = NDArray[np.int64] | NDArray[np.int32]
 
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 FLOOR = 0.02
+MOST_CELLS = 8  # of a table of groups, a member
+FEW_VALUES = 8
 
 
-def group_median(values: NDArray[np.floating], group: Rows, groups: int) -> tuple[Array, NDArray[np.int64]]:
-    """(groups,) median of the finite `values` (n,) of each `group` (n,), NaN if empty; and their number. -1: no group.
+class Groups:
+    """Groups of peers, laid out as a table with a row for each group, so that medians need no loop and no sort of all.
 
-    >>> group_median(np.array([1.0, 9.0, 3.0, np.nan]), np.array([0, 0, 0, 1]), 2)[0]
-    array([ 3., nan])
+    of: (n,) the group of each member, -1 for none. count: the number of groups. The caller leaves `of` unchanged.
     """
-    use = np.isfinite(values) & (group >= 0)
-    kept, of = values[use].astype(np.float64), group[use]
-    count = np.bincount(of, minlength=groups)
-    ordered = kept[np.lexsort((kept, of))]
+
+    def __init__(self, of: Rows, count: int) -> None:
+        self.of, self.count = of, count
+        self._inside = np.flatnonzero(of >= 0) if len(of) and of.min() < 0 else None  # None: each has a group
+        members = of if self._inside is None else of[self._inside]
+        self._sizes = sizes = np.bincount(members, minlength=count)
+        self._filled = np.flatnonzero(sizes)
+        self._width = int(sizes.max(initial=0))
+        self._has_table = self._width * len(self._filled) <= MOST_CELLS * len(members)
+        self._cells = self._cells_of(members, sizes) if self._has_table else None
+
+    def _cells_of(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(member,) its cell in the table, by row and by order of members. None if the members fill it in order."""
+        ordered = len(members) < 2 or bool((members[1:] >= members[:-1]).all())
+        if ordered and len(members) == self._width * len(self._filled):
+            return None
+        row = np.cumsum(sizes > 0) - 1
+        order = None if ordered else np.argsort(members, kind="stable")
+        sorted_members = members if order is None else members[order]
+        place = np.arange(len(members)) - (np.cumsum(sizes) - sizes)[sorted_members]
+        cells = row[sorted_members] * self._width + place
+        if order is None:
+            return np.asarray(cells, np.int64)
+        found = np.empty(len(members), np.int64)
+        found[order] = cells
+        return found
+
+    def median(self, values: NDArray[np.floating]) -> tuple[Array, NDArray[np.int64]]:
+        """Return (group,) the median of the finite `values` (n,) of each group, NaN if it has none, and their number.
+
+        >>> Groups(np.array([0, 0, 0, 1]), 2).median(np.array([1.0, 9.0, 3.0, np.nan]))
+        (array([ 3., nan]), array([3, 0]))
+        """
+        known = values if self._inside is None else values[self._inside]
+        finite = np.isfinite(known)
+        some = (self.of if self._inside is None else self.of[self._inside])[finite]
+        count = self._sizes if len(some) == len(finite) else np.bincount(some, minlength=self.count)
+        if not self._has_table:
+            return _median_by_sorting(known[finite].astype(np.float64), some, count), count
+        clean = np.where(finite, known, np.nan).astype(np.float64) + 0.0  # no -0.0, whose place a sort leaves open
+        median, rows = np.full(self.count, np.nan), len(self._filled)
+        if rows:
+            median[self._filled] = self._middles(clean, count[self._filled])
+        return median, count
+
+    def _middles(self, values: Array, count: NDArray[np.int64]) -> Array:
+        """Return (row,) the median of each row of the table, which has `count` values."""
+        rows, width = len(self._filled), self._width
+        if self._cells is None:
+            table = values.reshape(rows, width)
+        else:
+            table = np.full((rows, width), np.nan)
+            table.ravel()[self._cells] = values
+        table.sort(axis=1)  # NaN comes last
+        first, flat = np.arange(0, rows * width, width), table.ravel()
+        middles: Array = (flat[first + np.maximum(count - 1, 0) // 2] + flat[first + count // 2]) / 2
+        return middles
+
+    def spread(self, figure: Array) -> Array:
+        """Return (n,) the figure of its group (group,) at each member, NaN for members of no group."""
+        if self._inside is None:
+            return figure[self.of]
+        return np.where(self.of >= 0, figure[np.maximum(self.of, 0)] if len(figure) else np.nan, np.nan)
+
+    def middle(self, values: NDArray[np.floating]) -> Array:
+        """Return (n,) the median of the finite `values` of its group at each member, NaN where there is none."""
+        return self.spread(self.median(values)[0])
+
+
+def _median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
+    """Return (group,) medians of finite `values` where few large groups would leave most of a table empty."""
+    ordered = values[np.lexsort((values, group))]
     start = np.cumsum(count) - count
-    median = np.full(groups, np.nan)
+    median = np.full(len(count), np.nan)
     some = count > 0
-    low = start[some] + (count[some] - 1) // 2
-    high = start[some] + count[some] // 2
-    median[some] = (ordered[low] + ordered[high]) / 2
-    return median, count
+    median[some] = (ordered[(start + (count - 1) // 2)[some]] + ordered[(start + count // 2)[some]]) / 2
+    return median
 
 
-def spread(median: Array, group: Rows) -> Array:
-    """(n,) the group's figure at each member, NaN for members of no group."""
-    return np.where(group >= 0, median[np.maximum(group, 0)] if len(median) else np.nan, np.nan)
+def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Number the groups that have equal keys 0, 1, ... by their keys. Returns (n,) numbers and how many; -1 stays.
+
+    >>> numbered(np.array([70, -1, 7, 70]))
+    (array([ 1, -1,  0,  1]), 2)
+    """
+    inside = np.flatnonzero(keys >= 0)
+    known = keys[inside]
+    numbers = np.full(len(keys), -1, np.int64)
+    if not len(known):
+        return numbers, 0
+    steps = np.diff(known)
+    most = int(known.max())
+    if (steps >= 0).all():  # in order: a number begins where the key changes
+        numbers[inside[1:]] = np.cumsum(steps > 0)
+        numbers[inside[0]] = 0
+    elif most < MOST_CELLS * len(known):
+        has = np.zeros(most + 1, bool)
+        has[known] = True
+        numbers[inside] = (np.cumsum(has) - 1)[known]
+    else:
+        numbers[inside] = np.unique(known, return_inverse=True)[1]
+    return numbers, int(numbers.max()) + 1
 
 
-def robust_z(values: NDArray[np.floating], group: Rows, groups: int) -> tuple[Array, Array]:
+def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
+    """Return the different `values` (n,) in order, and (n,) the place of each among them, as np.unique does.
+
+    Few values, as speeds and models are, need no sort. NaN, which equals nothing, falls back to np.unique.
+    """
+    distinct = list[float]()
+    rest = values
+    while len(rest) and len(distinct) < FEW_VALUES:
+        distinct.append(float(rest[0]))
+        rest = rest[rest != rest[0]]
+    if len(rest):
+        found, code = np.unique(values, return_inverse=True)
+        return found, code
+    found = np.sort(np.array(distinct))
+    return found, np.searchsorted(found, values) if len(found) > 1 else np.zeros(len(values), np.int64)
+
+
+def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
     """(n,) deviation from the group's median in robust sigmas, and that median; NaN where value or group is unknown.
 
     z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor keeps near-equal members from being outliers.
     """
-    median = spread(group_median(values, group, groups)[0], group)
+    median = groups.middle(values)
     deviation = values - median
-    mad = spread(group_median(np.abs(deviation), group, groups)[0], group)
+    mad = groups.middle(np.abs(deviation))
     scale = MAD_TO_SIGMA * mad + FLOOR * np.abs(median)
     return divide(deviation, scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
 

@@ -6,13 +6,14 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from models.peers import Groups
+
 
 class AlikeDevices:
     """Numbers the groups of a kind of device. They are made anew only where devices, owners or traits changed."""
 
     def __init__(self) -> None:
-        self.group = np.zeros(0, np.int32)  # (device,) number of its group, -1 where no node owns it
-        self.groups = 0
+        self.groups = Groups(np.zeros(0, np.int32), 0)  # of devices; of -1 where no node owns it
         self.trait = np.zeros(0)  # (device,) a number that stands for its trait in every process, 0 unknown
         self._made_of: tuple[int, ...] = ()
 
@@ -28,6 +29,6 @@ class AlikeDevices:
             numbers.setdefault((row, trait), len(numbers)) if row >= 0 else -1
             for row, trait in zip(node.tolist(), found, strict=True)
         ]
-        self.group, self.groups = np.array(group, np.int32), len(numbers)
+        self.groups = Groups(np.array(group, np.int32), len(numbers))
         self.trait = np.array([crc32(trait.encode()) if trait else 0 for trait in found], np.float64)
         self._made_of = key

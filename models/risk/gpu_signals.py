@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleet.xids import HARD, PART, SOFT
-from models.peers import MAD_TO_SIGMA, group_median, middle, most_have, spread
+from models.peers import MAD_TO_SIGMA, middle, most_have
 from models.risk.alike import AlikeDevices
 from models.risk.detectors import Detection, FeatureColumns, newest_age_s, sees
 from models.risk.learned import Learned
@@ -83,7 +83,7 @@ class GpuView:
 
     def peer_median(self, values: Array) -> Array:
         """(gpu,) median of the GPUs of its node and model."""
-        return spread(group_median(values, self.alike.group, self.alike.groups)[0], self.alike.group)
+        return self.alike.groups.middle(values)
 
 
 def reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:

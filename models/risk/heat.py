@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.topology import Topology
-from models.peers import group_median, spread
+from models.peers import Groups
 
 STEP_W, STEPS = 25.0, 64  # of power
 LEAST_W = 150.0  # below it a GPU hardly warms
@@ -45,9 +45,10 @@ class Slots:
         key, known = self._key(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
         above = temp_c - np.where(known, usual[key] if len(usual) else np.nan, np.nan)
-        room, count = group_median(above, node, nodes)
+        of_node = Groups(node, nodes)
+        room, count = of_node.median(above)
         room = np.where(count >= LEAST_SIBLINGS, room, np.nan)
-        return above - spread(room, node)
+        return above - of_node.spread(room)
 
     def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
         """Learn a round of samples: a running mean of the fleet's medians, of all rounds, later of two hours."""
@@ -56,7 +57,7 @@ class Slots:
             return
         self.learned_ms = now_ms
         key, known = self._key(temp_c, power_w, slot)
-        middle, count = group_median(np.where(known, temp_c, np.nan), key, self.usual_c.size)
+        middle, count = Groups(np.where(known, key, -1), self.usual_c.size).median(temp_c)
         seen = np.flatnonzero(count)
         rounds, usual = self.rounds.reshape(-1), self.usual_c.reshape(-1)
         ease = np.maximum(1 / (rounds[seen] + 1), interval_s / EASES_S)

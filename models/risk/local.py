@@ -12,7 +12,6 @@ from fleet.clock_reasons import BRAKE, THERMAL
 from fleet.entities import Entities
 from fleet.samples import EntityKind
 from fleet.topology import Topology
-from models.peers import group_median, spread
 from models.risk.detectors import FeatureColumns, detect, newest_age_s
 from models.risk.gpu_signals import GpuView, load_of, reason_bits
 from models.risk.heat import Slots
@@ -81,7 +80,7 @@ def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entit
     usual = state.clocks.learn(clock, ceiling, loaded & ((bits & (THERMAL | BRAKE)) == 0))
     names, alike = entities[GPU].names[: gpu.rows], state.alike
     alike.refresh(names, gpu.node, entities.traits, entities.traits_learnt + entities[GPU].moves)
-    peers = spread(group_median(usual, alike.group, alike.groups)[0], alike.group)
+    peers = alike.groups.middle(usual)
     slot = state.slots.of(names, gpu.node, topology, entities.traits)
     above = _above_usual_c(gpu, nodes, loaded, state.slots, slot, state.interval_s)
     return GpuView(
@@ -103,7 +102,7 @@ def _above_usual_c(
 
 def _gpu_signals(view: GpuView, entities: Entities, state: RiskState, now_ms: int) -> Signals:
     found = detect(GPU, view, view.columns.rows)
-    raised = state.rules[GPU].settle(found, view["age_s"], now_ms, state.interval_s)
+    raised = state.rules[GPU].apply(found, view["age_s"], now_ms, state.interval_s)
     return _gathered(GPU, raised, entities[GPU].names, view.columns.node)
 
 
@@ -113,7 +112,7 @@ def _port_signals(
     names = entities[PORT].names
     peers = state.links.peers(names[: port.rows], port.node, topology, entities.traits)
     view = PortView.of(port, state.links, peers)
-    raised = state.rules[PORT].settle(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
+    raised = state.rules[PORT].apply(detect(PORT, view, port.rows), port["age_s"], now_ms, state.interval_s)
     signals = _gathered(PORT, raised, names, port.node)
     words = (_where(name, row, topology) for name, row in zip(signals.entity, signals.node.tolist(), strict=True))
     return replace(signals, words=tuple(words))
@@ -141,24 +140,24 @@ def _node_signals(
     view = NodeView.of(node, gpu, quiet, stated, state.scrapes, state.interval_s)
     answers = ~(quiet.any_s >= NODE_SILENT_S)
     found = detect(NODE, view, node.rows)
-    raised = state.rules[NODE].settle(found, node["age_s"], now_ms, state.interval_s, answers)
+    raised = state.rules[NODE].apply(found, node["age_s"], now_ms, state.interval_s, answers)
     return _gathered(NODE, raised, names, np.arange(node.rows, dtype=np.int32))
 
 
 def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
     """The raised ones as columns; entities that no node owns are left out."""
-    rule, entity = np.nonzero(raised.shown & (node >= 0)[None, :])
-    at = (rule, entity)
+    owner = node[raised.entity]
+    kept = owner >= 0
     return Signals(
-        rule=np.array(OF_KIND[kind], np.int16)[rule],
-        node=node[entity].astype(np.int32),
-        entity=tuple(names[row] for row in entity.tolist()),
-        value=raised.value[at],
-        usual=raised.usual[at],
-        strength=raised.strength[at],
-        since_ms=raised.since_ms[at],
-        seen_ms=raised.seen_ms[at],
-        firm=raised.firm[at],
+        rule=np.array(OF_KIND[kind], np.int16)[raised.rule[kept]],
+        node=owner[kept].astype(np.int32),
+        entity=tuple(names[row] for row in raised.entity[kept].tolist()),
+        value=raised.value[kept],
+        usual=raised.usual[kept],
+        strength=raised.strength[kept],
+        since_ms=raised.since_ms[kept],
+        seen_ms=raised.seen_ms[kept],
+        firm=raised.firm[kept],
     )
 
 

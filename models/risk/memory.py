@@ -25,14 +25,19 @@ HOLD_S = 600.0
 NEW_SAMPLE_MS = 500
 LONGEST_GAP = 2.2  # intervals: a sample after a longer silence says nothing of the time before
 EVIDENCE = ("streak", "firm", "against_s", "untold_s", "value", "usual", "strength", "since_ms", "seen_ms")
+AFTER = ("firm_after", "shown_after")
 EARLY_EVERY_S = 15.0  # between the samples that the rules of early signs count
+
+Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, by rule and then by entity
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What is shown now of one kind: (rule, entity) masks and the evidence of when it was last seen."""
+    """The signals of one kind that are shown now, a row each, by rule and then by entity. Their evidence is that of
+    when they were last seen. rule: (row,) as in OF_KIND; entity: (row,)."""
 
-    shown: Mask
+    rule: NDArray[np.intp]
+    entity: NDArray[np.intp]
     firm: Mask
     value: Array
     usual: Array
@@ -55,8 +60,10 @@ class RuleMemory:
         self.sample_ms = np.zeros(0, np.int64)  # (entity,)
         self.tick_ms = 0
         self._restored = False
+        self._clears_s = np.array([rule.clears_s for rule in self.rules])
+        self._hold_s = np.array([np.inf if rule.hard else HOLD_S for rule in self.rules])
 
-    def settle(
+    def apply(
         self,
         found: Sequence[Detection],
         age_s: Array,
@@ -64,15 +71,14 @@ class RuleMemory:
         interval_s: float,
         answers: Mask | None = None,
     ) -> Raised:
-        """Fold in this tick's detections, in the order of OF_KIND. Returns what is shown and what is firm.
+        """Apply this tick's detections, in the order of OF_KIND. Returns what is shown, and which of it is firm.
 
         age_s: (entity,) since the last sample, NaN for none. interval_s: between samples. answers: (node,) its
         exporters answer; required of nodes, whose samples also say that they do not.
+
+        Only what is seen now, or was seen and is not cleared, can change: a few of all pairs of a rule and an entity.
         """
         self._grow(len(age_s))
-        on, telling = (
-            np.array([getattr(seen, name) for seen in found]).reshape(len(self.rules), -1) for name in ("on", "telling")
-        )
         fresh, gap_s = self._fresh(age_s, now_ms)
         elapsed_s = min(max(now_ms - self.tick_ms, 0) / 1000, 10 * interval_s) if self.tick_ms else 0.0
         self.tick_ms = now_ms
@@ -80,22 +86,31 @@ class RuleMemory:
             told_s = read_s = np.where(fresh, np.minimum(gap_s, LONGEST_GAP * interval_s), 0.0)
         else:
             told_s, read_s = np.full(len(age_s), elapsed_s), np.where(answers, elapsed_s, 0.0)
-        began = on & (self.streak == 0) & ~self.firm
-        self.streak = np.where(fresh, np.where(on, self.streak + 1, np.where(telling, 0, self.streak)), self.streak)
-        self.against_s = np.where(on, 0.0, self.against_s + np.where(telling, told_s, 0.0))
-        self.untold_s = np.where(on | telling, 0.0, self.untold_s + read_s)
-        often = np.array([_often(rule, interval_s) for rule in self.rules])[:, None]
-        need = often * np.array([rule.firm_after for rule in self.rules])[:, None]
-        clears_s = np.array([rule.clears_s for rule in self.rules])[:, None]
-        hold_s = np.array([np.inf if rule.hard else HOLD_S for rule in self.rules])[:, None]
-        gone = ~on & ((self.against_s >= clears_s) | (self.untold_s >= hold_s))
-        self.firm = (self.firm & ~gone) | (on & (self.streak >= need))
-        self.streak = np.where(gone, 0, self.streak)
-        self._keep(found, on, began, now_ms)
-        shown_after = often * np.array([rule.shown_after for rule in self.rules])[:, None]
-        shown = self.firm | (on & (self.streak >= shown_after))
-        value = self._grown(now_ms)
-        return Raised(shown, self.firm & shown, value, self.usual, self.strength, self.since_ms, self.seen_ms)
+        at = self._active(found)
+        rule, entity = at
+        on, telling = (_picked(found, name, at, bool) for name in ("on", "telling"))
+        streak, firm = self.streak[at], self.firm[at]
+        began = on & (streak == 0) & ~firm
+        streak = np.where(fresh[entity], np.where(on, streak + 1, np.where(telling, 0, streak)), streak)
+        against_s = np.where(on, 0.0, self.against_s[at] + np.where(telling, told_s[entity], 0.0))
+        untold_s = np.where(on | telling, 0.0, self.untold_s[at] + read_s[entity])
+        often = np.array([_often(each, interval_s) for each in self.rules])
+        need, shown_after = (often * np.array([getattr(each, name) for each in self.rules]) for name in AFTER)
+        gone = ~on & ((against_s >= self._clears_s[rule]) | (untold_s >= self._hold_s[rule]))
+        firm = (firm & ~gone) | (on & (streak >= need[rule]))
+        streak = np.where(gone, 0, streak)
+        self.streak[at], self.firm[at], self.against_s[at], self.untold_s[at] = streak, firm, against_s, untold_s
+        self._keep(found, at, on, began, now_ms)
+        shown = firm | (on & (streak >= shown_after[rule]))
+        return self._raised((rule[shown], entity[shown]), now_ms)
+
+    def _active(self, found: Sequence[Detection]) -> Places:
+        """Return the pairs of a rule and an entity that are seen now, or were and are not cleared."""
+        active = (self.streak > 0) | self.firm
+        for row, seen in enumerate(found):
+            active[row] |= seen.on
+        rule, entity = np.nonzero(active)
+        return rule, entity
 
     def _grow(self, entities: int) -> None:
         more = entities - len(self.sample_ms)
@@ -117,20 +132,25 @@ class RuleMemory:
             fresh, self._restored = np.zeros(len(fresh), bool), False
         return fresh, gap_s
 
-    def _keep(self, found: Sequence[Detection], on: Mask, began: Mask, now_ms: int) -> None:
-        """Remember the evidence of what is on now; a signal that does not know its start begins when first seen."""
-        for name in ("value", "usual", "strength"):
-            now = np.array([getattr(seen, name) for seen in found]).reshape(on.shape)
-            setattr(self, name, np.where(on, now, getattr(self, name)))
-        known = np.array([seen.since_ms for seen in found]).reshape(on.shape)
-        self.since_ms = np.where(on & (known > 0), known, np.where(began, now_ms, self.since_ms))
-        self.seen_ms = np.where(on, now_ms, self.seen_ms)
+    def _keep(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
+        """Remember the evidence of what is on now; a signal that does not know its start begins when first seen.
 
-    def _grown(self, now_ms: int) -> Array:
-        """(rule, entity) the values. An age goes on growing while nobody can read it."""
-        ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[:, None]
-        lately = ages & (self.since_ms > 0) & (self.seen_ms < now_ms)
-        return np.where(lately, (now_ms - self.since_ms) / 1000, self.value)
+        on, began: (pair,) of the pairs `at`.
+        """
+        here = at[0][on], at[1][on]
+        for name in ("value", "usual", "strength"):
+            getattr(self, name)[here] = _picked(found, name, here, np.float64)
+        known = _picked(found, "since_ms", here, np.int64)
+        self.since_ms[here] = np.where(known > 0, known, np.where(began[on], now_ms, self.since_ms[here]))
+        self.seen_ms[here] = now_ms
+
+    def _raised(self, at: Places, now_ms: int) -> Raised:
+        """Return the signals of these pairs. An age goes on growing while nobody can read it."""
+        value, since_ms, seen_ms = self.value[at], self.since_ms[at], self.seen_ms[at]
+        ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[at[0]]
+        lately = ages & (since_ms > 0) & (seen_ms < now_ms)
+        value = np.where(lately, (now_ms - since_ms) / 1000, value)
+        return Raised(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The evidence where something was seen; elsewhere it has no effect. Rows are those of `Entities`."""
@@ -161,3 +181,14 @@ class RuleMemory:
 def _often(rule: Rule, interval_s: float) -> float:
     """Samples that count as one: early signs ask for minutes, which are more samples where they come oftener."""
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
+
+
+def _picked(found: Sequence[Detection], name: str, at: Places, dtype: type) -> NDArray[Any]:
+    """Return (pair,) a column of the detections at these pairs."""
+    rule, entity = at
+    picked: NDArray[Any] = np.empty(len(rule), dtype)
+    ends = np.searchsorted(rule, np.arange(len(found) + 1))
+    for row in np.unique(rule).tolist():
+        part = slice(ends[row], ends[row + 1])
+        picked[part] = getattr(found[row], name)[entity[part]]
+    return picked

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from features.sums import divide
 from fleet.decode_faults import explain_json
@@ -42,6 +43,7 @@ CERTAIN = 0.995
 FIT_FILE = "node_risk.json"
 REPEAT_ROW, OUTCOME_ROW = ROW["recent_fault"], ROW["failed_jobs"]
 DAY = RISK_HORIZONS_S.index(86_400)
+GRAVITY = np.array([ACTIONS.index(rule.action) for rule in RULES])
 
 
 class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,29 +121,41 @@ def prior_excess(levels: Array) -> Excess:
     """Rule priors as independent hazards, scaled by each signal's strength. levels: (node, rule)."""
     prior = np.array([rule.prior for rule in RULES]).T
     hazard = -np.log1p(-np.minimum(prior, CERTAIN))
-    parts = hazard[:, None, :] * levels[None, :, :]
-    parts[:, :, REPEAT_ROW] = 0.0  # the history's
-    return Excess(parts.sum(axis=2), parts)
+    rows = _burdened(levels)
+    own = hazard[:, None, :] * levels[None, rows, :]
+    own[:, :, REPEAT_ROW] = 0.0  # the history's
+    found = _no_excess(levels)
+    found.parts[:, rows], found.total[:, rows] = own, own.sum(axis=2)
+    return found
+
+
+def _burdened(levels: Array) -> NDArray[np.intp]:
+    """Return the rows of the nodes about which a rule has something to say: of the others there is no excess."""
+    return np.flatnonzero(levels.any(axis=1))
+
+
+def _no_excess(levels: Array) -> Excess:
+    shape = (len(RISK_KINDS), *levels.shape)
+    return Excess(np.zeros(shape[:2]), np.zeros(shape))
 
 
 def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
     """The logistic's hazard above the base, divided among the rules by what each adds to the logit."""
-    nodes, rules = levels.shape
-    parts = np.zeros((len(RISK_KINDS), nodes, rules))
-    total = np.zeros((len(RISK_KINDS), nodes))
+    found, rows = _no_excess(levels), _burdened(levels)
+    own = levels[rows]
     for k, kind in enumerate(RISK_KINDS):
         row = fit.kinds.get(kind)
         if row is None:
             continue
         weights = np.array([row.weights.get(rule.name, 0.0) for rule in RULES])
-        logit = row.intercept + levels @ weights
+        logit = row.intercept + (levels @ weights)[rows]  # a product of some rows alone is rounded otherwise
         p = apply_isotonic(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
         hazard = -np.log1p(-np.minimum(p, CERTAIN)) - base_hazard(RISK_HORIZONS_S[0])[k]
-        pull = np.maximum(levels * weights, 0.0)
+        pull = np.maximum(own * weights, 0.0)
         pulled = pull.sum(axis=1)
-        total[k] = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
-        parts[k] = total[k][:, None] * divide(pull, pulled[:, None], 0.0)
-    return Excess(total, parts)
+        total = np.where(pulled > 0, np.maximum(hazard, 0.0), 0.0)
+        found.total[k, rows], found.parts[k, rows] = total, total[:, None] * divide(pull, pulled[:, None], 0.0)
+    return found
 
 
 def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
@@ -151,7 +165,8 @@ def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
         return prior
     fitted = fitted_excess(levels, fit)
     more = fitted.total > prior.total
-    return Excess(np.where(more, fitted.total, prior.total), np.where(more[:, :, None], fitted.parts, prior.parts))
+    prior.total[more], prior.parts[more] = fitted.total[more], fitted.parts[more]
+    return prior
 
 
 def no_history(nodes: int) -> Array:
@@ -213,7 +228,8 @@ def score_nodes(
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
     hazard, total = signal_hazard(signals, levels, explained(excess, site), history[DAY])
     reasons = _reasons(signals, hazard / total[signals.node], now_ms)
-    actions = {node: _action(node, signals, rows[0].sentence) for node, rows in reasons.items()}
+    gravest = _gravest(signals)
+    actions = {node: _action(signals, gravest.get(node), rows[0].sentence) for node, rows in reasons.items()}
     parts = {} if topology is None else part_risks(signals, hazard, topology)
     return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
 
@@ -221,19 +237,20 @@ def score_nodes(
 def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
     """(signal,) its part of the hazard of its node's worst kind within a day, and (node,) that hazard; signals divide
     their rule's. history: (node,) of the day; what exceeds the least burdened node's is the recent fault's."""
-    parts = excess.parts.copy()
     own = history / times_usual(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _unburdened(own, levels), 0.0), 0.0)
-    parts[:, :, REPEAT_ROW] = BASE_SHARE[:, None] * again
-    parts[:, :, OUTCOME_ROW] = BASE_SHARE[:, None] * (history - own)
     total = excess.total + BASE_SHARE[:, None] * history
     worst = (excess.total).argmax(axis=0)
     rows = np.arange(levels.shape[0])
     weight = np.zeros_like(levels)
     np.add.at(weight, (signals.node, signals.rule), signals.strength)
-    own = weight[signals.node, signals.rule]
-    own_share = divide(signals.strength, own, 0.0)
-    return parts[worst, rows][signals.node, signals.rule] * own_share, total[worst, rows]
+    own_share = divide(signals.strength, weight[signals.node, signals.rule], 0.0)
+    node, rule = signals.node, signals.rule
+    kind = worst[node]
+    part = excess.parts[kind, node, rule]
+    part = np.where(rule == REPEAT_ROW, BASE_SHARE[kind] * again[node], part)
+    part = np.where(rule == OUTCOME_ROW, BASE_SHARE[kind] * (history - own)[node], part)
+    return part * own_share, total[worst, rows]
 
 
 def _unburdened(own: Array, levels: Array) -> float:
@@ -283,10 +300,16 @@ def _with(text: str, words: str, places: bool) -> str:
     return f"{head} ({words}){colon}{rest}" if places else f"{text}: {words}"
 
 
-def _action(node: int, signals: Signals, first: str) -> Action:
-    """The gravest action of the node's firm signals; `watch` when none is firm."""
-    firm = np.flatnonzero((signals.node == node) & signals.firm)
-    gravest = max(firm.tolist(), key=lambda at: ACTIONS.index(RULES[signals.rule[at]].action), default=None)
+def _gravest(signals: Signals) -> dict[int, int]:
+    """Return node → its firm signal with the gravest action, the first of several."""
+    firm = np.flatnonzero(signals.firm)
+    order = firm[np.lexsort((firm, -GRAVITY[signals.rule[firm]]))]
+    nodes, first = np.unique(signals.node[order], return_index=True)
+    return dict(zip(nodes.tolist(), order[first].tolist(), strict=True))
+
+
+def _action(signals: Signals, gravest: int | None, first: str) -> Action:
+    """Return the action of a node's gravest firm signal, or `watch` if none is firm. first: its first reason."""
     code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
     words = ACTION_WORDS[code]
     then = "" if gravest is None else _advice(signals, gravest)

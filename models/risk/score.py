@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeRecord
+from fleet.placements import RunningPlaces
 from fleet.samples import EntityKind
 from fleet.topology import Topology
 from models.risk.detectors import check_complete
@@ -26,7 +27,7 @@ from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from models.risk.signals import Signals
 from models.risk.site_risk import SiteHazard, SiteRisk
 from models.risk.state import RiskState
-from models.stragglers.gang import GangColumns, GangMembers, gangs_of
+from models.stragglers.gang import GangColumns, GangMembers
 from models.stragglers.gang_signals import gang_signals
 from models.stragglers.straggler import find_stragglers
 
@@ -43,11 +44,17 @@ check_complete()  # the imports above register the function of every rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEvents:
-    """What events say of jobs and nodes. ended: within the last hour; nodes: by name."""
+    """What events say of jobs and nodes. ended: within the last hour; nodes: by name; remembered: see `placements`."""
 
     running: Sequence[JobAttempt]
     ended: Sequence[JobAttempt]
     nodes: Mapping[str, NodeRecord]
+    remembered: RunningPlaces | None = None
+
+    @property
+    def placements(self) -> RunningPlaces:
+        """Where `running` are: the remembered placements, which stay one object while nothing moves, else new ones."""
+        return RunningPlaces(self.running) if self.remembered is None else self.remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     state.outcomes.note(moment.events.ended, now_ms)
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(moment.locals, rows)
-    gangs = gangs_of(moment.events.running, gpu, port, names)
+    gangs = state.gangs.of(moment.events.running, moment.events.placements, gpu, port, names)
     events = event_signals(nodes, rows, state.faults.last_seen(), now_ms)
     known[events.node] = True
     signals = state.repairs.since_repair(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)

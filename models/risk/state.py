@@ -1,8 +1,8 @@
 """RiskState: what node risk and stragglers remember from tick to tick, each part in the module that works with it.
 
     written by score_local    rules, clocks, slots, alike, links, scrapes     of the entities of one pipeline
-    written by score_fleet    faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow     of
-                              the fleet, where it is scored
+    written by score_fleet    faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow, gangs
+                              of the fleet, where it is scored
 
 Beside them, `faults.prior` is set at the start, `faults.take` brings the site's own fit, and `move` follows the clock.
 """
@@ -27,10 +27,14 @@ from models.risk.record import RiskRecord
 from models.risk.repairs import RepairLog
 from models.risk.rules import OF_KIND
 from models.risk.witnesses import Witnesses
+from models.stragglers.gang import GangMemory
 from models.stragglers.gang_signals import GangStreaks
 from models.stragglers.paces import Paces
 
 NEWEST = frozenset({"witnesses", "rate"})  # owners that a snapshot of the version before lacks
+
+
+UNSAVED = frozenset({"interval_s", "rules", "alike", "gangs"})  # `rules` by kind; the others are made anew
 
 
 class RiskState(Stateful):
@@ -42,6 +46,7 @@ class RiskState(Stateful):
         self.clocks = UsualClocks()
         self.slots = Slots()
         self.alike = AlikeDevices()  # made of entities at each start, so no snapshot keeps it
+        self.gangs = GangMemory()  # made of placements, so no snapshot keeps it
         self.links = PortLinks()
         self.scrapes = ScrapeTimes()
         self.faults = FaultLog()
@@ -56,7 +61,7 @@ class RiskState(Stateful):
         self.shadow = RiskRecord()
 
     def _owners(self) -> dict[str, Stateful]:
-        named = {name: part for name, part in vars(self).items() if name not in ("interval_s", "rules", "alike")}
+        named = {name: part for name, part in vars(self).items() if name not in UNSAVED}
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:

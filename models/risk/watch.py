@@ -4,7 +4,7 @@ samples ── WindowStore ── Frames ── score_local ── Local ─┐
 events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─┴─ score_fleet ── Fleet
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from features.ended_jobs import EndedJobs
@@ -15,6 +15,7 @@ from fleet.entities import Entities
 from fleet.events import JobEvent, NodeEvent
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeTable
+from fleet.placements import RunningPlaces
 from fleet.samples import SampleBatch
 from fleet.topology import Topology
 from models.risk.local import Local, score_local
@@ -34,6 +35,7 @@ class FleetWatch:
         self.fold = JobFold()
         self.ended = EndedJobs()
         self.nodes = NodeTable()
+        self._placements = RunningPlaces(())
         self.memory = RiskState(store.span.interval_ms / 1000)
         self.fit: RiskFit | None = None
         self.site: SiteRisk | None = None
@@ -72,6 +74,11 @@ class FleetWatch:
         self.ended.note(changed, now_ms)
         return changed
 
+    def placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
+        """Where these attempts are: the placements of the last call, if none started, ended or moved."""
+        self._placements = RunningPlaces.of(running, self._placements)
+        return self._placements
+
     def frames(self, topology: Topology, now_ms: int) -> Frames:
         """Features of every entity now."""
         return extract(self.store, now_ms, topology.generation)
@@ -79,7 +86,7 @@ class FleetWatch:
     def events(self, now_ms: int) -> FoldedEvents:
         """As they are now; the next event changes them."""
         running, ended = self.fold.jobs.running(), self.ended.lately(now_ms)
-        return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes)
+        return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.placements(running))
 
     def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
         """What this process knows of the nodes that it hears of. Once for every `frames`."""

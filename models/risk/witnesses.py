@@ -72,7 +72,8 @@ class Witnesses:
         keep = ~np.isin(np.arange(len(signals)), [at for rows in unseen.values() for at in rows])
         of_confirmed = np.array([entity in confirmed for entity in signals.entity], bool)
         kept = signals.where(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
-        partial = [_partial(signals, names[node], node, rows, gpu) for node, rows in unseen.items()]
+        totals = np.bincount(gpu.node[gpu.node >= 0], minlength=len(names)).tolist()
+        partial = [_partial(signals, names[node], node, rows, totals[node]) for node, rows in unseen.items()]
         return Signals.concat([kept, Signals.of(partial)]) if partial else kept
 
     def _said(self, signals: Signals) -> set[str]:
@@ -96,10 +97,9 @@ class Witnesses:
         """Nothing here has a time."""
 
 
-def _partial(signals: Signals, name: str, node: int, rows: list[int], gpu: GangColumns) -> Signal:
+def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int) -> Signal:
     since_ms = min(int(signals.since_ms[at]) for at in rows)
     seen_ms = max(int(signals.seen_ms[at]) for at in rows)
-    total = int((gpu.node == node).sum())
     firm = bool(signals.firm[rows].any())
     return Signal("exporter_partial", node, name, len(rows), total, 0.5, since_ms, seen_ms, firm)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from models.risk.detectors import FeatureColumns
 from models.risk.gpu_signals import GpuView, cap_evidence
 from models.risk.signals import Array
@@ -93,9 +94,10 @@ def _shared(parts: Sequence[GangColumns]) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class GangMembers:
     """Running attempts and their members. of_gpu, of_port: (entity,) index into `attempts`, -1 for none; together:
-    (attempt,) a gang of 2 nodes or 4 GPUs at least; node_of: names of nodes by row."""
+    (attempt,) a gang of 2 nodes or 4 GPUs at least; nodes: names by row."""
 
-    attempts: tuple[JobAttempt, ...]
+    attempts: Sequence[JobAttempt]
+    placements: RunningPlaces
     of_gpu: NDArray[np.int32]
     of_port: NDArray[np.int32]
     together: NDArray[np.bool_]
@@ -106,12 +108,56 @@ class GangMembers:
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
 
-    def jobs_on(self, node: str) -> list[int]:
-        return [index for index, attempt in enumerate(self.attempts) if node in attempt.hosts]
+    def jobs_on(self, node: str) -> Sequence[int]:
+        """Return the indices of the attempts on a node."""
+        return self.placements.jobs_on.get(node, ())
+
+    def hosts(self, index: int) -> int:
+        """Return the number of nodes of an attempt."""
+        return len(self.placements.hosts[index])
+
+    @property
+    def spans(self) -> NDArray[np.bool_]:
+        """(attempt,) it runs on several nodes."""
+        return np.array([len(hosts) >= FEWEST_NODES for hosts in self.placements.hosts], bool)
+
+
+class GangMemory:
+    """Remembers the members of gangs while neither placements nor the entities and their owners change."""
+
+    def __init__(self) -> None:
+        self._members: GangMembers | None = None
+        self._names: tuple[tuple[str, ...], ...] = ()
+        self._owners: tuple[NDArray[np.int32], ...] = ()
+
+    def of(
+        self,
+        attempts: Sequence[JobAttempt],
+        placements: RunningPlaces,
+        gpu: GangColumns,
+        port: GangColumns,
+        nodes: tuple[str, ...],
+    ) -> GangMembers:
+        """Return what `gangs_of` finds. placements: those of `attempts`."""
+        names, owners, before = (nodes, gpu.names, port.names), (gpu.node, port.node), self._members
+        if (
+            before is not None
+            and before.placements is placements
+            and self._names == names
+            and all(map(np.array_equal, self._owners, owners))
+        ):
+            return replace(before, attempts=attempts)
+        self._names, self._owners = names, owners
+        self._members = gangs_of(attempts, placements, gpu, port, nodes)
+        return self._members
 
 
 def gangs_of(
-    attempts: Sequence[JobAttempt], gpu: GangColumns, port: GangColumns, nodes: tuple[str, ...]
+    attempts: Sequence[JobAttempt],
+    placements: RunningPlaces,
+    gpu: GangColumns,
+    port: GangColumns,
+    nodes: tuple[str, ...],
 ) -> GangMembers:
     """Match running attempts with the GPUs and ports of their placements."""
     rows = {name: row for row, name in enumerate(gpu.names)}
@@ -131,23 +177,21 @@ def gangs_of(
         owner = np.array([whole.get(name, -1) for name in nodes], np.int32)
         by_node = owner[gpu.node]
         of_gpu = np.where((of_gpu < 0) & (by_node >= 0), by_node, of_gpu)
+    hosts, gpus = placements.hosts, placements.gpus
     together = np.array(
-        [len(attempt.hosts) >= FEWEST_NODES or attempt.gpus >= FEWEST_GPUS for attempt in attempts], bool
+        [len(on) >= FEWEST_NODES or count >= FEWEST_GPUS for on, count in zip(hosts, gpus, strict=True)], bool
     )
     of_port = _port_owners(of_gpu, gpu, port, len(nodes))
     silent = np.bincount(gpu.node, minlength=len(nodes))[port.node] == 0  # a node whose GPUs nobody reports
     if silent.any():
-        of_port = np.where(silent, _only_attempt(attempts, nodes)[port.node], of_port)
-    return GangMembers(tuple(attempts), of_gpu, of_port, together, nodes)
+        of_port = np.where(silent, _only_attempt(placements, nodes)[port.node], of_port)
+    return GangMembers(attempts, placements, of_gpu, of_port, together, nodes)
 
 
-def _only_attempt(attempts: Sequence[JobAttempt], nodes: tuple[str, ...]) -> NDArray[np.int32]:
+def _only_attempt(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[np.int32]:
     """(node,) the attempt that has a node to itself, -1 where there is none or more than one."""
-    found: dict[str, int] = {}
-    for index, attempt in enumerate(attempts):
-        for host in attempt.hosts:
-            found[host] = -1 if host in found else index
-    return np.array([found.get(name, -1) for name in nodes], np.int32)
+    jobs = (placements.jobs_on.get(name, ()) for name in nodes)
+    return np.array([on[0] if len(on) == 1 else -1 for on in jobs], np.int32)
 
 
 def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:

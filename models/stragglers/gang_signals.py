@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import Array, robust_z
+from models.peers import Array, Groups, codes, robust_z
 from models.risk.detectors import reports
 from models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
 from models.risk.signals import Mask, Signal, Signals
@@ -106,13 +106,14 @@ def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """Nodes whose working GPUs are clocked far below those of their gang and model, now and over two minutes."""
     if not len(gangs.attempts):
         return []
-    models, model = np.unique(gpu.last.get("model", np.zeros(len(gpu.names))), return_inverse=True)
+    models, model = codes(gpu.last.get("model", np.zeros(len(gpu.names))))
     together = gangs.together[gangs.of_gpu] & (gangs.of_gpu >= 0)
     group = np.where(together, gangs.of_gpu * len(models) + model, -1)
+    groups = Groups(group, len(gangs.attempts) * len(models))
     slow = np.ones(len(gpu.names), bool)
     median = np.ones(len(gpu.names))
     for values in (gpu.last["sm_clock_mhz"], gpu.mean["sm_clock_mhz"]):
-        z, median = robust_z(values, group, len(gangs.attempts) * len(models))
+        z, median = robust_z(values, groups)
         slow &= (z <= OUTLIER_Z) & (values <= OUTLIER_RATIO * median)
     worst: dict[int, Signal] = {}
     for row in np.flatnonzero(slow).tolist():

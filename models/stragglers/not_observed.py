@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from models.risk.gpu_signals import LIKELY, OPEN
 from models.risk.signals import Mask
-from models.stragglers.gang import FEWEST_NODES, GangColumns, GangMembers
+from models.stragglers.gang import GangColumns, GangMembers
 
 GPUS, REASONS, PORTS = "GPU telemetry", "clock event reasons and power limits", "InfiniBand counters"
 STEPS, RANKS = "step times", "step times of each rank"
@@ -24,12 +24,12 @@ def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> lis
     gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
     open_why = _any(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)
     ports = _any(gangs.of_port, (port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0), count)
-    found = []
+    spans, found = gangs.spans.tolist(), []
     for at, attempt in enumerate(gangs.attempts):
         missing = {
             GPUS: not gpus[at],
             REASONS: gpus[at] and open_why[at],
-            PORTS: len(attempt.hosts) >= FEWEST_NODES and not ports[at],
+            PORTS: spans[at] and not ports[at],
             STEPS: not attempt.steps,
             RANKS: bool(attempt.steps) and not attempt.rank_steps,
         }

@@ -10,10 +10,12 @@ A clock is low beside its gang's, or beside its own usual one where the rest of 
 that draw all that they may are clocked down with the same reason, everywhere.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from models.peers import group_median, middle, spread
+from models.peers import Groups, middle
 from models.risk.detectors import reports
 from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, TOLD, WAITS
 from models.risk.signals import Array, Mask, Signal
@@ -36,8 +38,7 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     waits = (evidence == WAITS) & (power < gpu.last["power_limit_w"])
     capped = low & ((evidence >= LIKELY) | waits | ((evidence == OPEN) & _alike(gpu, low, usual)))
     found = []
-    for node in np.unique(gpu.node[capped]).tolist():
-        rows = np.flatnonzero(capped & (gpu.node == node))
+    for node, rows in _by_node(np.flatnonzero(capped), gpu.node):
         worst = rows[(clock[rows] / usual[rows]).argmin()]
         slowest, beside = float(clock[worst]), float(usual[worst])
         lost = beside / slowest - 1
@@ -46,18 +47,26 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     return found
 
 
+def _by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield each node of these rows, in order of nodes, with its rows, in their order. node: (entity,) owners."""
+    ordered = rows[np.argsort(node[rows], kind="stable")]
+    nodes, starts = np.unique(node[ordered], return_index=True)
+    ends = [*starts[1:].tolist(), len(ordered)]
+    for row, start, end in zip(nodes.tolist(), starts.tolist(), ends[: len(nodes)], strict=True):
+        yield row, ordered[start:end]
+
+
 def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
     """(gpu,) the usual clock, by its gang or by itself, whether it runs below that now, and what its gang draws."""
     clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
     gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
-    others, power = (
-        spread(group_median(column, gang, len(gangs.attempts))[0], gang) for column in (clock, gpu.last["power_w"])
-    )
+    of_gang = Groups(gang, len(gangs.attempts))
+    others, power = of_gang.middle(clock), of_gang.middle(gpu.last["power_w"])
     fastest = np.zeros(len(gangs.attempts))
     inside = (gang >= 0) & np.isfinite(clock)
     np.maximum.at(fastest, gang[inside], clock[inside])
     by_gang = (clock < BELOW_OTHERS * others) & ~(gpu.last["power_w"] >= AS_MUCH * power)
-    usual = np.where(by_gang, spread(fastest, gang), own)
+    usual = np.where(by_gang, of_gang.spread(fastest), own)
     ratio = (clock / own)[np.isfinite(clock / own)]
     fleet = middle(ratio) if len(np.unique(gpu.node[np.isfinite(clock)])) > 1 else 1.0
     alone = ~(clock < BELOW_OTHERS * others) & (clock < BELOW_OTHERS * fleet * own)
@@ -84,7 +93,7 @@ def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: i
     limit, power = gpu.last["power_limit_w"][rows], gpu.last["power_w"][rows]
     watts = limit if np.isfinite(limit).any() else power
     at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""
-    hosts = max((len(gangs.attempts[job].hosts) for job in gangs.jobs_on(gangs.nodes[node])), default=1)
+    hosts = max(map(gangs.hosts, gangs.jobs_on(gangs.nodes[node])), default=1)
     untold = (
         "" if np.isin(gpu.last["cap"][rows], (TOLD, WAITS)).any() else "; neither its limit nor the reason is exported"
     )

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.sums import divide
-from models.peers import Array, Rows, group_median, spread
+from models.peers import Array, Groups, codes, numbered
 from models.risk.signals import Mask
 from models.stragglers.gang import BEFORE, GangColumns
 
@@ -33,10 +33,10 @@ def slow_siblings(
     gang: (port,) its gang of `gangs`; together: (port,) whether it works with others there. settled: (port,) whether
     its job has run for half an hour.
     """
-    speeds, speed = np.unique(port.last.get("best_bytes_per_s", np.zeros(len(port.names))), return_inverse=True)
+    speeds, speed = codes(port.last.get("best_bytes_per_s", np.zeros(len(port.names))))
     of_speed = gang.astype(np.int64) * len(speeds) + speed
-    by_node = numbered(np.where(together, port.node.astype(np.int64) * gangs * len(speeds) + of_speed, -1))
-    by_gang = numbered(np.where(together, of_speed, -1))
+    key = port.node.astype(np.int64) * gangs * len(speeds) + of_speed
+    by_node, by_gang = (Groups(*numbered(np.where(together, keys, -1))) for keys in (key, of_speed))
     before = port.mean[BEFORE]
     before = np.where(before > UNUSED_PORT_RATIO * _greatest(before, by_node), before, np.nan)
     share_before = divide(before, _sibling_median(before, by_node, by_gang)[0], np.nan)
@@ -61,7 +61,7 @@ def slow_siblings(
     return fell | dead, np.where(dead, others, usual), np.where(stuck, waits, np.nan)
 
 
-def _alike(moved: Array, by_node: Rows, by_gang: Rows) -> Mask:
+def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
     """(port,) whether the used ports of its node carry equal rates, but for one or two; of its gang, where a node uses
     too few of them."""
     even, enough = _even(moved, by_node, FEWEST_SIBLINGS)
@@ -69,47 +69,38 @@ def _alike(moved: Array, by_node: Rows, by_gang: Rows) -> Mask:
     return np.where(enough, even, even_gang & enough_gang)
 
 
-def _even(moved: Array, group: Rows, fewest: int) -> tuple[Mask, Mask]:
+def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
     """(port,) whether half of its group are within ALIKE of their median, and whether the group has so many."""
-    groups = int(group.max(initial=-1)) + 1
-    median, count = group_median(moved, group, groups)
-    off = group_median(np.abs(moved - spread(median, group)), group, groups)[0]
-    even = spread(off, group) <= ALIKE * spread(median, group)
-    return even, spread(count.astype(np.float64), group) >= fewest
+    median, count = groups.median(moved)
+    at_member = groups.spread(median)
+    even = groups.middle(np.abs(moved - at_member)) <= ALIKE * at_member
+    return even, groups.spread(count.astype(np.float64)) >= fewest
 
 
-def _dead_ports(port: GangColumns, together: Mask, by_node: Rows) -> tuple[Mask, Array]:
+def _dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
     """(port,) which move nothing now though their siblings do, and moved as much as them before; the siblings' median.
     A gang with a link down stalls as a whole, but the other ports still retry."""
-    groups = int(by_node.max(initial=-1)) + 1
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
-    now, count = group_median(np.where(last > 0, last, np.nan), by_node, groups)
-    before = spread(group_median(np.where(mean > 0, mean, np.nan), by_node, groups)[0], by_node)
-    others = spread(now, by_node)
-    known = together & (spread(count.astype(np.float64), by_node) >= FEWEST_SIBLINGS) & (others > STALLED_BYTES_PER_S)
+    now, count = by_node.median(np.where(last > 0, last, np.nan))
+    before = by_node.middle(np.where(mean > 0, mean, np.nan))
+    others = by_node.spread(now)
+    known = together & (by_node.spread(count.astype(np.float64)) >= FEWEST_SIBLINGS) & (others > STALLED_BYTES_PER_S)
     used = (mean > 0.5 * before) & (before > BUSY_PORT_BYTES_PER_S)
     return known & used & (last < UNUSED_PORT_RATIO * others), others
 
 
-def _sibling_median(values: Array, by_node: Rows, by_gang: Rows) -> tuple[Array, Mask]:
+def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Array, Mask]:
     """(port,) median of the siblings on the node, of the gang where the node has too few; and whether there are any."""
-    near, near_count = group_median(values, by_node, int(by_node.max(initial=-1)) + 1)
-    far, far_count = group_median(values, by_gang, int(by_gang.max(initial=-1)) + 1)
-    enough = spread(near_count.astype(np.float64), by_node) >= FEWEST_SIBLINGS
-    known = enough | (spread(far_count.astype(np.float64), by_gang) >= FEWEST_IN_GANG)
-    return np.where(enough, spread(near, by_node), spread(far, by_gang)), known
+    near, near_count = by_node.median(values)
+    far, far_count = by_gang.median(values)
+    enough = by_node.spread(near_count.astype(np.float64)) >= FEWEST_SIBLINGS
+    known = enough | (by_gang.spread(far_count.astype(np.float64)) >= FEWEST_IN_GANG)
+    return np.where(enough, by_node.spread(near), by_gang.spread(far)), known
 
 
-def _greatest(values: Array, group: Rows) -> Array:
-    greatest = np.zeros(int(group.max(initial=-1)) + 1)
-    inside = group >= 0
-    np.maximum.at(greatest, group[inside], np.nan_to_num(values[inside]))
-    return spread(greatest, group)
-
-
-def numbered(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same groups numbered 0, 1, ...; -1 stays."""
-    known = keys >= 0
-    numbers = np.full(len(keys), -1, np.int64)
-    numbers[known] = np.unique(keys[known], return_inverse=True)[1]
-    return numbers
+def _greatest(values: Array, groups: Groups) -> Array:
+    """(port,) the largest known value of its group, at least 0; NaN for members of no group."""
+    greatest = np.zeros(groups.count)
+    inside = groups.of >= 0
+    np.maximum.at(greatest, groups.of[inside], np.nan_to_num(values[inside]))
+    return groups.spread(greatest)

@@ -77,7 +77,7 @@ def _suspects(
         elif entity in port_row and gangs.of_port[port_row[entity]] >= 0:
             members = [int(gangs.of_port[port_row[entity]])]
         else:
-            members = gangs.jobs_on(suspect.node)
+            members = list(gangs.jobs_on(suspect.node))
         for index in members:
             if index >= 0:
                 found.setdefault(index, []).append(suspect)
@@ -210,7 +210,7 @@ def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tu
 def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
     """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame, or
     the next one where all of them are so on purpose."""
-    hosts = len(gangs.attempts[index].hosts)
+    hosts = gangs.hosts(index)
     while suspects:
         first = suspects[0]
         alike = {row.node for row in suspects if row.rule is first.rule and row.severity >= CLEAR_CUT * first.severity}

@@ -14,16 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from features.sums import divide
-from models.peers import Array, group_median, spread
+from models.peers import Array, Groups, numbered
 from models.risk.detectors import reports
 from models.risk.signals import Mask, Signal
-from models.stragglers.gang import BEFORE, FEWEST_NODES, GangColumns, GangMembers, places
+from models.stragglers.gang import BEFORE, GangColumns, GangMembers, places
 from models.stragglers.siblings import (
     BUSY_PORT_BYTES_PER_S,
     FEWEST_SIBLINGS,
     SLOWISH_PORT_RATIO,
     STALLED_BYTES_PER_S,
-    numbered,
     slow_siblings,
 )
 
@@ -43,15 +42,15 @@ class SendingGpus:
     names: tuple[str, ...]
     columns: GangColumns
     of: NDArray[np.int32]
-    by_node: NDArray[np.int64]
+    by_node: Groups
     gangs: int
 
     @classmethod
     def of_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
         told = np.isin(gpu.node, port.node[(port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0)])
-        spans = np.array([len(attempt.hosts) >= FEWEST_NODES for attempt in gangs.attempts], bool)
+        spans = gangs.spans
         of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~told, gangs.of_gpu, -1).astype(np.int32)
-        by_node = numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1))
+        by_node = Groups(*numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1)))
         unknown = np.full(len(gpu.names), np.nan)
         last, mean = (
             {"bytes_per_s": np.nan_to_num(window[SENT]), "tx_wait_per_s": unknown} for window in (gpu.last, gpu.mean)
@@ -89,8 +88,10 @@ def _slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
 def _low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
     """(gpu,) whether the same place is as low on every node of its gang: some jobs send unevenly on purpose."""
     place = places(sending.names)
-    key = numbered(np.where(sending.of >= 0, sending.of.astype(np.int64) * (place.max(initial=0) + 1) + place, -1))
-    most = np.zeros(int(key.max(initial=0)) + 1)
+    key, keys = numbered(
+        np.where(sending.of >= 0, sending.of.astype(np.int64) * (place.max(initial=0) + 1) + place, -1)
+    )
+    most = np.zeros(max(keys, 1))
     known = (key >= 0) & np.isfinite(ratio)
     np.maximum.at(most, key[known], ratio[known])
     return most[np.maximum(key, 0)] < AS_OTHERS
@@ -100,14 +101,14 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
     """GPU -> node row of those that alone send next to nothing in a stall of their gang, and sent as others before."""
     columns = sending.columns
     last, mean = columns.last["bytes_per_s"], columns.mean["bytes_per_s"]
-    groups = int(sending.by_node.max(initial=-1)) + 1
-    now, count = group_median(np.where(last > 0, last, np.nan), sending.by_node, groups)
-    before = spread(group_median(mean, sending.by_node, groups)[0], sending.by_node)
-    others = spread(now, sending.by_node)
-    siblings = spread(count.astype(np.float64), sending.by_node) >= FEWEST_SIBLINGS
+    by_node = sending.by_node
+    now, count = by_node.median(np.where(last > 0, last, np.nan))
+    before, others = by_node.middle(mean), by_node.spread(now)
+    siblings = by_node.spread(count.astype(np.float64)) >= FEWEST_SIBLINGS
     stalled = (others > STALLED_BYTES_PER_S) & (others < STALL_RATIO * before) & (before > BUSY_PORT_BYTES_PER_S)
     silent = siblings & stalled & (last < SILENT_RATIO * others) & (mean > STALL_RATIO * before)
-    alone = spread(np.bincount(sending.by_node[silent], minlength=groups).astype(np.float64), sending.by_node) == 1
+    silent_of = np.bincount(by_node.of[silent], minlength=by_node.count)
+    alone = by_node.spread(silent_of.astype(np.float64)) == 1
     rows = np.flatnonzero(silent & alone).tolist()
     return {columns.names[row]: int(columns.node[row]) for row in rows}
 

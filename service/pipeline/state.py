@@ -260,6 +260,7 @@ class FleetState:
             nodes=dict(self._node_copies),
             durations=self.demand.durations(),
             position=position,
+            remembered=self.watch.placements(running),
         )
 
     def rest(self, now_ms: int, history_days: int) -> None:

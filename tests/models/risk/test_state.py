@@ -98,7 +98,7 @@ def test_every_owner_is_saved_read_back_and_moved(small_fleet: Callable) -> None
     owners = {"clocks", "slots", "links", "scrapes", "faults", "record", "outcomes", "streaks", "paces", "repairs"}
     owners |= {"days", "shadow", "witnesses", "rate"}
     assert about.keys() == owners | {"rules.gpu", "rules.port", "rules.node"}
-    assert vars(fleet.memory).keys() == owners | {"rules", "interval_s", "alike"}
+    assert vars(fleet.memory).keys() == owners | {"rules", "interval_s", "alike", "gangs"}
     back, same = reborn(fleet.memory).dump()
     assert json.dumps(back) == json.dumps(about)
     assert {name: array.tobytes() for name, array in same.items()} == {

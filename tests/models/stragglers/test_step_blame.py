@@ -36,7 +36,13 @@ def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
 
 
 def answer(attempt: JobAttempt, pace: StepPace, suspects=()):
-    return _judge(0, SimpleNamespace(attempts=[attempt], nodes=[]), pace, list(suspects), attempt.steps[-1].time_ms)
+    return _judge(
+        0,
+        SimpleNamespace(attempts=[attempt], nodes=[], hosts=lambda _: len(attempt.hosts)),
+        pace,
+        list(suspects),
+        attempt.steps[-1].time_ms,
+    )
 
 
 def placed() -> JobAttempt:

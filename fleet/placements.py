@@ -1,0 +1,52 @@
+"""Where running attempts are, and what follows from that alone: remembered while no attempt starts, ends or moves.
+
+Between two ticks of a large fleet few jobs change their places, while all of them report steps. `RunningPlaces` are the
+same object as long as the places and submissions of the running attempts stay as they were. So readers use its identity
+as the key for what they made of it.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Self
+
+from fleet.jobs import JobAttempt
+
+
+class RunningPlaces:
+    """Places of the running attempts of one moment. Index: number of the attempt in `running`."""
+
+    def __init__(self, running: Sequence[JobAttempt]) -> None:
+        self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _teller(row)) for row in running]
+        self.hosts = tuple(row.hosts for row in running)  # nodes of each attempt
+        self.gpus = tuple(row.gpus for row in running)  # as its events state them
+
+    @classmethod
+    def of(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
+        """Return the placements of `running`: `before` itself if nothing that they depend on has changed."""
+        return before if before is not None and before.are_of(running) else cls(running)
+
+    def are_of(self, running: Sequence[JobAttempt]) -> bool:
+        """Return whether these attempts run, in this order, with the same places and submissions."""
+        return len(running) == len(self._of) and all(
+            row.ranks is ranks
+            and row.nodes is nodes
+            and row.submission is submission
+            and row.job == job
+            and row.attempt == attempt
+            and _teller(row) == teller
+            for row, (job, attempt, ranks, nodes, submission, teller) in zip(running, self._of, strict=True)
+        )
+
+    @cached_property
+    def jobs_on(self) -> dict[str, list[int]]:
+        """Node name → numbers of the attempts that run there."""
+        found: dict[str, list[int]] = {}
+        for number, hosts in enumerate(self.hosts):
+            for host in dict.fromkeys(hosts):
+                found.setdefault(host, []).append(number)
+        return found
+
+
+def _teller(row: JobAttempt) -> str:
+    """Return the origin of an attempt without a submission: how many GPUs it holds depends on that."""
+    return row.source if row.submission is None else ""

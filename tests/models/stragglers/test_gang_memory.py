@@ -1,0 +1,76 @@
+"""Members of gangs are remembered between ticks, and are those that a search finds anew."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.events import Finished, Resized, Started, Step
+from fleet.jobs import JobTable
+from fleet.placements import RunningPlaces
+from fleet.requests import RankPlacement
+from models.stragglers.gang import GangColumns, GangMemory, gangs_of
+from tests.fuzz.bounds import examples
+
+NODES = tuple(f"n{row}" for row in range(4))
+
+
+def columns(nodes, gpus, owners=None):
+    """Entities of `nodes`, as many each as `gpus` says. owners: their nodes' rows, where they moved."""
+    names = tuple(f"{name}/{unit}" for name in nodes for unit in range(gpus))
+    rows = np.repeat(np.arange(len(nodes), dtype=np.int32), gpus) if owners is None else owners
+    return GangColumns(names, rows, {}, {})
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "resize", "step", "finish", "one more GPU", "a port moves", "nothing"]),
+        st.sampled_from(["a", "b", "c"]),
+        st.lists(st.sampled_from(NODES), min_size=1, max_size=3, unique=True),
+        st.booleans(),
+    ),
+    max_size=15,
+)
+
+
+@given(CHANGES)
+@examples(300)
+def test_remembered_members_are_those_found_anew(changes):
+    table, memory, placements = JobTable(), GangMemory(), RunningPlaces(())
+    gpus, owners = 2, np.repeat(np.arange(len(NODES), dtype=np.int32), 2)
+    for sequence, (change, job, nodes, names_gpus) in enumerate(changes):
+        about = {"job": job, "sequence": sequence, "time_ms": 1_000 + sequence}
+        ranks = tuple(RankPlacement(rank, node, (0, 1) if names_gpus else ()) for rank, node in enumerate(nodes))
+        if change == "start":
+            table.apply(Started(**about, ranks=ranks))
+        elif change == "resize":
+            table.apply(Resized(**about, ranks=ranks))
+        elif change == "step":
+            table.apply(Step(**about, step=sequence, duration_s=1.0))
+        elif change == "finish":
+            table.apply(Finished(**about))
+        elif change == "one more GPU":
+            gpus += 1
+        elif change == "a port moves":
+            owners = owners.copy()
+            owners[sequence % len(owners)] = NODES.index(nodes[0])
+        running = [row.copy() for row in table.running()]
+        placements = RunningPlaces.of(running, placements)
+        gpu, port = columns(NODES, gpus), columns(NODES, 2, owners)
+        found = memory.of(running, placements, gpu, port, NODES)
+        anew = gangs_of(running, RunningPlaces(running), gpu, port, NODES)
+        assert found.attempts is running
+        assert found.of_gpu.tolist() == anew.of_gpu.tolist()
+        assert found.of_port.tolist() == anew.of_port.tolist()
+        assert found.together.tolist() == anew.together.tolist()
+
+
+def test_a_tick_without_a_change_finds_the_same_arrays_and_the_attempts_of_now():
+    table, memory = JobTable(), GangMemory()
+    table.apply(Started(job="a", sequence=0, time_ms=1, ranks=(RankPlacement(0, "n0", (0, 1)),)))
+    running = [row.copy() for row in table.running()]
+    placements = RunningPlaces(running)
+    first = memory.of(running, placements, columns(NODES, 2), columns(NODES, 2), NODES)
+    later = [row.copy() for row in table.running()]
+    second = memory.of(later, RunningPlaces.of(later, placements), columns(NODES, 2), columns(NODES, 2), NODES)
+    assert second.of_gpu is first.of_gpu
+    assert second.attempts is later
