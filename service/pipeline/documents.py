@@ -214,9 +214,7 @@ def job_row(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, issued: IssuedRunTime | None = None
 ) -> JobRow:
     """One row of `/v1/jobs`. Without a forecast, the remaining time is that of jobs of its size."""
-    left = None
-    if attempt.state == "running":
-        left = (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
+    left = left_s(attempt, now_ms, durations, issued) if attempt.state == "running" else None
     submission = attempt.submission
     return JobRow(
         job=attempt.job,
@@ -236,6 +234,13 @@ def job_row(
         slow=slow,
         source="board" if attempt.source == "events" else attempt.source,
     )
+
+
+def left_s(
+    attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], issued: IssuedRunTime | None
+) -> RemainingTime | None:
+    """Return the remaining time of a running attempt: by its forecast, else that of jobs of its size, else None."""
+    return (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
 
 
 def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:

@@ -205,9 +205,10 @@ def _add_queues(page: Page, tick: Tick) -> int:
         for attempt in attempts:
             for queue in attempt.queues:
                 by_queue[queue][state].append(attempt)
-    milli = {id(row): wanted_milli(row, tick.node_gpus) for rows in attempts_in.values() for row in rows}
     by_node = zip(tick.events.running, tick.held_by_node, strict=True)
-    milli |= {id(row): sum(held.values()) for row, held in by_node if held}
+    milli = {id(row): sum(held.values()) for row, held in by_node if held}
+    rest = (row for rows in attempts_in.values() for row in rows if id(row) not in milli)
+    milli |= {id(row): wanted_milli(row, tick.node_gpus) for row in rest}
     size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
     shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
     for name in by_queue.keys() - set(shown):

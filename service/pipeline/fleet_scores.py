@@ -21,6 +21,7 @@ from service.pipeline.served_risk import ServedRisk
 from service.pipeline.site_metrics import site_page
 from service.pipeline.snapshot import SavedState
 from service.pipeline.tick import Tick, TickInputs
+from service.pipeline.tick_memory import TickMemory
 from service.pipeline.unknown_use import UnknownUse
 
 
@@ -48,7 +49,7 @@ class FleetScorer:
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
-        self._use = saved.parts[UnknownUse]
+        self._use, self._memory = saved.parts[UnknownUse], TickMemory()
         self._own_rows = OwnRows(share, saved.state.entities)
         self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
@@ -65,4 +66,4 @@ class FleetScorer:
         self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)
-        return Tick.of(inputs, self._watch.score(moment), self._use)
+        return Tick.of(inputs, self._watch.score(moment), self._use, self._memory)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fleet.events import Submitted
 from fleet.held_gpus import held_milli, share_of, stated_share, unnamed_gpus
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
 from fleet.topology import Topology
 from service.answers.jobs import RunningJobRow
@@ -35,6 +36,7 @@ class Occupancy:
     sizes: index into `jobs` → GPUs held, of attempts on nodes of the fleet that hold another number than their events
     state: these name no GPUs, GPUs that the node lacks, a GPU for several members, or GPUs that a later attempt names.
     Every count of such an attempt's GPUs is this one.
+    guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
     """
 
     holder: NDArray[np.int32]
@@ -44,6 +46,7 @@ class Occupancy:
     used_host_memory_gib: NDArray[np.float64]  # (n,)
     parts: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
     sizes: Mapping[int, int] = field(default_factory=dict)
+    guessed_on: Sequence[int] = ()
 
 
 def observe(
@@ -114,7 +117,40 @@ def observe(
     shared = np.array(parts, np.int32).reshape(-1, 4)
     jobs = tuple(attempt.job for attempt in running)
     sizes = _sizes(running, holder, {number for number, *_ in parts}, topology)
-    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes)
+    guessed_on = sorted({row for _, row, _, _ in unnamed})
+    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes, guessed_on)
+
+
+class OccupancyMemory:
+    """Remembers the last occupancy while nothing that it depends on has changed."""
+
+    def __init__(self) -> None:
+        self._found: Occupancy | None = None
+        self._of: tuple[RunningPlaces, Topology, Mapping[tuple[str, int], Sequence[RankPlacement]]] | None = None
+        self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
+
+    def observe(
+        self,
+        running: Sequence[JobAttempt],
+        placements: RunningPlaces,
+        topology: Topology,
+        index: dict[str, int],
+        at_work: NDArray[np.bool_],
+        given: Mapping[tuple[str, int], Sequence[RankPlacement]],
+    ) -> Occupancy:
+        """Return what `observe` finds. placements: those of `running`."""
+        found, of = self._found, self._of
+        if (
+            found is None
+            or of is None
+            or of[0] is not placements
+            or of[1] is not topology
+            or of[2] != given
+            or not np.array_equal(at_work[list(found.guessed_on)], self._works)
+        ):
+            found = self._found = observe(running, topology, index, at_work, given)
+            self._of, self._works = (placements, topology, given), at_work[list(found.guessed_on)]
+        return found
 
 
 def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:

@@ -19,7 +19,6 @@ from service import listening
 from service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from service.answers.jobs import (
     EndedJobRow,
-    JobDetail,
     JobRow,
     KnownAttempts,
     QueuedJob,
@@ -103,7 +102,7 @@ def score_sections(tick: Tick) -> list[Section]:
         listening.SECTION: encode(tick.listening),
         "occupancy": encode(_occupancy(tick)),
         "durations": encode(events.durations),
-        "jobs.running": encode(_sized(tick, [*map(_running_row, events.running, tick.held_by_node)])),
+        "jobs.running": encode(_running_rows(tick)),
         "jobs.running.left_s": _left_s(tick),
         "jobs.ended": encode([_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode([queued_row(attempt) for attempt in events.queued if attempt.submission is not None]),
@@ -191,6 +190,21 @@ def _names(*attempts: JobAttempt) -> bytes:
     return join_names([f"{row.attempt} {row.job}" for row in attempts])
 
 
+def _running_rows(tick: Tick) -> list[msgspec.Raw]:
+    """JSON of a row for each running attempt, rendered anew where the attempt or what it holds has changed."""
+    keys = ((attempt.job, attempt.attempt) for attempt in tick.events.running)
+    held = tick.memory.recall(
+        "held of attempts", (tick.held_by_node,), lambda: dict(zip(keys, tick.held_by_node, strict=True))
+    )
+
+    def rendered(attempt: JobAttempt) -> msgspec.Raw:
+        row = _running_row(attempt, held[attempt.job, attempt.attempt])
+        return msgspec.Raw(encode(_sized(tick, [row])[0]))
+
+    rows: list[msgspec.Raw] = tick.memory.rows("running").of(tick.events.running, rendered, (held,))
+    return rows
+
+
 def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
@@ -247,17 +261,18 @@ def job_rows(tick: Tick) -> list[JobRow]:
     """Running, promised, queued, blocked and lately ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
-    rows = [
-        documents.job_row(
-            attempt,
-            tick.now_ms,
-            tick.events.durations,
-            attempt.job in slow,
-            tick.run_times.get((attempt.job, attempt.attempt)),
-        )
-        for attempt in (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
-    ]
-    return _sized(tick, rows)
+    attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
+
+    def made(attempt: JobAttempt) -> JobRow:
+        return _sized(tick, [documents.job_row(attempt, tick.now_ms, {}, slow=False)])[0]
+
+    rows: list[JobRow] = tick.memory.rows("jobs").of(attempts, made, (tick.occupancy,))
+    for attempt, row in zip(attempts, rows, strict=True):
+        row.slow = row.job in slow
+        if row.state == "running":
+            issued = tick.run_times.get((row.job, row.attempt))
+            row.remaining_s = documents.left_s(attempt, tick.now_ms, tick.events.durations, issued)
+    return rows
 
 
 def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
@@ -267,15 +282,18 @@ def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
     return rows
 
 
-def job_details(tick: Tick) -> dict[str, JobDetail]:
-    """What `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
+def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
+    """JSON of what `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
     events = tick.events
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
     known = sorted(rows, key=lambda attempt: attempt.attempt)
-    return {
-        attempt.job: documents.job_detail(attempt, tick.run_times.get((attempt.job, attempt.attempt)))
-        for attempt in known
-    }
+
+    def rendered(attempt: JobAttempt) -> msgspec.Raw:
+        issued = tick.run_times.get((attempt.job, attempt.attempt))
+        return msgspec.Raw(encode(documents.job_detail(attempt, issued)))
+
+    details = tick.memory.rows("details").of(known, rendered, beside=tick.run_times)
+    return {attempt.job: detail for attempt, detail in zip(known, details, strict=True)}
 
 
 def fleet_document(tick: Tick) -> FleetAnswer:

@@ -30,10 +30,11 @@ from service.board.gpu_use import NOBODY, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
 from service.pipeline.kept_nodes import KeptNodes
-from service.pipeline.occupancy import Occupancy, held_by_node, observe
+from service.pipeline.occupancy import Occupancy, held_by_node
 from service.pipeline.open_requests import OpenView, beside_jobs
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
+from service.pipeline.tick_memory import TickMemory
 from service.pipeline.unknown_use import UnknownUse
 
 SILENT_INTERVALS = 3.0
@@ -73,20 +74,23 @@ class Tick(TickInputs):
 
     fleet: ScoredFleet = field(kw_only=True)
     use: UnknownUse = field(default_factory=UnknownUse, kw_only=True)  # takes the tick in when `unknown_use` is asked
+    memory: TickMemory = field(default_factory=TickMemory, kw_only=True)
 
     @classmethod
-    def of(cls, inputs: TickInputs, fleet: ScoredFleet, use: UnknownUse) -> "Tick":
-        return cls(**vars(inputs), fleet=fleet, use=use)
+    def of(cls, inputs: TickInputs, fleet: ScoredFleet, use: UnknownUse, memory: TickMemory) -> "Tick":
+        return cls(**vars(inputs), fleet=fleet, use=use, memory=memory)
 
     @cached_property
     def rows(self) -> dict[str, int]:
         """Node name -> row."""
-        return {name: row for row, name in enumerate(self.topology.names)}
+        names = self.topology.names
+        return self.memory.recall("rows", (self.topology,), lambda: {name: row for row, name in enumerate(names)})
 
     @cached_property
     def node_gpus(self) -> dict[str, int]:
         """Node name -> its GPUs."""
-        return dict(zip(self.topology.names, self.topology.gpus.tolist(), strict=True))
+        names, gpus = self.topology.names, self.topology.gpus
+        return self.memory.recall("gpus", (self.topology,), lambda: dict(zip(names, gpus.tolist(), strict=True)))
 
     @cached_property
     def node_state(self) -> NDArray[np.int8]:
@@ -142,7 +146,8 @@ class Tick(TickInputs):
     @cached_property
     def occupancy(self) -> Occupancy:
         works = self.use.worked_lately(self.topology.names, self.frames.gpu, self.gpu_rows, self.now_ms)
-        return observe(self.events.running, self.topology, self.rows, works, self.given)
+        given = self.events.running, self.events.placements, self.topology, self.rows, works, self.given
+        return self.memory.occupancy.observe(*given)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, int], int]:
@@ -153,7 +158,8 @@ class Tick(TickInputs):
     @cached_property
     def held_by_node(self) -> list[dict[str, int]]:
         """For each running attempt, node → thousandths of GPUs that it holds there."""
-        return held_by_node(self.occupancy, self.events.running, self.topology)
+        of = self.occupancy, self.topology
+        return self.memory.recall("held", of, lambda: held_by_node(of[0], self.events.running, of[1]))
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:

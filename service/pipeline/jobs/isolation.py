@@ -110,10 +110,15 @@ def isolation_sections(tick: Tick) -> list[Section]:
     if len(tick.frames.node.values):
         both = tick.frames.node.column("net_rx_bytes_per_s") + tick.frames.node.column("net_tx_bytes_per_s")
         network[: len(both)] = both[: len(network)]
+    holders, somewhere = tick.memory.recall(
+        "isolation",
+        (tick.events.placements,),
+        lambda: (msgspec.Raw(encode(holders_of(running))), msgspec.Raw(encode(_somewhere(running)))),
+    )
     data: dict[str, NDArray[Any] | bytes] = {
         READINGS: gpu_readings(tick),
         NETWORK: network,
-        DOCUMENT: encode({"mig": tick.mig, "holders": holders_of(running), "somewhere": _somewhere(running)}),
+        DOCUMENT: encode({"mig": tick.mig, "holders": holders, "somewhere": somewhere}),
     }
     return [Section(name, part, tick.now_ms) for name, part in data.items()]
 

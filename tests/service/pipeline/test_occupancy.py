@@ -3,15 +3,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.events import Started, Submitted
+from fleet.events import Finished, Started, Step, Submitted
 from fleet.held_gpus import held_milli
-from fleet.jobs import JobAttempt
+from fleet.jobs import JobAttempt, JobTable
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
-from service.pipeline.occupancy import held_by_node, observe
+from service.pipeline.occupancy import Occupancy, OccupancyMemory, held_by_node, observe
+from tests.fuzz.bounds import examples
 
 TOPOLOGY = Topology.build([NodeSpec("a", gpus=4), NodeSpec("b", gpus=2)])
 INDEX = {"a": 0, "b": 1}
+Change = tuple[str, str, list[str], list[bool], bool]
 
 
 def attempt(job: str, started: Started, gpus_per_node: int = 1, cpus: int | None = None) -> JobAttempt:
@@ -162,3 +165,47 @@ def test_a_gpu_that_a_later_job_names_is_held_by_that_job_alone() -> None:
         for job, gpus in (("x", (0, 1)), ("y", (1, 2)))
     ]
     assert observe(rows, TOPOLOGY, INDEX).sizes == {0: 1}
+
+
+def hosts_of(draw: st.DrawFn) -> list[str]:
+    return draw(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2, unique=True))
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Change:
+    """What happens between two ticks to one of three jobs, and which GPUs telemetry shows at work then."""
+    kinds = ["named", "unnamed", "nodes", "shared", "too many", "step", "finish", "nothing"]
+    works = draw(st.lists(st.booleans(), min_size=8, max_size=8))
+    return draw(st.sampled_from(kinds)), draw(st.sampled_from("xyz")), hosts_of(draw), works, draw(st.booleans())
+
+
+@given(st.lists(changes(), max_size=12))
+@examples(300)
+def test_a_remembered_occupancy_is_that_observed_anew(
+    ticks: list[tuple[str, str, list[str], list[bool], bool]],
+) -> None:
+    table, memory, placements = JobTable(), OccupancyMemory(), RunningPlaces(())
+    for sequence, (kind, job, hosts, works, is_given) in enumerate(ticks):
+        about = {"job": job, "sequence": sequence, "time_ms": 1 + sequence}
+        gpus = {"named": (0, 1), "shared": (0,), "too many": (2, 3, 9)}.get(kind, ())
+        share = 300 if kind == "shared" else msgspec.UNSET
+        ranks = tuple(RankPlacement(rank, node, gpus, share) for rank, node in enumerate(hosts))
+        if kind == "step":
+            table.apply(Step(**about, step=sequence, duration_s=1.0, rank=0, node=hosts[0]))
+        elif kind == "finish":
+            table.apply(Finished(**about))
+        elif kind == "nodes":
+            table.apply(Started(**about, nodes=tuple(hosts)))
+        elif kind != "nothing":
+            table.apply(Started(**about, ranks=ranks))
+        running = [row.copy() for row in table.running()]
+        placements = RunningPlaces.of(running, placements)
+        given = {("x", 1): (RankPlacement(0, "a", (3,)),)} if is_given else {}
+        at_work = np.array(works).reshape(2, 4)
+        found = memory.observe(running, placements, TOPOLOGY, INDEX, at_work, given)
+        assert plain_values(found) == plain_values(observe(running, TOPOLOGY, INDEX, at_work, given))
+
+
+def plain_values(seen: Occupancy) -> tuple[object, ...]:
+    arrays = (seen.holder, seen.used_cpus, seen.used_host_memory_gib, seen.parts)
+    return [array.tolist() for array in arrays], seen.jobs, seen.node_jobs, dict(seen.sizes)

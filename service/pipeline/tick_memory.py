@@ -1,0 +1,68 @@
+"""What a tick remembers of the tick before, with the objects that it was made of."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+from fleet.jobs import JobAttempt
+from service.pipeline.occupancy import OccupancyMemory
+
+T = TypeVar("T")
+NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
+
+
+class AttemptRows(Generic[T]):
+    """Rows of attempts, made only for attempts of which something new was received.
+
+    The events of a tick are copies that never change: an attempt without news is the object of the last tick.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, int], tuple[JobAttempt, object, T]] = {}
+        self._of: tuple[object, ...] = ()
+
+    def of(
+        self,
+        attempts: Iterable[JobAttempt],
+        make: Callable[[JobAttempt], T],
+        of: tuple[object, ...] = (),
+        beside: Mapping[tuple[str, int], object] = NOTHING_BESIDE,
+    ) -> list[T]:
+        """Return the rows of these attempts, in order. of: other objects that all rows depend on. beside: by attempt,
+        the object that its row depends on."""
+        before = self._rows if _are_same(self._of, of) else {}
+        self._rows, self._of, rows = {}, of, list[T]()
+        for attempt in attempts:
+            key = (attempt.job, attempt.attempt)
+            known, other = before.get(key), beside.get(key)
+            if known is None or known[0] is not attempt or known[1] is not other:
+                known = (attempt, other, make(attempt))
+            self._rows[key] = known
+            rows.append(known[2])
+        return rows
+
+
+def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+
+
+class TickMemory:
+    """Results that depend on a few objects alone, as the topology and the placements, and not on the moment."""
+
+    def __init__(self) -> None:
+        self.occupancy = OccupancyMemory()
+        self._rows: dict[str, AttemptRows[Any]] = {}
+        self._made: dict[str, tuple[tuple[object, ...], object]] = {}
+
+    def recall(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Return the result of `make`. It runs only if an object in `of` is another one than at the last call.
+
+        name: of the result, used by one caller. The caller changes neither the result nor the objects.
+        """
+        before = self._made.get(name)
+        if before is None or not _are_same(before[0], of):
+            before = self._made[name] = (of, make())
+        return cast(T, before[1])
+
+    def rows(self, name: str) -> AttemptRows[Any]:
+        """Return the rows of attempts that one caller remembers under this name."""
+        return self._rows.setdefault(name, AttemptRows())

@@ -1,0 +1,141 @@
+"""What a tick remembers is what it would make anew, and what did not change is not made again."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.events import Checkpoint, Failed, Finished, Phase, Started, Step, Submitted
+from fleet.jobs import JobAttempt, JobTable
+from fleet.placements import RunningPlaces
+from fleet.requests import RankPlacement
+from fleet.topology import NodeSpec, Topology
+from models.risk.score import ScoredFleet
+from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from service.pipeline.jobs.isolation import isolation_sections
+from service.pipeline.publish import encode, job_details, job_rows, score_sections
+from service.pipeline.run_times.record import IssuedRunTime
+from service.pipeline.tick import Tick
+from service.pipeline.tick_memory import AttemptRows, TickMemory
+from tests.fuzz.bounds import examples
+from tests.service.ticks import tick_of
+
+T0 = 1_700_000_000_000
+TOPOLOGIES = [Topology.build([NodeSpec("a", gpus=8), NodeSpec("b", gpus=gpus)]) for gpus in (8, 4)]
+RISK = RiskScores(np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), 2), 0.01), {}, {}, np.zeros(2, bool), "rules")
+KINDS = ("submit", "start", "start on nodes", "step", "phase", "checkpoint", "finish", "fail", "nothing")
+TICKS = st.lists(
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.sampled_from("xyz"),
+        st.lists(st.sampled_from("ab"), min_size=1, max_size=2, unique=True),
+        st.sampled_from([0, 0, 0, 1]),  # the topology of the tick
+        st.booleans(),  # x is slow
+        st.sampled_from([None, 600.0, 900.0]),  # the forecast of x
+    ),
+    max_size=12,
+)
+
+
+def apply(table: JobTable, kind: str, job: str, nodes: list[str], sequence: int, now_ms: int) -> None:
+    about = {"job": job, "sequence": sequence, "time_ms": now_ms}
+    ranks = tuple(RankPlacement(rank, node, (0, 1)) for rank, node in enumerate(nodes))
+    if kind == "submit":
+        table.apply(Submitted(**about, gang=len(nodes), gpus_per_node=2, user="ada", cpus=4))
+    elif kind == "start":
+        table.apply(Started(**about, ranks=ranks))
+    elif kind == "start on nodes":
+        table.apply(Started(**about, nodes=tuple(nodes)))
+    elif kind == "step":
+        table.apply(Step(**about, step=sequence, duration_s=2.0))
+    elif kind == "phase":
+        table.apply(Phase(**about, name="evaluation"))
+    elif kind == "checkpoint":
+        table.apply(Checkpoint(**about, edge="end"))
+    elif kind == "finish":
+        table.apply(Finished(**about))
+    elif kind == "fail":
+        table.apply(Failed(**about, category="hardware", message="x"))
+
+
+def issued(left_s: float) -> IssuedRunTime:
+    levels = np.full(3, left_s)
+    about = {
+        "limit_s": None,
+        "model": "m",
+        "in_time": True,
+        "quantiles": {"p50": left_s, "p90": 2 * left_s, "p99": 9e9},
+    }
+    return IssuedRunTime(run_s=levels, similar_s=levels, **about, left=(left_s, 2 * left_s), left_ms=T0)
+
+
+def made_of(tick: Tick) -> dict[str, object]:
+    found = {section.name: section.data for section in (*score_sections(tick), *isolation_sections(tick))}
+    plain = {name: data if isinstance(data, bytes) else data.tolist() for name, data in found.items()}
+    return {name: repr(data) for name, data in plain.items()} | {"details": encode(job_details(tick))}
+
+
+@given(TICKS)
+@examples(100)
+def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> None:
+    table, memory, placements = JobTable(), TickMemory(), RunningPlaces(())
+    copies: dict[tuple[str, int], JobAttempt] = {}
+    forecasts = {left_s: issued(left_s) for left_s in (600.0, 900.0)}
+    for sequence, (kind, job, nodes, topology, is_slow, left_s) in enumerate(ticks):
+        now_ms = T0 + 15_000 * sequence
+        apply(table, kind, job, nodes, sequence, now_ms)
+        if kind != "nothing":
+            copies.pop((job, 1), None)
+        for row in table.attempts.values():
+            copies.setdefault((row.job, row.attempt), row.copy())
+        views = [copies[row.job, row.attempt] for row in table.running()]
+        placements = RunningPlaces.of(views, placements)
+        fleet = ScoredFleet(RISK, {"x": {"slow": is_slow}})
+        queued = [copies[row.job, row.attempt] for row in table.queued()]
+        ended = [row for row in copies.values() if row.over_ms is not None]
+        tick = tick_of(now_ms, TOPOLOGIES[topology], fleet, running=views, queued=queued, ended=ended)
+        more = {"run_times": {("x", 1): forecasts[left_s]} if left_s else {}}
+        more["events"] = replace(tick.events, remembered=placements)
+        assert made_of(replace(tick, **more, memory=memory)) == made_of(replace(tick, **more, memory=TickMemory()))
+
+
+def test_rows_are_made_again_only_for_attempts_with_news() -> None:
+    made: list[str] = []
+
+    def make(attempt: JobAttempt) -> str:
+        made.append(attempt.job)
+        return f"row of {attempt.job}"
+
+    rows, topology, forecast = AttemptRows[str](), object(), object()
+    x, y = JobAttempt("x", 1), JobAttempt("y", 1)
+    assert rows.of([x, y], make, (topology,)) == ["row of x", "row of y"]
+    assert rows.of([y, x], make, (topology,)) == ["row of y", "row of x"]
+    assert made == ["x", "y"]
+    rows.of([x.copy(), y], make, (topology,))
+    assert made == ["x", "y", "x"]
+    rows.of([y], make, (topology,), {("y", 1): forecast})
+    assert made == ["x", "y", "x", "y"]
+    rows.of([y], make, (object(),), {("y", 1): forecast})
+    assert made == ["x", "y", "x", "y", "y"]
+
+
+def test_a_result_is_recalled_until_an_object_that_it_depends_on_is_another_one() -> None:
+    memory, topology, placements = TickMemory(), object(), object()
+    first = memory.recall("holders", (topology, placements), lambda: msgspec.Raw(b"1"))
+    assert memory.recall("holders", (topology, placements), lambda: msgspec.Raw(b"2")) is first
+    assert bytes(memory.recall("holders", (topology, object()), lambda: msgspec.Raw(b"2"))) == b"2"
+
+
+def test_the_rows_of_jobs_follow_the_clock_though_nothing_was_received() -> None:
+    table, memory = JobTable(), TickMemory()
+    apply(table, "start", "x", ["a"], 0, T0)
+    views = table.running()
+    placements = RunningPlaces(views)
+    for now_ms, left_s in ((T0 + 60_000, 540.0), (T0 + 120_000, 480.0)):
+        tick = tick_of(now_ms, TOPOLOGIES[0], ScoredFleet(RISK, {}), running=views)
+        events = replace(tick.events, remembered=placements)
+        (row,) = job_rows(replace(tick, events=events, run_times={("x", 1): issued(600.0)}, memory=memory))
+        assert row.remaining_s is not None
+        assert row.remaining_s.p50 == left_s
