@@ -1,6 +1,7 @@
 """Futures and calendars are as they are defined (`slow_play`, `slow_calendars`): equal answers, to the bit."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.requests import TopologyConstraint
 from placement import calendars, futures, paths
 from placement.futures import ArrivalForecast
 from placement.gang_room import Fleet, GangAsk, Slot
 from placement.paths import Timelines, timelines
-from placement.queues_ahead import Closure
+from placement.queues_ahead import Closure, QueueHold, QueuesAhead
+from placement.queues_file import read_queues
+from placement.standing import QueueStanding
 from placement.start_time import start_times
 from placement.timeline import NORMAL, RunTimeQuantiles
 from tests.fuzz.bounds import examples
@@ -29,17 +33,19 @@ COMING = ArrivalForecast(
 )
 TIMES = RunTimeQuantiles({0: (600.0, 7200.0)}, {}, {1: 3, 8: 1})
 HOUR_S = 3600.0
+LIMITS = '[queue.a]\nlimit = {gpu = 64}\n[queue.b]\nguaranteed = {gpu = 64}\n[queue."b/x"]\n[queue.c]\n'
 
 
-@examples(100)
+@examples(50)
 @given(st.sampled_from(["", TREE]), free, queued, st.booleans())
 def test_start_times_are_those_of_the_plain_play(tree: str, nodes: Any, drawn: Any, has_arrivals: bool) -> None:
     queue, view, jobs = scene(nodes, drawn)
+    coming = COMING if has_arrivals else None
+    assert_equal(lambda: timelines(queue, view, jobs, TIMES, OPTIONS, arrivals=coming, turns=turns_of(tree, view)))
 
-    def sampled() -> Timelines:
-        coming = COMING if has_arrivals else None
-        return timelines(queue, view, jobs, TIMES, OPTIONS, arrivals=coming, turns=turns_of(tree, view))
 
+def assert_equal(sampled: Callable[[], Timelines]) -> None:
+    """Sample with the fast code and with the plain one, and compare all answers."""
     fast = sampled()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(futures, "Fleet", slow_play.Fleet)
@@ -123,3 +129,44 @@ def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
                 assert (place is None) == (plain_place is None)
                 if place is not None and plain_place is not None:
                     assert [one.tolist() for one in place] == [one.tolist() for one in plain_place]
+
+
+@pytest.mark.parametrize("tree", ["", LIMITS])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_long_queue_on_racks_starts_as_in_the_plain_play(tree: str, seed: int) -> None:
+    """Many jobs compete for 24 nodes, so that the head keeps nodes of a rack nearly always."""
+    rng = np.random.default_rng(seed)
+    racks = [[int(gpus) for gpus in rng.choice([0, 0, 0, 4], 6)] for _ in range(4)]
+    columns = [
+        {"gang": 4, "gpus_per_node": 8, "topology": TopologyConstraint("rack")},
+        {"gang": 3, "gpus_per_node": 4, "topology": TopologyConstraint("rail_group")},
+        {"gang": 2, "gpus_per_node": 8},
+        {"gpus_per_node": 1},
+        {"gpus_per_node": 2, "limit_s": 900.0},
+    ]
+    drawn = [(columns[rng.integers(5)], "abc"[rng.integers(3)].replace("b", "b/x"), at) for at in range(90, 0, -1)]
+    queue, view, jobs = scene(racks, drawn)
+    assert_equal(lambda: timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view)))
+
+
+changes = st.tuples(st.booleans(), st.sampled_from(["a", "b/x/u0", "b/x/u1", "c"]), st.sampled_from([1.0, 4.0, 8.0]))
+
+
+@examples(200)
+@given(st.lists(changes, min_size=1, max_size=20))
+def test_queues_allow_what_plain_queues_allow(drawn: Any) -> None:
+    standing = QueueStanding(read_queues(TREE), {}, {"gpu": 30.0})
+    holds = [QueueHold(leaf, {"gpu": gpus}) for _, leaf, gpus in drawn]
+    asks = [QueueHold(leaf, {"gpu": gpus}) for leaf in ("a", "b/x/u0", "c") for gpus in (1.0, 2.0, 8.0, 20.0)]
+    queues, plain = QueuesAhead.of(standing, {}, holds), slow_play.PlainQueues.of(standing, {}, holds)
+    running: list[int] = []
+    for number, ((ends, _, _), hold) in enumerate(zip(drawn, holds, strict=True)):
+        if ends and running:
+            ended = running.pop(0)
+            queues.end(ended)
+            plain.end(ended)
+        if plain.allows(hold):
+            queues.start(number, hold, waited=True)
+            plain.start(number, hold, waited=True)
+            running.append(number)
+        assert [queues.allows(ask) for ask in asks] == [plain.allows(ask) for ask in asks]
