@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from cli import logs
 
 if TYPE_CHECKING:
     from service.config import Config
+    from service.launcher import Launcher
 
 
 logger = logging.getLogger(__name__)
@@ -74,18 +76,34 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role is None:
-        with naming_lines(config):
-            check_start(loaded)
-        raise typer.Exit(asyncio.run(_supervise(loaded)))
+        launched = _launch(loaded)
+        if not isinstance(launched, str):
+            with naming_lines(config):
+                check_start(loaded)
+            raise typer.Exit(asyncio.run(_supervise(loaded, launched)))
+        logs.configure(log_format, log_level, launched)
+        role, instance = next(pair for pair in _roles(loaded) if _process_name(*pair) == launched)
     _spare_memory()
     _run_role(role, loaded, instance or 0)
 
 
 def _spare_memory() -> None:
     """Settings of this process that a role lives with."""
+    from service.process_memory import use_one_heap
     from service.withheld_imports import withhold_imports
 
+    use_one_heap()
     withhold_imports()
+
+
+def _launch(config: "Config") -> "Launcher | str | None":
+    """Fork the launcher of the roles. Returns None where a fork is unsafe, and a role's name in its own process."""
+    from service.launcher import fork_launcher
+
+    if sys.platform != "linux":
+        return None
+    modules = {MODULES[role]: None for role, _ in _roles(config)}
+    return fork_launcher(["uvloop", "service.supervise", "service.state_folder", *modules])
 
 
 def _process_name(role: RoleName | None, instance: int | None) -> str:
@@ -113,7 +131,7 @@ def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
     return [*pipelines, *((role, None) for role in others)]
 
 
-async def _supervise(config: "Config") -> int:
+async def _supervise(config: "Config", launcher: "Launcher | None") -> int:
     from fleet.errors import ConfigError
     from service.config import save_config
     from service.start_checks import check_ports
@@ -134,7 +152,7 @@ async def _supervise(config: "Config") -> int:
             for name, role, number in roles
         ]
         logger.info("%s; console at %s", ", ".join(role.name for role in supervised), config.url)
-        return await Supervisor(supervised, config.folder).run()
+        return await Supervisor(supervised, config.folder, launcher=launcher).run()
 
 
 def _instance_option(number: int | None) -> list[str]:

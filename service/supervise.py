@@ -4,7 +4,7 @@ A role reports that it is ready through a pipe (`fleet.process.report_ready`), h
 role was ready for the first time, its ends count: exit status 2 (bad configuration) stops all roles at once, any other
 end at the `most_starts`-th start. The supervisor then gives the role's own reason. A role that was ready once is
 restarted for ever. The pause before a restart doubles from 0.5 s to 10 s. A life that was ready and longer than that
-resets it. The roles end with a supervisor that is killed: they monitor it.
+resets it. The roles end with a supervisor that is killed: they monitor it, or the launcher that forked them.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from pathlib import Path
 from fleet import files
 from fleet.process import READY_VARIABLE, child_environment
 from service.exit_reason import clear_exit_reason, read_exit_reason
+from service.launcher import LaunchedProcess, Launcher
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ BAD_CONFIGURATION = 2
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRole:
-    """One supervised process. `reason_name`: the name under which it records why it ended, unless that is `name`."""
+    """One supervised process. `reason_name`: the name under which it records why it ended, unless that is `name`.
+
+    `command` starts it where no launcher forks it.
+    """
 
     name: str
     command: Sequence[str]
@@ -62,8 +66,10 @@ class Supervisor:
         *,
         first_pause_s: float = FIRST_PAUSE_S,
         most_starts: int = MOST_STARTS,
+        launcher: Launcher | None = None,
     ) -> None:
         self.roles = roles
+        self._launcher = launcher
         self.folder = folder
         self.first_pause_s = first_pause_s
         self.most_starts = most_starts
@@ -80,9 +86,15 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self.stop)
-        async with asyncio.TaskGroup() as group:
-            for role in self.roles:
-                group.create_task(self._keep(role))
+        if self._launcher is not None:
+            self._launcher.listen()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for role in self.roles:
+                    group.create_task(self._keep(role))
+        finally:
+            if self._launcher is not None:
+                self._launcher.close()
         return self.exit_code
 
     async def _keep(self, role: SupervisedRole) -> None:
@@ -119,16 +131,16 @@ class Supervisor:
     async def _live(self, role: SupervisedRole) -> RoleEnd:
         """Run one process to its end."""
         try:
-            process, pipe = await _start(role)
+            process, pipe = await _start(role, self._launcher)
         except (OSError, ValueError) as error:  # no memory, too many processes: the other roles go on
             return RoleEnd(str(error), was_ready=False)
         with open(pipe, "rb", buffering=0) as ready:
-            self._note(role.name, process.pid)
+            self._list(role.name, process.pid)
             code = await self._wait(process)
-            self._note(role.name, None)
+            self._list(role.name, None)
             return RoleEnd(code, was_ready=bool(ready.read(1)))
 
-    async def _wait(self, process: asyncio.subprocess.Process) -> int:
+    async def _wait(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
         """The exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -145,24 +157,29 @@ class Supervisor:
                     process.kill()
         return await ended
 
-    def _note(self, role: str, pid: int | None) -> None:
+    def _list(self, role: str, pid: int | None) -> None:
         if pid is None:
             self._pids.pop(role, None)
         else:
             self._pids[role] = pid
-        lines = [f"supervisor {os.getpid()}", *(f"{name} {number}" for name, number in self._pids.items())]
+        launchers = [f"launcher {self._launcher.pid}"] if self._launcher and self._launcher.is_alive else []
+        lines = [f"supervisor {os.getpid()}", *launchers, *(f"{name} {number}" for name, number in self._pids.items())]
         try:
             files.replace_file(self.folder / "pids", [("\n".join(lines) + "\n").encode()], "pids", sync=False)
         except OSError as error:
             logger.error("cannot write %s: %s; the roles go on", self.folder / "pids", error)
 
 
-async def _start(role: SupervisedRole) -> tuple[asyncio.subprocess.Process, int]:
+async def _start(
+    role: SupervisedRole, launcher: Launcher | None
+) -> tuple[asyncio.subprocess.Process | LaunchedProcess, int]:
     """Start a process. Returns it, and the pipe from which its report can be read without waiting."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     variables = {**child_environment(), READY_VARIABLE: str(writing)}
     try:
+        if launcher is not None and launcher.is_alive:
+            return await launcher.start(role.name, writing), reading
         process = await asyncio.create_subprocess_exec(
             *role.command, start_new_session=True, pass_fds=(writing,), env=variables
         )

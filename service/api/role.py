@@ -23,7 +23,6 @@ from service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_t
 from service.http.connections import LimitedProtocol, LimitedServer, protocol_of
 from service.http.listening import listen
 from service.http.tls import Tls
-from service.process_memory import use_one_heap
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,6 @@ def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol
 
 async def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
-    use_one_heap()
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     tls = Tls(config.api) if config.api.tls_cert else None

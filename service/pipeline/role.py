@@ -30,7 +30,6 @@ from service.disk_errors import log_disk_errors
 from service.exit_reason import announce_ready, pipeline_name
 from service.pipeline.pipeline import Pipeline
 from service.plugins import call, load
-from service.process_memory import use_one_heap
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +135,6 @@ async def _announce(pipeline: Pipeline, folder: Path, name: str) -> None:
 
 async def serve(config: Config, instance: int = 0) -> None:
     """Run one of the pipelines until SIGTERM or SIGINT, then take a last snapshot."""
-    use_one_heap()
     allow_open_files()
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])

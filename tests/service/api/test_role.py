@@ -6,7 +6,6 @@ import signal
 import socket
 from pathlib import Path
 
-import pytest
 import uvloop
 
 from service.api import role
@@ -33,10 +32,7 @@ class Newcomer(logging.Handler):
         asyncio.get_running_loop().call_later(0.2, signal.raise_signal, signal.SIGTERM)
 
 
-def test_the_log_says_listening_when_the_port_accepts_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(role, "use_one_heap", lambda: None)  # for the life of a process
+def test_the_log_says_listening_when_the_port_accepts_connections(tmp_path: Path) -> None:
     port = free_port()
     newcomer = Newcomer(port)
     role.logger.addHandler(newcomer)

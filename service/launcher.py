@@ -1,0 +1,205 @@
+"""Fork the roles of a supervisor from a process that has imported what they share.
+
+supervisor (imports, frozen heap) ──fork──▶ launcher ──fork──▶ role
+
+A process shares the supervisor's pages until it writes them, and a role starts without importing. The launcher runs no
+event loop, no threads and opens no files. It ends with the socket, and its roles end with it
+(`fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a new program.
+
+    to the launcher    the name of a role, with the pipe of its report (`fleet.process.report_ready`)
+    from the launcher  {"pid": 7} for each name in order, {"pid": 7, "code": -9} for each end
+"""
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fleet.process import PARENT_VARIABLE, READY_VARIABLE, watch_parent
+
+MESSAGE_BYTES = 4096
+ENDED_WITH_LAUNCHER = "the end of the launcher"
+
+
+class LauncherGone(OSError):
+    """The launcher has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the launcher has ended")
+
+
+@dataclass(slots=True)
+class LaunchedProcess:
+    """A role that the launcher forked. code: a future, negative after a signal, as in `subprocess`."""
+
+    pid: int
+    code: "asyncio.Future[int | str]" = field(repr=False)
+
+    async def wait(self) -> int | str:
+        return await asyncio.shield(self.code)
+
+    def terminate(self) -> None:
+        """Raises ProcessLookupError if it has ended."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Raises ProcessLookupError if it has ended."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.code.done() and isinstance(self.code.result(), int):
+            raise ProcessLookupError(self.pid)
+        os.kill(self.pid, number)
+
+
+class Launcher:
+    """The supervisor's side. Use it within one event loop."""
+
+    def __init__(self, line: socket.socket, pid: int) -> None:
+        self._line = line
+        self.pid = pid
+        self._asked: deque[asyncio.Future[LaunchedProcess]] = deque()
+        self._running: dict[int, LaunchedProcess] = {}
+        self.is_alive = True
+
+    def listen(self) -> None:
+        """Receive answers in the running event loop."""
+        self._line.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._line, self._receive)
+
+    async def start(self, role: str, pipe: int) -> LaunchedProcess:
+        """Start a role that reports through the pipe. Raises OSError."""
+        if not self.is_alive:
+            raise LauncherGone
+        answer: asyncio.Future[LaunchedProcess] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        try:
+            socket.send_fds(self._line, [role.encode()], [pipe])
+        except OSError:
+            self._asked.remove(answer)
+            raise
+        return await answer
+
+    def close(self) -> None:
+        """End the launcher. Roles that still run end by themselves."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+
+    def _receive(self) -> None:
+        try:
+            data = self._line.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        message = json.loads(data)
+        pid, code = message["pid"], message.get("code")
+        if code is None:
+            process = self._running[pid] = LaunchedProcess(pid, asyncio.get_running_loop().create_future())
+            self._asked.popleft().set_result(process)
+        elif pid in self._running:
+            self._running.pop(pid).code.set_result(code)
+
+    def _lose(self) -> None:
+        """The launcher has ended, and its roles end soon."""
+        self.is_alive = False
+        asyncio.get_running_loop().remove_reader(self._line)
+        for answer in self._asked:
+            answer.set_exception(LauncherGone())
+        for process in self._running.values():
+            process.code.set_result(ENDED_WITH_LAUNCHER)
+        self._asked.clear()
+        self._running.clear()
+
+
+def fork_launcher(modules: Iterable[str]) -> Launcher | str:
+    """Import the modules of the roles and fork the launcher. Call it before there are threads, loops or open files.
+
+    Returns the Launcher in the calling process. Returns the name of a role in each process that is to run one.
+    """
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection would write to every page, here and there
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Launcher(ours, pid)
+    ours.close()
+    os.setsid()  # Ctrl-C is for the supervisor, which ends the roles
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    return _serve(theirs)
+
+
+def _serve(line: socket.socket) -> str:
+    """Fork roles until the socket closes. Returns in a role's process, with its name."""
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([line, wake], [], [])
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                wake.recv(MESSAGE_BYTES)
+            _report_ends(line)
+        if line in ready:
+            name, pipes, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 1)
+            if not name:
+                os._exit(0)
+            if _fork_role(line, pipes[0]):
+                for end in (line, wake, woken):
+                    end.close()
+                return name.decode()
+
+
+def _fork_role(line: socket.socket, pipe: int) -> bool:
+    """Fork, and report the process id. Returns True in the new process."""
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(pipe)
+        _send(line, {"pid": pid})
+        return False
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[READY_VARIABLE], os.environ[PARENT_VARIABLE] = str(pipe), str(launcher)
+    watch_parent()
+    return True
+
+
+def _report_ends(line: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        _send(line, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _send(line: socket.socket, message: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):  # the supervisor is gone: the next read of the socket says so
+        line.send(json.dumps(message).encode())
