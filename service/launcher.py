@@ -7,7 +7,7 @@ event loop, no threads and opens no files. It ends with the socket, and its role
 (`fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a new program.
 
     to the launcher    the name of a role, with the pipe of its report (`fleet.process.report_ready`)
-    from the launcher  {"pid": 7} for each name in order, {"pid": 7, "code": -9} for each end
+    from the launcher  {"pid": 7} or {"error": "why not"} for each name in order, {"pid": 7, "code": -9} for each end
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet.process import PARENT_VARIABLE, READY_VARIABLE, watch_parent
@@ -106,6 +106,9 @@ class Launcher:
             self._lose()
             return
         message = json.loads(data)
+        if "error" in message:  # no memory, too many processes
+            self._asked.popleft().set_exception(OSError(message["error"]))
+            return
         pid, code = message["pid"], message.get("code")
         if code is None:
             process = self._running[pid] = LaunchedProcess(pid, asyncio.get_running_loop().create_future())
@@ -174,7 +177,12 @@ def _serve(line: socket.socket) -> str:
 def _fork_role(line: socket.socket, pipe: int) -> bool:
     """Fork, and report the process id. Returns True in the new process."""
     launcher = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(pipe)
+        _send(line, {"error": f"cannot fork: {error.strerror}"})
+        return False
     if pid:
         os.close(pipe)
         _send(line, {"pid": pid})
@@ -200,6 +208,6 @@ def _report_ends(line: socket.socket) -> None:
         _send(line, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _send(line: socket.socket, message: dict[str, int]) -> None:
+def _send(line: socket.socket, message: Mapping[str, int | str]) -> None:
     with contextlib.suppress(OSError):  # the supervisor is gone: the next read of the socket says so
         line.send(json.dumps(message).encode())

@@ -20,6 +20,15 @@ from service.launcher import fork_launcher
 from service.supervise import SupervisedRole, Supervisor
 
 folder = Path(sys.argv[1])
+fork, refusals = os.fork, 2
+def refuse_some():
+    global refusals
+    if os.getppid() != began or refusals == 0 or "refused" not in sys.argv:
+        return fork()
+    refusals -= 1
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+began = os.getpid()
+os.fork = refuse_some
 name = fork_launcher(["json"])
 if isinstance(name, str):
     number = len(list(folder.glob(f"{name}-*")))
@@ -140,6 +149,13 @@ def test_a_role_that_refuses_its_configuration_stops_everything(start: Any) -> N
     world = start("a", "bad")
     assert world.process.wait(LIMIT_S) == 0
     assert json.loads((world.folder / "done").read_text()) == [2, {"a": 0, "bad": 0}]
+
+
+def test_a_fork_that_is_refused_counts_as_a_start(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    world = start("refused")
+    world.role("refused")
+    assert world.stop() == [0, {"refused": 2}]
+    assert "refused ended with cannot fork: Resource temporarily unavailable" in capfd.readouterr().err
 
 
 def test_the_roles_end_with_a_supervisor_that_is_killed(start: Any) -> None:
