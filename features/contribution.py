@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from features.delta_bins import MOST
 from features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
+from fleet.held_gpus import wanted_milli
 from fleet.jobs import JobAttempt
+from fleet.requests import WHOLE_GPU
 from fleet.wait_reasons import waits_for_quota
 
 Key = tuple[str, int]  # job, attempt
-Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued
+Edge = tuple[int, int, int, int, int]  # time_ms, arriving, arriving_jobs, running, queued; GPUs in thousandths
 OTHER = "other"
 OTHERS_PLACE = 8  # of `Contribution.others` in its row
 
@@ -44,10 +47,13 @@ class DemandScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group."""
+    """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group.
+
+    milli: thousandths of GPUs, so that parts of GPUs add up.
+    """
 
     queue: str
-    gpus: int
+    milli: int
     arrives: bool
     submitted_ms: int | None
     started_ms: int | None
@@ -63,7 +69,7 @@ class Contribution:
     def row(self) -> tuple[Any, ...]:
         """Its fields, in order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
-        whose = self.queue, self.gpus, self.arrives, *times, self.class_, self.group, self.others, self.jobs
+        whose = self.queue, self.milli, self.arrives, *times, self.class_, self.group, self.others, self.jobs
         return *whose, self.weights, self.allowed, self.names_quota
 
     @classmethod
@@ -84,21 +90,21 @@ class Contribution:
     def in_pools(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
         """Yield what it adds to each of its pools. The first pool counts the jobs, so that pools add up to all."""
         jobs = self.jobs
-        for pool, gpus in divide(self.gpus, dict(self.weights)).items() if self.weights else ():
-            yield DemandScope(pool=pool), replace(self, gpus=gpus, jobs=jobs)
+        for pool, milli in _divide_milli(self.milli, dict(self.weights)).items() if self.weights else ():
+            yield DemandScope(pool=pool), replace(self, milli=milli, jobs=jobs)
             jobs = 0
 
     def edges(self) -> list[Edge]:
         """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
-        gpus, submitted, started, ended = self.gpus, self.submitted_ms, self.started_ms, self.ended_ms
+        milli, submitted, started, ended = self.milli, self.submitted_ms, self.started_ms, self.ended_ms
         arrival = submitted if submitted is not None else started
         assert arrival is not None, "no contribution without an arrival"
-        waits = gpus if submitted is not None else 0
-        edges = [(arrival, gpus * self.arrives, self.jobs * self.arrives, 0, waits)]
+        waits = milli if submitted is not None else 0
+        edges = [(arrival, milli * self.arrives, self.jobs * self.arrives, 0, waits)]
         if started is not None:
-            edges.append((max(started, arrival), 0, 0, gpus, -waits))
+            edges.append((max(started, arrival), 0, 0, milli, -waits))
             if ended is not None:
-                edges.append((max(ended, started, arrival), 0, 0, -gpus, 0))
+                edges.append((max(ended, started, arrival), 0, 0, -milli, 0))
         elif ended is not None:
             edges.append((max(ended, arrival), 0, 0, 0, -waits))
         return edges
@@ -106,6 +112,14 @@ class Contribution:
     def scopes(self) -> tuple[DemandScope, ...]:
         """Return the scopes by queue that it counts in, where there is room for them."""
         return _scopes((self.queue, *self.others), self.class_, self.group)
+
+
+def _divide_milli(milli: int, weights: Mapping[str, int]) -> Mapping[str, int]:
+    """Divide thousandths of GPUs among pools. Whole GPUs stay whole."""
+    if milli == sum(weights.values()):
+        return weights
+    unit = 1 if milli % WHOLE_GPU else WHOLE_GPU
+    return {pool: part * unit for pool, part in divide(milli // unit, weights).items()}
 
 
 @lru_cache(maxsize=4096)
@@ -135,14 +149,14 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
 
     Returns None when it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
     """
-    gpus, told = attempt.gpus, attempt.submission
-    if gpus <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
+    milli, told = min(wanted_milli(attempt), MOST), attempt.submission
+    if milli <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
     if attempt.tasks != 1 and attempt.over_ms is not None:
         return None  # it stood for tasks that count by their own names now
     return Contribution(
         attempt.queue,
-        gpus,
+        milli,
         attempt.attempt <= 1 and not attempt.has_unseen_start,
         attempt.eligible_ms,
         attempt.started_ms,
@@ -157,14 +171,14 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
     )
 
 
-def over_quota(changes: Iterable[Contribution]) -> Counter[DemandScope]:
+def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
     """Sum the GPUs of attempts that wait for a quota, by scope."""
     found: Counter[DemandScope] = Counter()
     for change in changes:
         if change.waits_for_quota:
             for scope in (*change.scopes(), *(scope for scope, _ in change.in_pools())):
-                found[scope] += change.gpus
-    return found
+                found[scope] += change.milli
+    return {scope: milli / WHOLE_GPU for scope, milli in found.items()}
 
 
 def allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:

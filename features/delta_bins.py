@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.requests import WHOLE_GPU
+
 ARRIVING, ARRIVING_JOBS, RUNNING, QUEUED, MARKS = range(5)
 ROWS = 5
-MOST = 2**30  # of anything in a bin: no fleet comes near it, one made-up event must not wrap around
+MOST = 2**30 * WHOLE_GPU  # of anything in a bin: no fleet comes near it, one made-up event must not wrap around
+MOST_NARROW = 2**30  # bins with more than this take 8 bytes a number instead of 4
 
 
 class DeltaBins:
@@ -16,6 +19,7 @@ class DeltaBins:
 
     Changes wait in a list until read. Only the reader's clock moves the window, so an event from a wrong clock wipes
     nothing. When too many bins wait, those up to `floor` are summed. MARKS counts a bin's entries: 0 in an unused one.
+    GPUs are in thousandths.
     """
 
     def __init__(self, bin_ms: int, size: int) -> None:
@@ -24,11 +28,11 @@ class DeltaBins:
         self.head: int | None = None
         self.floor: int | None = None
         self.before = np.zeros(ROWS)
-        self.bins = np.zeros((ROWS, size), np.int32)
+        self.bins: NDArray[np.int32] | NDArray[np.int64] = np.zeros((ROWS, size), np.int32)
         self._waiting: list[tuple[int, ...]] = []  # bin, then ROWS amounts
         self._patience = 2 * size + 4096
 
-    def dump(self) -> tuple[dict[str, Any], NDArray[np.int32]]:
+    def dump(self) -> tuple[dict[str, Any], NDArray[np.int32] | NDArray[np.int64]]:
         """What a snapshot keeps, all of it copied: JSON-able parts, and the bins (row, bin)."""
         self._settle()
         about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
@@ -39,7 +43,7 @@ class DeltaBins:
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
-        self.before, self.bins = np.array(about["before"], np.float64), bins.astype(np.int32)
+        self.before, self.bins = np.array(about["before"], np.float64), fitting(bins)
         self._waiting = [tuple(row) for row in about["waiting"]]
 
     def is_idle(self) -> bool:
@@ -64,7 +68,11 @@ class DeltaBins:
         self.before += sums[at < oldest].sum(axis=0)
         head = -1 if self.head is None else self.head
         inside = (at >= oldest) & (at <= head)
-        self.bins[:, at[inside] % self.size] += np.clip(sums[inside].T, -MOST, MOST).astype(np.int32)
+        columns = at[inside] % self.size
+        sums_there = self.bins[:, columns] + np.clip(sums[inside].T, -MOST, MOST).astype(np.int64)
+        if fitting(sums_there).dtype == np.int64:
+            self.bins = self.bins.astype(np.int64, copy=False)
+        self.bins[:, columns] = sums_there
         ahead = at > max(head, oldest - 1)
         waiting = np.column_stack([at[ahead], sums[ahead]]).astype(np.int64)
         self._waiting = [tuple(row) for row in waiting.tolist()]
@@ -86,7 +94,7 @@ class DeltaBins:
         self.head = head if self.head is None else max(self.head, head)
         self._settle()
 
-    def _ordered(self, row: int) -> NDArray[np.int32]:
+    def _ordered(self, row: int) -> NDArray[Any]:
         assert self.head is not None, "advance first"
         return np.roll(self.bins[row], -((self.head + 1) % self.size))
 
@@ -119,3 +127,9 @@ class DeltaBins:
             return self.oldest_bin()
         marked = np.flatnonzero(self._ordered(MARKS) > 0)
         return self.head - self.size + 1 + int(marked[0]) if len(marked) else self.head + 1
+
+
+def fitting(values: NDArray[Any]) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return a copy of numbers in the smallest type of bins that holds them."""
+    is_narrow = np.abs(values).max(initial=0) <= MOST_NARROW
+    return values.astype(np.int32) if is_narrow else values.astype(np.int64)

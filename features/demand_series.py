@@ -9,15 +9,15 @@ A change of an attempt replaces what it contributed before, so order and repetit
 An attempt that is blocked (held, dependent, gated) is no demand until it is released.
 A request of our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised.
 An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
-always had its present size. Scopes are all queues, a queue, and in it a job class or a user group. A scope takes
-130 kB, so a queue beyond MOST counts in "all" only, and a class or group beyond its bound in its queue only. The
-group "other" is the queue's remainder, so that groups add up. Beside these there is a scope for each pool of machines
-(features/pool_inventory.py). Pools add up to "all".
+always had its present size. Amounts are thousandths of GPUs, so that parts of GPUs add up. `series` returns GPUs.
+Scopes are all queues, a queue, and in it a job class or a user group. A scope takes 130 kB, so a queue beyond MOST
+counts in "all" only, and a class or group beyond its bound in its queue only. The group "other" is the queue's
+remainder, so that groups add up. There is also a scope for each pool of machines (features/pool_inventory.py). Pools
+add up to "all".
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from heapq import nsmallest
 from typing import Any, Literal
 
@@ -32,7 +32,10 @@ from features.job_records import JobRecords
 from features.open_demand import OpenDemand
 from features.pool_inventory import EVERYTHING, PoolInventory
 from features.request_series import RequestSeries
+from features.shown_sizes import ShownSizes
+from features.whole_gpu_dumps import UNIT, in_thousandths
 from fleet.jobs import JobAttempt
+from fleet.requests import WHOLE_GPU
 from fleet.stateful import Dump, Stateful
 
 Target = Literal["arriving", "arriving_jobs", "running", "queued", "wanted"]
@@ -41,7 +44,6 @@ BINS = {60: 24 * 60, 600: 35 * 24 * 6}  # seconds of a bin -> full bins kept: a 
 MOST = dict.fromkeys(("queue", "pool", "class", "group"), 200)  # scopes of each kind
 CLEARLY = 2.0  # a group takes another one's place when it has so many times its GPUs
 MOST_SWAPS = 20  # of groups at once
-MOST_SIZES = 20_000  # attempts, mostly at rest, whose GPUs the occupancy told: the oldest goes first
 UNKNOWN = "unknown"  # queue and class of the GPUs in use that no job event tells of
 UNKNOWN_SCOPES = (DemandScope(), DemandScope(UNKNOWN), DemandScope(EVERYTHING, UNKNOWN), DemandScope(UNKNOWN, UNKNOWN))
 
@@ -54,11 +56,11 @@ class DemandSeries(Stateful):
         self.records = JobRecords()  # waits, runs and cold starts
         self.residency = GpuResidency()  # how jobs use their GPUs
         self.open = OpenDemand()  # what the placer's ledger adds to job events
-        self._sizes_held: dict[Key, int] = {}  # GPUs that the occupancy counts for attempts that name none
+        self.shown = ShownSizes()  # what attempts hold by the occupancy
         self.inventory = PoolInventory()  # the pools of machines
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
         self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
-        self._sizes: Counter[DemandScope] = Counter()  # GPUs of attempts that are awake, by user group, listed or not
+        self._sizes: Counter[DemandScope] = Counter()  # thousandths of GPUs of awake attempts, by user group
         self._bins: dict[tuple[DemandScope, int], DeltaBins] = {(DemandScope(), bin_s): _empty(bin_s) for bin_s in BINS}
         self._attempts: dict[DemandScope, int] = {}  # attempts that count in a scope; all but `DemandScope()`
         self._listed: Counter[str] = Counter()  # how many of these there are, by kind
@@ -71,27 +73,19 @@ class DemandSeries(Stateful):
         self._runs.update(attempt)
         self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
-        self._change(key, self.open.with_promise(key, self._sized(attempt)))
+        self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
 
     def note_sizes(self, sizes: Mapping[Key, int], attempt_of: Callable[[str, int], JobAttempt | None]) -> None:
-        """Set the GPUs of running attempts whose events name wrong GPUs or none. sizes: GPUs held in the occupancy.
+        """Set what running attempts hold whose events state another amount. sizes: thousandths of GPUs, by occupancy.
 
         An attempt that ends keeps its size. One that still runs and is not in `sizes` has named its GPUs meanwhile.
         """
-        for key in (self._sizes_held.keys() & self._known.keys()) - sizes.keys():
-            if self._known[key].ended_ms is None and (attempt := attempt_of(*key)) is not None:
-                del self._sizes_held[key]
-                self._change(key, self.open.with_promise(key, self._sized(attempt)))
-        for key, gpus in sizes.items():
-            known = self._known.get(key)
-            if known is not None and known.gpus != gpus:
-                self._sizes_held[key] = gpus
-                self._change(key, replace(known, gpus=gpus))
-
-    def _sized(self, attempt: JobAttempt) -> Contribution | None:
-        """Return what an attempt adds, with the GPUs that the occupancy showed, if it did."""
-        added, gpus = contribution(attempt, self.inventory), self._sizes_held.get((attempt.job, attempt.attempt))
-        return added if added is None or gpus is None else replace(added, gpus=gpus)
+        for key in self.shown.outdated(sizes, self._known):
+            if (attempt := attempt_of(*key)) is not None:
+                self.shown.drop(key)
+                self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
+        for key, change in self.shown.note(sizes, self._known):
+            self._change(key, change)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count open requests of the placer's ledger, each once. requests: those that wait, and those whose GPUs are
@@ -130,7 +124,7 @@ class DemandSeries(Stateful):
 
     def _move_pools(self, old: Contribution, new: Contribution) -> None:
         """Change what an attempt adds to its pools."""
-        if (old.weights, old.gpus, old.jobs) != (new.weights, new.gpus, new.jobs):
+        if (old.weights, old.milli, old.jobs) != (new.weights, new.milli, new.jobs):
             self._add_to_pools(old, -1)
             self._add_to_pools(new, 1)
             return
@@ -148,7 +142,7 @@ class DemandSeries(Stateful):
             self.inventory = inventory
             for attempt in attempts:
                 if (key := (attempt.job, attempt.attempt)) in self._known:
-                    self._change(key, self.open.with_promise(key, self._sized(attempt)))
+                    self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
         for pool in inventory.models:
             self._has(DemandScope(pool=pool))
 
@@ -164,7 +158,7 @@ class DemandSeries(Stateful):
             if scope in self._attempts:
                 self._attempts[scope] = max(1, self._attempts[scope])
             for bin_s in BINS:
-                self._bins[scope, bin_s].add(time_ms, (0, 0, more, 0, 1))
+                self._bins[scope, bin_s].add(time_ms, (0, 0, more * WHOLE_GPU, 0, 1))
 
     def __contains__(self, scope: DemandScope) -> bool:
         return (scope, 60) in self._bins
@@ -173,7 +167,7 @@ class DemandSeries(Stateful):
         self._known[key] = change
         if left_out:
             self._left_out[key] = left_out
-        self._sizes.update({scope: change.gpus for scope in change.scopes() if scope.kind == "group"})
+        self._sizes.update({scope: change.milli for scope in change.scopes() if scope.kind == "group"})
 
     def _unknow(self, key: Key) -> None:
         change = self._known.pop(key, None)
@@ -182,7 +176,7 @@ class DemandSeries(Stateful):
             return
         for scope in change.scopes():
             if scope.kind == "group":
-                self._sizes[scope] -= change.gpus
+                self._sizes[scope] -= change.milli
                 if not self._sizes[scope]:
                     del self._sizes[scope]
 
@@ -251,10 +245,16 @@ class DemandSeries(Stateful):
         pool: str = EVERYTHING,
     ) -> NDArray[np.float64]:
         """(bin,) oldest first; NaN before the first event of any queue, and for an unknown scope. `bin_s`: 60 or 600.
-        Levels are as of a bin's end, the last bin holding `now_ms`; arrivals are sums, the last bin being full."""
+        Levels are as of a bin's end, the last bin holding `now_ms`; arrivals are sums, the last bin being full. GPUs
+        may have a fraction, since parts of GPUs add up."""
         if group == OTHER:
-            return self._left_over(queue, target, now_ms, bin_s, bins)
-        scope = DemandScope(queue, class_, group, pool)
+            amounts = self._left_over(queue, target, now_ms, bin_s, bins)
+        else:
+            amounts = self._amounts(DemandScope(queue, class_, group, pool), target, now_ms, bin_s, bins)
+        return amounts if target == "arriving_jobs" else amounts / WHOLE_GPU
+
+    def _amounts(self, scope: DemandScope, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+        """Return a scope's series as `series` does, with GPUs in thousandths."""
         everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
@@ -269,11 +269,11 @@ class DemandSeries(Stateful):
         return values
 
     def _left_over(self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """What a queue has beyond its listed groups."""
-        rest = self.series(queue, target, now_ms, bin_s, bins)
+        """Return what a queue has beyond its listed groups, GPUs in thousandths."""
+        rest = self._amounts(DemandScope(queue), target, now_ms, bin_s, bins)
         for scope in self.scopes("group"):
             if scope.queue == queue:
-                rest -= np.nan_to_num(self.series(queue, target, now_ms, bin_s, bins, group=scope.group))
+                rest -= np.nan_to_num(self._amounts(DemandScope(queue, group=scope.group), target, now_ms, bin_s, bins))
         return np.maximum(rest, 0.0)
 
     def rank_groups(self, now_ms: int) -> None:
@@ -322,14 +322,11 @@ class DemandSeries(Stateful):
         """Drop the memory of an attempt that changes no more; its part of the series stays."""
         key = (attempt.job, attempt.attempt)
         self._unknow(key)
-        if key in self._sizes_held:
-            self._sizes_held[key] = self._sizes_held.pop(key)  # the newest of those at rest
-            if len(self._sizes_held) > MOST_SIZES:
-                del self._sizes_held[next(key for key in self._sizes_held if key not in self._known)]
+        self.shown.rest(key, self._known)
 
     def recall(self, attempt: JobAttempt) -> None:
         """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
-        added = self._sized(attempt)
+        added = self.shown.contribution(attempt, self.inventory)
         if added is not None:
             arrived_ms = added.edges()[0][0]
             scopes = added.scopes()
@@ -348,7 +345,8 @@ class DemandSeries(Stateful):
             "runs": self._runs.dump(),
             "open": self.open.dump()[0],
             "inventory": self.inventory.row(),
-            "sizes": [(*key, gpus) for key, gpus in self._sizes_held.items()],
+            **self.shown.dump()[0],
+            UNIT: WHOLE_GPU,
             "requests": requests,
             "records": self.records.dump(),
             "residency": self.residency.dump(),
@@ -361,6 +359,7 @@ class DemandSeries(Stateful):
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out."""
+        about, arrays = in_thousandths(about, arrays)
         for number, row in enumerate(about["bins"]):
             scope = DemandScope.from_row(row)
             bins = _empty(row["seconds"])
@@ -380,7 +379,7 @@ class DemandSeries(Stateful):
         self.inventory = PoolInventory(*about.get("inventory", ()))
         self._runs.load(about["runs"])
         self.open.load(about.get("open", {"requested": [], "promised": [], "left": []}), {})
-        self._sizes_held = {(job, at): gpus for job, at, gpus in about.get("sizes", ())}
+        self.shown.load(about, {})
         self.requests.load(about["requests"], arrays)
         self.records.load(about["records"])
         self.residency.load(about["residency"])

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.held_gpus import share_of
 from fleet.jobs import JobAttempt
 from fleet.topology import Topology
 from fleet.wait_reasons import waits_for_quota
@@ -69,10 +70,10 @@ class PoolInventory:
         return ((UNASSIGNED if len(allowed) != 1 or is_over_quota else allowed[0], 1),)
 
     def _ran_in(self, attempt: JobAttempt) -> Weights:
-        amounts = [(rank.node, len(rank.gpus)) for rank in attempt.ranks if rank.gpus]
+        amounts = [(rank.node, len(rank.gpus) * share_of(attempt, rank)) for rank in attempt.ranks if rank.gpus]
         found: Counter[str] = Counter()
-        for node, gpus in amounts or [(node, 1) for node in attempt.hosts]:
-            found[self.pools.get(node, UNASSIGNED)] += gpus
+        for node, amount in amounts or [(node, 1) for node in attempt.hosts]:
+            found[self.pools.get(node, UNASSIGNED)] += amount
         return () if set(found) == {UNASSIGNED} else tuple(sorted(found.items()))
 
 

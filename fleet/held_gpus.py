@@ -22,6 +22,11 @@ def share_of(attempt: JobAttempt, rank: RankPlacement) -> int:
     return rank.gpu_share or stated_share(attempt)
 
 
+def states_parts(attempt: JobAttempt) -> bool:
+    """Return whether the events of an attempt state parts of GPUs."""
+    return stated_share(attempt) < WHOLE_GPU or any(rank.gpu_share for rank in attempt.ranks)
+
+
 def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
     """Return how many GPUs a member holds on a node if no event names their indices.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from features.extract import Frames
 from features.serving import ServedInstance
 from fleet.entities import Entities
-from fleet.held_gpus import wanted_milli
+from fleet.held_gpus import states_parts, wanted_milli
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeState
 from fleet.requests import WHOLE_GPU, RankPlacement
@@ -154,6 +154,16 @@ class Tick(TickInputs):
         """Attempt → GPUs that it holds, of running attempts that hold another number than their events state."""
         keys = [(row.job, row.attempt) for row in self.events.running]
         return {keys[at]: gpus for at, gpus in self.occupancy.sizes.items()}
+
+    @cached_property
+    def held_milli(self) -> dict[tuple[str, int], int]:
+        """Attempt → thousandths of GPUs that it holds, of running attempts that hold another amount than they state."""
+        differ = {*self.occupancy.sizes, *self.occupancy.parts[:, 0].tolist()}
+        return {
+            (row.job, row.attempt): milli
+            for number, (row, held) in enumerate(zip(self.events.running, self.held_by_node, strict=True))
+            if (number in differ or states_parts(row)) and (milli := sum(held.values())) != wanted_milli(row)
+        }
 
     @cached_property
     def held_by_node(self) -> list[dict[str, int]]:

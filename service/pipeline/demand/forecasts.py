@@ -58,7 +58,10 @@ HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class HeardTick:
-    """What demand learns of one tick. unknown_use: GPUs, None while nobody can tell unknown use from a job's."""
+    """What demand learns of one tick.
+
+    unknown_use: GPUs, None while no source can tell unknown use from a job's. held_milli: as `Tick.held_milli`.
+    """
 
     time_ms: int
     served: Sequence[ServedInstance]
@@ -66,7 +69,7 @@ class HeardTick:
     unknown_use: int | None
     requests: Sequence[JobAttempt]
     promised: Mapping[tuple[str, int], int]
-    sizes: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    held_milli: Mapping[tuple[str, int], int] = field(default_factory=dict)
     unknown_by_pool: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -116,7 +119,7 @@ class DemandForecasts(Capability):
                 in_use,
                 tick.open.requested,
                 promised,
-                tick.sizes,
+                tick.held_milli,
                 unknown or {},
             )
         )
@@ -180,7 +183,7 @@ class DemandForecasts(Capability):
             heard = self._heard.popleft()
             demand.requests.note(heard.time_ms, request_rates(heard.served))
             demand.residency.note(heard.time_ms, heard.gpus)
-            demand.note_sizes(heard.sizes, state.jobs.get)
+            demand.note_sizes(heard.held_milli, state.jobs.get)
             still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
             demand.note_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
@@ -193,7 +196,7 @@ class DemandForecasts(Capability):
         records: list[JobRecord],
         residency: Mapping[Key, tuple[float, float]],
         rates: Mapping[Key, ServingCapacity],
-        quota: Mapping[DemandScope, int],
+        quota: Mapping[DemandScope, float],
     ) -> None:
         for trees in (self._trees, self._shadow):
             if trees is not None and trees.refresh():
@@ -237,7 +240,7 @@ def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
     }
 
 
-def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, int]) -> None:
+def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]) -> None:
     """Add to rows the GPUs that they may use, and to those of queued GPUs how many wait for a quota.
 
     quota: GPUs that wait for one, by scope. What is left over from the listed series has no such number.
@@ -253,8 +256,8 @@ def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota:
         if row.target in GPU_TARGETS:
             row.capacity = capacity.get(key)
         if row.target == "queued" and OTHER not in (row.queue, row.group):
-            held_up = min(float(quota.get(DemandScope(*key), 0)), row.now)
-            row.waits_for = WaitsFor(held_up, row.now - held_up)
+            held_up = min(float(quota.get(DemandScope(*key), 0.0)), row.now)
+            row.waits_for = WaitsFor(held_up, round(row.now - held_up, 3))
 
 
 def unknown_by_pool(tick: Tick) -> Counter[str]:

@@ -60,7 +60,9 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
     found = []
     for target in ("arriving", "running", "queued", "wanted"):
         minutes, ten_minute = (
-            tables["running", bin_s] + tables["queued", bin_s] if target == "wanted" else tables[target, bin_s]
+            thousandths(tables["running", bin_s] + tables["queued", bin_s])
+            if target == "wanted"
+            else tables[target, bin_s]
             for bin_s in SPANS
         )
         capacity = gpus if target in ("running", "arriving") else unbounded
@@ -75,18 +77,28 @@ def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
     if unlisted is not None and not np.isfinite(table[unlisted]).any():
         named = [one for one in rows if one == SeriesKey(one.queue) and one.queue not in (EVERYTHING, OTHER)]
         queues = [rows[one] for one in named]
-        table[unlisted] = np.maximum(table[rows[SeriesKey(EVERYTHING)]] - np.nan_to_num(table[queues]).sum(axis=0), 0.0)
+        table[unlisted] = _rest(table, rows[SeriesKey(EVERYTHING)], queues)
     for one, row in rows.items():
         if one.group == OTHER:
             groups = [at for other, at in rows.items() if other.queue == one.queue and other.is_part and at != row]
-            table[row] = np.maximum(table[rows[SeriesKey(one.queue)]] - np.nan_to_num(table[groups]).sum(axis=0), 0.0)
+            table[row] = _rest(table, rows[SeriesKey(one.queue)], groups)
+
+
+def _rest(table: Array, whole: int, parts: Sequence[int]) -> Array:
+    """Return what a series has beyond its listed parts. table: (series, bin); whole, parts: rows."""
+    return np.maximum(thousandths(table[whole] - np.nan_to_num(table[parts]).sum(axis=0)), 0.0)
+
+
+def thousandths(gpus: Array) -> Array:
+    """Return sums of GPUs without rounding errors: parts of GPUs are whole thousandths."""
+    return np.round(gpus, 3)
 
 
 def last_ten(minutes: Array) -> Array:
     """(series, bin) sums over the ten minutes that end with each; NaN where the minute is unknown."""
     sums = np.nan_to_num(minutes).cumsum(axis=1)
     sums[:, 10:] -= sums[:, :-10].copy()
-    return np.where(np.isfinite(minutes), sums, np.nan)
+    return np.where(np.isfinite(minutes), thousandths(sums), np.nan)
 
 
 def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:

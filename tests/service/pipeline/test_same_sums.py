@@ -4,6 +4,7 @@ One site plays all scenes, one after the other, so that a scene costs two ticks 
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from features.demand_series import Target
@@ -61,9 +62,44 @@ nodes = ["n3"]
 from = 2026-01-01T00:00:00Z
 to = 2066-01-01T00:00:00Z
 """
-RUNS = ("named", "label", "sdk", "nodes", "submitted_nodes", "beyond", "loop", "again", "repeated", "part")
-WAITS = ("event", "queue", "both", "held", "held_both", "withdrawn", "two_queues")
-STARTS = ("promise", "promise_started", "promise_misnamed", "promise_taken")
+RUNS = (
+    "named",
+    "label",
+    "sdk",
+    "nodes",
+    "submitted_nodes",
+    "beyond",
+    "loop",
+    "again",
+    "repeated",
+    "part",
+    "beside",
+    "part_nodes",
+)
+WAITS = (
+    "event",
+    "queue",
+    "both",
+    "held",
+    "held_both",
+    "withdrawn",
+    "two_queues",
+    "event_part",
+    "queue_part",
+    "both_part",
+)
+STARTS = ("promise", "promise_started", "promise_misnamed", "promise_taken", "promise_part", "promise_part_started")
+PARTS = (
+    "part",
+    "beside",
+    "part_nodes",
+    "event_part",
+    "queue_part",
+    "both_part",
+    "promise_part",
+    "promise_part_started",
+)
+SHARES = {1: 250, 2: 500, 4: 143}  # thousandths of a GPU of a job of `PARTS`, by its GPUs in the scene
 
 
 @dataclass(frozen=True)
@@ -127,8 +163,9 @@ class Site:
     def report(self, *events: JobEvent) -> None:
         self.pipeline.take(Batch(events=events))
 
-    def request(self, job: str, gpus: int) -> PlacementRequest:
-        return PlacementRequest(request_id=f"r-{job}", job=job, gpus_per_node=gpus, queue=self.queue)
+    def request(self, job: str, gpus: int, share: int | None = None) -> PlacementRequest:
+        each = gpus if share is None else 1
+        return PlacementRequest(request_id=f"r-{job}", job=job, gpus_per_node=each, gpu_share=share, queue=self.queue)
 
     def demand(self, target: Target) -> float:
         demand = self.pipeline.state.demand
@@ -141,9 +178,13 @@ class Site:
         self.names = [f"s{self.number}-{at}" for at in range(len(scene.jobs))]
         self.unknown_gpus = np.arange(GPUS) >= GPUS - np.array(scene.unknown)[:, None]
         used = Counter[int]()
+        self.shares: dict[str, int] = {}
+        self.shared: dict[int, tuple[int, int]] = {}  # node → the GPU of its latest part, thousandths of it in use
         for row, check in enumerate(scene.checks):
             self._withhold(row, "withhold" if check else "release", check)
         for job, name in zip(scene.jobs, self.names, strict=True):
+            if job.kind in PARTS:
+                self.shares[name] = SHARES[job.gpus]
             self._tell(job, name, used)
         self.tick()
         self.placer.refresh()
@@ -194,20 +235,26 @@ class Site:
     def _tell(self, job: JobScene, name: str, used: Counter[int]) -> None:
         now_ms, node = self.clock.now_ms(), f"n{job.node}"
         submitted = Submitted(job=name, sequence=1, time_ms=now_ms, gpus_per_node=job.gpus, queue=self.queue)
-        if job.kind in ("event", "both", "held", "held_both"):
+        share = self.shares.get(name)
+        if share is not None:
+            submitted = msgspec.structs.replace(submitted, gpus_per_node=1, gpu_share=share)
+        if job.kind in ("event", "both", "held", "held_both", "event_part", "both_part"):
             self.report(submitted)
         if job.kind == "two_queues":
             both = (self.queue, "b") if self.queue else ("batch", "debug")
             self.report(msgspec.structs.replace(submitted, queue=both[0], queues=both))
         if job.kind in ("held", "held_both"):
             self.report(Queued(job=name, sequence=3, time_ms=now_ms, reason="Dependency", blocked=True))
-        if job.kind in ("queue", "both", "held_both", "withdrawn"):
-            self.placer.enqueue(self.request(name, job.gpus), "test")
+        if job.kind in ("queue", "both", "held_both", "withdrawn", "queue_part", "both_part"):
+            self.placer.enqueue(self.request(name, job.gpus, share), "test")
         if job.kind == "withdrawn":
             self.placer.withdraw(f"r-{name}", "test")
         if job.kind not in RUNS:
             return
         first = used[job.node]
+        if share is not None:
+            self._start_part(job, name, submitted, used)
+            return
         if first + job.gpus > GPUS:
             return
         if job.kind == "loop":  # a training loop that names its node, and no GPUs
@@ -221,9 +268,8 @@ class Site:
         used[job.node] += job.gpus
         if job.kind == "label":
             self.report(msgspec.structs.replace(submitted, labels=UNSEEN_START))
-        if job.kind in ("submitted_nodes", "beyond", "part"):
-            share = 250 if job.kind == "part" else msgspec.UNSET
-            self.report(msgspec.structs.replace(submitted, gpu_share=share))
+        if job.kind in ("submitted_nodes", "beyond"):
+            self.report(submitted)
         if job.kind == "nodes":
             used[job.node] = GPUS
         started = Started(job=name, sequence=2, time_ms=now_ms)
@@ -234,8 +280,26 @@ class Site:
             ranks = tuple(RankPlacement(rank, node, named) for rank in range(2 if job.kind == "repeated" else 1))
             self.report(msgspec.structs.replace(started, ranks=ranks))
 
+    def _start_part(self, job: JobScene, name: str, submitted: Submitted, used: Counter[int]) -> None:
+        """Start a job on a part of a GPU: on one of its own, beside the latest part of its node, or not named."""
+        assert submitted.gpu_share is not None
+        gpu, milli = self.shared.get(job.node, (-1, 1000))
+        fits = milli + submitted.gpu_share <= 1000 and job.kind == "beside"
+        if not fits:
+            if used[job.node] >= GPUS:
+                return
+            gpu, milli = used[job.node], 0
+            used[job.node] += 1
+        node = f"n{job.node}"
+        started = Started(job=name, sequence=2, time_ms=self.clock.now_ms(), nodes=(node,))
+        if job.kind != "part_nodes":
+            self.shared[job.node] = gpu, milli + submitted.gpu_share
+            rank = RankPlacement(0, node, (gpu,), submitted.gpu_share)
+            started = msgspec.structs.replace(started, nodes=(), ranks=(rank,))
+        self.report(submitted, started)
+
     def _place(self, job: JobScene, name: str) -> bool:
-        reply = msgspec.json.decode(self.placer.place(self.request(name, job.gpus), "test"))
+        reply = msgspec.json.decode(self.placer.place(self.request(name, job.gpus, self.shares.get(name)), "test"))
         return bool(reply["outcome"] == "placed")
 
     def _start_promised(self, job: JobScene, name: str) -> None:
@@ -264,6 +328,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @given(scenes)
+@example(Scene((JobScene("event_part", 1, 0), JobScene("queue_part", 1, 0)), (0,) * NODES, ("",) * NODES))
+@example(Scene((JobScene("part", 1, 0), JobScene("beside", 2, 0)), (0,) * NODES, ("",) * NODES))
 @examples(500 if EFFORT >= 1 else 250)
 def test_all_answers_give_the_same_sums(site: Site, scene: Scene) -> None:
     """Fleet, map, nodes, drains, jobs, fragmentation, room, queue, metrics and demand agree."""
@@ -312,9 +378,12 @@ def _check_gpus(site: Site, board: Board) -> None:
     assert free == gpus["free"] == sum(window.gpus for window in windows(view, None))
     taken = np.zeros((NODES, GPUS))
     np.add.at(taken, tuple(board.array("gpu.parts")[:, 1:3].T), board.array("gpu.parts")[:, 3])
+    running = {row["job"] for row in board.json("doc.jobs") if row["state"] == "running"}
+    for intent in site.placer.ledger.active_intents():
+        for rank in intent.ranks if intent.job not in running else ():
+            taken[int(rank.node[1:]), list(rank.gpus)] += rank.milli if rank.milli < 1000 else 0
     left = (1000 - taken)[(taken > 0) & view.is_open[:, None]].sum() / 1000
     assert fragments == pytest.approx(free + left), "fragments include what is left of shared GPUs"
-    assert site.demand("running") == gpus["running"] + gpus["promised"]
 
 
 def _check_queues(site: Site, board: Board, page: str) -> None:
@@ -330,28 +399,35 @@ def _check_queues(site: Site, board: Board, page: str) -> None:
     }
     assert by_queue["running"] == milli / 1000
     opened = site.placer.ledger.charges.opened().values()
+    active = {row.request_id for row in site.placer.ledger.active_intents()}
     given = sum(rank.milli * len(rank.gpus) for row in site.placer.ledger.active_intents() for rank in row.ranks) / 1000
-    assert by_queue["promised"] == gpus["promised"] <= given
+    promised = {name for name in site.shares if f"r-{name}" in active}
+    assert promised or by_queue["promised"] == gpus["promised"] <= given
+    assert by_queue["promised"] <= given
+    running = milli / 1000 + gpus["unknown_use"] + by_queue["promised"]
+    assert site.demand("running") == pytest.approx(running, abs=1e-9)
     assert sum(charge.gpus for charge in opened) == by_queue["running"] + given
 
 
 def _check_waiting(site: Site, board: Board) -> None:
     fleet, rows = board.json("doc.fleet"), board.json("doc.jobs")
     waiting = {row["job"]: row["gpus"] for row in rows if row["state"] == "queued"}
-    assert (len(waiting), sum(waiting.values())) == (fleet["queued_jobs"], fleet["queued_gpus"])
+    milli = sum(gpus * site.shares.get(job, 1000) for job, gpus in waiting.items())
+    assert (len(waiting), math.ceil(milli / 1000)) == (fleet["queued_jobs"], fleet["queued_gpus"])
     page = bytes(board.raw("metrics.fleet")).decode()
     assert f'fleetcast_jobs{{state="queued"}} {fleet["queued_jobs"]}\n' in page
     assert f"fleetcast_queued_gpus {fleet['queued_gpus']}\n" in page
-    assert site.demand("queued") == fleet["queued_gpus"]
+    assert site.demand("queued") == milli / 1000
     own = {entry.request.job for entry in site.placer.ledger.queued()}
     promised = {row.job for row in site.placer.ledger.active_intents()}
     others = {entry.request.job for entry in waiting_of(board, own | promised)}
     assert own | others == waiting.keys()
     if site.queue:
         states = QueueDesk(site.placer).queues().rows
-        assert sum(row.waiting_gpus for row in states) == fleet["queued_gpus"]
+        assert sum(row.waiting_gpus for row in states) == pytest.approx(milli / 1000)
         assert sum(row.waiting for row in states) == fleet["queued_jobs"]
         opened = site.placer.ledger.charges.opened().values()
         assert sum(row.held.get("gpu", 0.0) for row in states) == sum(row.gpus for row in opened if row.leaf)
-    running = sum(row["gpus"] for row in rows if row["state"] == "running")
-    assert running == fleet["gpus"]["running"] - fleet["gpus"]["unknown_use"]
+    running = sum(row["gpus"] for row in rows if row["state"] == "running" and row["job"] not in site.shares)
+    shared = {(row, gpu) for _, row, gpu, _ in board.array("gpu.parts").tolist()}
+    assert running + len(shared) == fleet["gpus"]["running"] - fleet["gpus"]["unknown_use"]
