@@ -65,6 +65,10 @@ class OpenDemand(Stateful):
                 before = change
                 if key not in promised:
                     yield key, change
+            elif before.milli != change.milli and (key in self._requested or key in promised):
+                before = replace(before, milli=change.milli)  # another job started on promised GPUs
+                if key not in promised or before.started_ms is not None:
+                    yield key, before
             if key in promised and before.started_ms is None:
                 self.promised[key] = promised[key]
                 yield key, replace(_since_promise(before, promised[key]), weights=change.weights)

@@ -162,3 +162,12 @@ def test_the_first_inventory_makes_parts_of_parts_that_a_dump_counts_whole(
     submission = Submitted(job="part", sequence=1, time_ms=at(11), gpus_per_node=1, gpu_share=250, queue="train")
     demand.use_inventory(INVENTORY, [JobAttempt("part", 1, submission=submission)])
     assert level(demand, "queued") == before - 0.75
+
+
+def test_a_promise_counts_as_much_as_is_left_of_it_when_another_job_starts_on_its_gpus() -> None:
+    demand, _ = demand_of()
+    submission = Submitted(job="own", sequence=1, time_ms=at(2), gpus_per_node=4, queue="q")
+    for gpus in ((0, 1, 2, 3), (2, 3)):
+        promised = JobAttempt("own", 1, submission=submission, ranks=(RankPlacement(0, "h0", gpus),))
+        demand.note_requests([promised], {("own", 1): at(4)}, at(4))
+    assert level(demand, "running") == level(demand, "running", pool="h100") == 2.0

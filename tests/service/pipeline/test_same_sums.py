@@ -328,6 +328,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @given(scenes)
+@example(Scene((JobScene("promise_taken", 4, 0),), (0,) * NODES, ("",) * NODES))
 @example(Scene((JobScene("event_part", 1, 0), JobScene("queue_part", 1, 0)), (0,) * NODES, ("",) * NODES))
 @example(Scene((JobScene("part", 1, 0), JobScene("beside", 2, 0)), (0,) * NODES, ("",) * NODES))
 @examples(500 if EFFORT >= 1 else 250)
