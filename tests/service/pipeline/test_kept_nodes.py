@@ -13,7 +13,7 @@ from service.api.routes import drain
 from service.board.board import Board
 from service.board.cache import BoardCache
 from service.board.free import kept_words
-from tests.service.pipeline.test_same_sums import GPUS, QUEUES, Site
+from tests.service.pipeline.fleet_scenes import GPUS, QUEUES, Site
 
 FANS = "kept free by maintenance 'fans' until 2066-01-01 00:00 UTC"
 MLPERF = "kept by reservation 'mlperf' for queue 'b' until 2066-01-01 00:00 UTC"
