@@ -17,7 +17,7 @@ add up to "all".
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from heapq import nsmallest
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from features.job_records import JobRecords
 from features.open_demand import OpenDemand
 from features.pool_inventory import EVERYTHING, PoolInventory
 from features.request_series import RequestSeries
-from features.shown_sizes import ShownSizes
+from features.shown_sizes import NOBODY, AttemptOf, ShownSizes
 from features.whole_gpu_dumps import UNIT, in_thousandths
 from fleet.jobs import JobAttempt
 from fleet.requests import WHOLE_GPU
@@ -75,16 +75,16 @@ class DemandSeries(Stateful):
         key = (attempt.job, attempt.attempt)
         self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
 
-    def note_sizes(self, sizes: Mapping[Key, int], attempt_of: Callable[[str, int], JobAttempt | None]) -> None:
+    def note_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NOBODY) -> None:
         """Set what running attempts hold whose events state another amount. sizes: thousandths of GPUs, by occupancy.
 
-        An attempt that ends keeps its size. One that still runs and is not in `sizes` has named its GPUs meanwhile.
+        One that still runs and is not in `sizes` has named its GPUs meanwhile. displaced: as in `ShownSizes`.
         """
         for key in self.shown.outdated(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
                 self.shown.drop(key)
                 self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
-        for key, change in self.shown.note(sizes, self._known):
+        for key, change in self.shown.note(sizes, displaced, self._known):
             self._change(key, change)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:

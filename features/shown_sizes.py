@@ -1,6 +1,6 @@
 """ShownSizes: how much of the GPUs attempts hold, where the occupancy shows another amount than their events state."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +11,28 @@ from features.pool_inventory import PoolInventory
 from fleet.jobs import JobAttempt
 from fleet.stateful import Dump, Stateful
 
+AttemptOf = Callable[[str, int], JobAttempt | None]  # job, attempt
+NOBODY: Set[Key] = frozenset()
 MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 
 
 class ShownSizes(Stateful):
-    """Attempt → thousandths of GPUs. An attempt that ends keeps its size."""
+    """Attempt → thousandths of GPUs. An attempt that ends keeps its size, but for those that are displaced.
+
+    A displaced attempt names a GPU that another attempt holds: its end is reported late. Until its end it counts with
+    what is left of it, and then with what its events state, since it held that while it ran.
+    """
 
     def __init__(self) -> None:
         self._milli: dict[Key, int] = {}
+        self._displaced: set[Key] = set()  # of these
 
     def contribution(self, attempt: JobAttempt, inventory: PoolInventory) -> Contribution | None:
         """Return what an attempt adds, with the size that the occupancy showed, if it did."""
-        change, milli = contribution(attempt, inventory), self._milli.get((attempt.job, attempt.attempt))
+        key = attempt.job, attempt.attempt
+        if attempt.over_ms is not None and key in self._displaced:
+            self.drop(key)
+        change, milli = contribution(attempt, inventory), self._milli.get(key)
         return change if change is None or milli is None else replace(change, milli=milli)
 
     def outdated(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
@@ -33,24 +43,32 @@ class ShownSizes(Stateful):
     def drop(self, key: Key) -> None:
         """Drop the size of an attempt."""
         del self._milli[key]
+        self._displaced.discard(key)
 
-    def note(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> Iterator[tuple[Key, Contribution]]:
+    def note(
+        self, shown: Mapping[Key, int], displaced: Set[Key], known: Mapping[Key, Contribution]
+    ) -> Iterator[tuple[Key, Contribution]]:
         """Record the sizes that the occupancy shows. Yield what the attempts add whose size is new."""
         for key, milli in shown.items():
             change = known.get(key)
-            if change is not None and change.milli != milli:
+            if change is None or (change.ended_ms is not None and key in displaced):
+                continue
+            if change.milli != milli:
                 self._milli[key] = milli
                 yield key, replace(change, milli=milli)
+        self._displaced = (self._displaced - shown.keys()) | (displaced & self._milli.keys())
 
     def rest(self, key: Key, awake: Container[Key]) -> None:
         """Make an attempt the newest of those at rest, and drop the oldest if there are too many."""
         if key in self._milli:
             self._milli[key] = self._milli.pop(key)
             if len(self._milli) > MOST_SIZES:
-                del self._milli[next(key for key in self._milli if key not in awake)]
+                self.drop(next(key for key in self._milli if key not in awake))
 
     def dump(self) -> Dump:
-        return {"sizes": [(*key, milli) for key, milli in self._milli.items()]}, {}
+        sizes = [(*key, milli) for key, milli in self._milli.items()]
+        return {"sizes": sizes, "displaced": sorted(self._displaced)}, {}
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._milli = {(job, attempt): milli for job, attempt, milli in about["sizes"]}
+        self._displaced = {(job, attempt) for job, attempt in about.get("displaced", ())}

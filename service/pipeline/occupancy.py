@@ -37,6 +37,7 @@ class Occupancy:
     state: these name no GPUs, GPUs that the node lacks, a GPU for several members, or GPUs that a later attempt names.
     Every count of such an attempt's GPUs is this one.
     guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
+    displaced: indices into `jobs` of the attempts that name a GPU which another attempt holds.
     """
 
     holder: NDArray[np.int32]
@@ -47,6 +48,7 @@ class Occupancy:
     parts: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 4), np.int32))
     sizes: Mapping[int, int] = field(default_factory=dict)
     guessed_on: Sequence[int] = ()
+    displaced: frozenset[int] = frozenset()
 
 
 def observe(
@@ -98,6 +100,8 @@ def observe(
     if named:
         rows, columns, numbers = zip(*named, strict=True)
         holder[list(rows), list(columns)] = numbers
+    displaced = {number for row, gpu, number in named if holder[row, gpu] != number}
+    displaced |= {number for number, row, gpu, _ in parts if holder[row, gpu] >= 0}
     parts = [part for part in parts if holder[part[1], part[2]] < 0]
     used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
     for number, row, gpu, milli in parts:
@@ -118,7 +122,7 @@ def observe(
     jobs = tuple(attempt.job for attempt in running)
     sizes = _sizes(running, holder, {number for number, *_ in parts}, topology)
     guessed_on = sorted({row for _, row, _, _ in unnamed})
-    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes, guessed_on)
+    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes, guessed_on, frozenset(displaced))
 
 
 class OccupancyMemory:

@@ -166,6 +166,11 @@ class Tick(TickInputs):
         }
 
     @cached_property
+    def displaced(self) -> set[tuple[str, int]]:
+        """The running attempts that name a GPU which another attempt holds."""
+        return {(row.job, row.attempt) for row in map(self.events.running.__getitem__, self.occupancy.displaced)}
+
+    @cached_property
     def held_by_node(self) -> list[dict[str, int]]:
         """For each running attempt, node → thousandths of GPUs that it holds there."""
         of = self.occupancy, self.topology

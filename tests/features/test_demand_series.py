@@ -150,6 +150,22 @@ def test_the_bound_on_sizes_drops_none_of_an_attempt_that_still_runs(monkeypatch
     assert read(fold.demand, "running", 59, 6) == [16, 16, 8, 8, 0, 0]
 
 
+def test_an_attempt_whose_end_is_reported_late_keeps_what_its_events_state() -> None:
+    ranks = (RankPlacement(0, "n1", tuple(range(8))),)
+    fold = folded([submitted("j", 0), Started(job="j", sequence=2, time_ms=at(0), ranks=ranks)])
+    displaced = {("j", 1)}
+    fold.demand.note_sizes({("j", 1): 3000}, fold.jobs.get, displaced)
+    assert read(fold.demand, "running", 59, 1) == [3]
+    again = DemandSeries()
+    again.load(*fold.demand.dump())
+    fold.apply(finished("j", 40))
+    fold.demand.note_sizes({("j", 1): 3000}, fold.jobs.get, displaced)  # of a tick from before the end
+    assert read(fold.demand, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
+    assert read(fold.demand, "arriving", 19, 1) == [8]
+    again.update(fold.jobs.get("j", 1))
+    assert read(again, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
+
+
 def test_an_attempt_that_still_runs_and_names_its_gpus_counts_by_these() -> None:
     fold = folded([submitted("j", 0, gpus=1), started("j", 0)])
     fold.demand.note_sizes({("j", 1): 8000}, fold.jobs.get)

@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 class HeardTick:
     """What demand learns of one tick.
 
-    unknown_use: GPUs, None while no source can tell unknown use from a job's. held_milli: as `Tick.held_milli`.
+    unknown_use: GPUs, None while no source can tell unknown use from a job's. held_milli, displaced: as in `Tick`.
     """
 
     time_ms: int
@@ -71,6 +71,7 @@ class HeardTick:
     promised: Mapping[tuple[str, int], int]
     held_milli: Mapping[tuple[str, int], int] = field(default_factory=dict)
     unknown_by_pool: Mapping[str, int] = field(default_factory=dict)
+    displaced: Set[tuple[str, int]] = frozenset()
 
 
 class DemandForecasts(Capability):
@@ -121,6 +122,7 @@ class DemandForecasts(Capability):
                 promised,
                 tick.held_milli,
                 unknown or {},
+                tick.displaced,
             )
         )
         return self.latest
@@ -183,7 +185,7 @@ class DemandForecasts(Capability):
             heard = self._heard.popleft()
             demand.requests.note(heard.time_ms, request_rates(heard.served))
             demand.residency.note(heard.time_ms, heard.gpus)
-            demand.note_sizes(heard.held_milli, state.jobs.get)
+            demand.note_sizes(heard.held_milli, state.jobs.get, heard.displaced)
             still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
             demand.note_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
