@@ -41,6 +41,7 @@ from fleet.topology import Level, NodeSpec, Topology
 from ingest.source import Batch
 from models.risk import local, score
 from models.risk.watch import FleetWatch
+from models.stragglers.gang import GangMemory
 from service.board.board import BoardReader, BoardWriter
 from service.config import Config
 from service.pipeline import pipeline, tick_inputs
@@ -71,7 +72,8 @@ PARTS: dict[str, tuple[ModuleType | type, tuple[str, ...]]] = {
     "score": (FleetWatch, ("local", "score")),
     "  signals": (local, ("_gpu_view", "_gpu_signals", "_node_signals")),
     "  ports": (local, ("_port_signals",)),
-    "  gangs": (score, ("_joined", "gangs_of", "gang_signals")),
+    "  members": (GangMemory, ("of",)),
+    "  gangs": (score, ("_joined", "gang_signals")),
     "  node events": (score, ("event_signals",)),
     "  node risk": (score, ("score_nodes",)),
     "  steps": (score, ("find_stragglers",)),

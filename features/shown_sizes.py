@@ -19,8 +19,8 @@ MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 class ShownSizes(Stateful):
     """Attempt → thousandths of GPUs. An attempt that ends keeps its size, but for those that are displaced.
 
-    A displaced attempt names a GPU that another attempt holds: its end is reported late. Until its end it counts with
-    what is left of it, and then with what its events state, since it held that while it ran.
+    A displaced attempt holds less than it states because others hold its GPUs: some end is reported late. Until its own
+    end it counts with what is left of it, and then with what its events state, since it held that while it ran.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Launcher:
         self._running: dict[int, LaunchedProcess] = {}
         self.is_alive = True
 
-    def listen(self) -> None:
+    def follow(self) -> None:
         """Receive answers in the running event loop."""
         self._line.setblocking(False)
         asyncio.get_running_loop().add_reader(self._line, self._receive)

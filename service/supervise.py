@@ -87,7 +87,7 @@ class Supervisor:
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self.stop)
         if self._launcher is not None:
-            self._launcher.listen()
+            self._launcher.follow()
         try:
             async with asyncio.TaskGroup() as group:
                 for role in self.roles:

@@ -37,7 +37,7 @@ class Occupancy:
     state: these name no GPUs, GPUs that the node lacks, a GPU for several members, or GPUs that a later attempt names.
     Every count of such an attempt's GPUs is this one.
     guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
-    displaced: indices into `jobs` of the attempts that name a GPU which another attempt holds.
+    displaced: indices into `jobs` of the attempts that hold less than they state, because others hold their GPUs.
     """
 
     holder: NDArray[np.int32]
@@ -115,9 +115,14 @@ def observe(
                 if gpu >= 0:
                     parts.append((number, row, gpu, milli))
                     _share(holder, used, number, row, gpu, milli)
+                else:
+                    displaced.add(number)
         else:
             free = _likeliest_free(holder[row], counts[row], works)
-            holder[row, free[: stated or _unnamed_whole(attempt, works[free])]] = number
+            wanted = stated or _unnamed_whole(attempt, works[free])
+            holder[row, free[:wanted]] = number
+            if len(free) < min(wanted, counts[row]):
+                displaced.add(number)
     shared = np.array(parts, np.int32).reshape(-1, 4)
     jobs = tuple(attempt.job for attempt in running)
     sizes = _sizes(running, holder, {number for number, *_ in parts}, topology)

@@ -167,7 +167,7 @@ class Tick(TickInputs):
 
     @cached_property
     def displaced(self) -> set[tuple[str, int]]:
-        """The running attempts that name a GPU which another attempt holds."""
+        """The running attempts that hold less than they state, because others hold their GPUs."""
         return {(row.job, row.attempt) for row in map(self.events.running.__getitem__, self.occupancy.displaced)}
 
     @cached_property

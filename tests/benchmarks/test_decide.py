@@ -1,4 +1,4 @@
-from benchmarks.decide import best_fit, run, synthetic_view
+from benchmarks.decide import BestFit, run, synthetic_view
 
 
 def test_every_case_measures_a_success() -> None:
@@ -10,6 +10,6 @@ def test_every_case_measures_a_success() -> None:
 
 def test_the_peer_solves_the_same_task() -> None:
     view = synthetic_view(200)
-    rows = best_fit(view, 10, 8)
+    rows = BestFit(view).place(10, 8)
     assert len(set(rows)) == 10
     assert all(view.free[row].all() for row in rows)
