@@ -136,8 +136,10 @@ class DemandSeries(Stateful):
         for scope, part in change.in_pools():
             self._add(part, sign, [scope] if self._has(scope) else [])
 
-    def use_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt]) -> None:
-        """Divide demand among these pools from now on. attempts: those that are awake, whose pools may change."""
+    def use_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
+        """Divide demand among pools. attempts: those that are awake. now_ms: nothing is known of first pools before."""
+        if now_ms and not self.inventory.models:
+            self._since.update({DemandScope(pool=pool): now_ms for pool in inventory.models})
         if inventory != self.inventory:
             self.inventory = inventory
             for attempt in attempts:

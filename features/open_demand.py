@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from features.contribution import Contribution, Key
 from fleet.stateful import Dump, Stateful
 
+FOLLOWED = ("milli", "weights", "allowed", "names_quota")  # as the request says, while it waits or is promised
 KEPT_MS = 86_400_000  # an attempt that left the queue, in case that events tell of it after all
 
 
@@ -57,6 +58,9 @@ class OpenDemand(Stateful):
             self.promised.pop(key)
             if (before := known.get(key)) is not None and before.ended_ms is None:
                 yield key, replace(before, started_ms=None)
+        for key in self.promised.keys() & promised.keys() - requests.keys():
+            if (before := known.get(key)) is not None and before.milli:
+                yield key, replace(before, milli=0)  # other jobs started on all GPUs that were promised
         for key, change in requests.items():
             before = known.get(key)
             if before is None or (before.ended_ms is not None and key not in self._requested):
@@ -65,10 +69,11 @@ class OpenDemand(Stateful):
                 before = change
                 if key not in promised:
                     yield key, change
-            elif before.milli != change.milli and (key in self._requested or key in promised):
-                before = replace(before, milli=change.milli)  # another job started on promised GPUs
-                if key not in promised or before.started_ms is not None:
-                    yield key, before
+            elif before.ended_ms is None and (before.started_ms is None or key in self.promised):
+                after = replace(before, **{name: getattr(change, name) for name in FOLLOWED})
+                if after != before and (key not in promised or before.started_ms is not None):
+                    yield key, after
+                before = after
             if key in promised and before.started_ms is None:
                 self.promised[key] = promised[key]
                 yield key, replace(_since_promise(before, promised[key]), weights=change.weights)

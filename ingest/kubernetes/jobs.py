@@ -1,7 +1,7 @@
 """The fold of workloads and their pods into job events: who belongs to whom, and who has to be judged anew."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -20,14 +20,7 @@ class JobState(msgspec.Struct):
     members: dict[str, Member] = {}  # by uid
     tracks: dict[str, Track] = {}
     gone: dict[str, int] = {}  # job → its last attempt
-
-
-class BoundPod(NamedTuple):
-    """A pod that holds GPUs of a node since `since_ms`, when the source first saw it there."""
-
-    node: str
-    gpus: int
-    since_ms: int
+    bound: dict[str, dict[str, int]] = {}  # job → node → GPUs of its pods that run in no attempt
 
 
 class WorkloadFold:
@@ -40,7 +33,6 @@ class WorkloadFold:
         self._kinds: dict[str, str] = {name: row.kind for name, row in state.workloads.items()}  # job → its kind
         self._changed: set[str] = set(state.workloads)  # what was not told yet when it was kept
         self._removed: set[str] = set()
-        self._bound: dict[str, dict[str, BoundPod]] = {}  # job → pods that hold GPUs beside what has started, by uid
         for member in state.members.values():
             self._members.setdefault(member.job, {})[member.uid] = member
             self._kinds.setdefault(member.job, member.kind)
@@ -112,23 +104,14 @@ class WorkloadFold:
                 self._kinds.pop(member.job, None)
         self._changed.add(member.job)
 
-    def bound(self, until_ms: int) -> dict[str, dict[str, int]]:
-        """Job → node → GPUs of its pods that have stood there since `until_ms` and belong to no attempt that runs."""
-        found: dict[str, dict[str, int]] = {}
-        for job, pods in self._bound.items():
-            for pod in pods.values():
-                if pod.since_ms <= until_ms:
-                    on_nodes = found.setdefault(job, {})
-                    on_nodes[pod.node] = on_nodes.get(pod.node, 0) + pod.gpus
-        return found
-
-    def _bind(self, judged: Judgement, now_ms: int) -> None:
-        """Remember the pods that hold GPUs although they run in no attempt."""
-        job, gpus = judged.workload.submitted.job, judged.workload.submitted.gpus_per_node
-        known = self._bound.pop(job, {})
-        pods = {row.uid: known.get(row.uid, BoundPod(row.node, gpus, now_ms)) for row in judged.bound() if gpus > 0}
-        if pods and not judged.is_over:
-            self._bound[job] = pods
+    def _bind(self, judged: Judgement) -> None:
+        """Record what its pods hold although they run in no attempt."""
+        job, found = judged.workload.submitted.job, Counter[str]()
+        for row in () if judged.is_over else judged.bound():
+            found[row.node] += judged.workload.submitted.gpus_per_node
+        self.state.bound.pop(job, None)
+        if found.total():
+            self.state.bound[job] = dict(found)
 
     def events(self, now_ms: int) -> list[JobEvent]:
         """Events that are due by now."""
@@ -148,7 +131,7 @@ class WorkloadFold:
         members = self._members.get(job, {})
         judged = Judgement(workload, track, members, now_ms, removed=job in self._removed)
         judged.judge(self.lost_nodes)
-        self._bind(judged, now_ms)
+        self._bind(judged)
         yield from judged.events
         if judged.is_over:
             self._forget(job, track)
@@ -158,6 +141,7 @@ class WorkloadFold:
     def _forget(self, job: str, track: Track) -> None:
         self._removed.discard(job)
         del self.state.workloads[job], self.state.tracks[job]
+        self.state.bound.pop(job, None)
         if job not in self._members:
             self._kinds.pop(job, None)
         self.state.gone[job] = track.attempt

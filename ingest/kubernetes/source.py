@@ -45,7 +45,6 @@ from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
-BOUND_S = 60.0  # fleet time; a pod that starts sooner holds its GPUs by its job's start
 SETTLE_POLL_S = 0.5  # wall; how often what has to settle is looked at
 RATE_WINDOW_S = 60.0
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -178,8 +177,8 @@ class KubernetesSource(Source):
         return self._nodes.specs()
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Job → node → GPUs of pods that have been there for BOUND_S and belong to no attempt that runs."""
-        return self._jobs.bound(self._clock.now_ms() - int(1000 * BOUND_S))
+        """Job → node → GPUs of pods that are bound there and run in no attempt."""
+        return self._at.jobs.bound
 
     def health(self) -> dict[str, Any]:
         """One row of the ingestion document; `collections`: what is wrong with each that is not followed."""

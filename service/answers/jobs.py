@@ -94,6 +94,7 @@ class RunningJobRow(msgspec.Struct):
     gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there, by the occupancy. For nodes
     outside the fleet, and once the attempt is over, its events say it. A board of an earlier version has none.
     placed_ms: since when it is on these GPUs. kept_ms: when its last checkpoint was whole.
+    displaced: others hold GPUs of it, so some end is reported late.
     """
 
     job: str
@@ -107,6 +108,7 @@ class RunningJobRow(msgspec.Struct):
     placed_ms: int | None = None
     kept_ms: int | None = None
     held: dict[str, int] = {}
+    displaced: bool = False
 
 
 class EndedJobRow(RunningJobRow):

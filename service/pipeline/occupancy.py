@@ -3,7 +3,7 @@
 If the events and the snapshots that had folded them are lost, the last board tells. Without it, nothing may be placed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
@@ -137,6 +137,12 @@ class OccupancyMemory:
         self._found: Occupancy | None = None
         self._of: tuple[RunningPlaces, Topology, Mapping[tuple[str, int], Sequence[RankPlacement]]] | None = None
         self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
+
+    def given_back(self, running: Container[str]) -> NDArray[np.bool_] | None:
+        """Return (n, g) GPUs that jobs held at the last tick which do not run any more. None if there are none."""
+        jobs = self._found.jobs if self._found is not None else ()
+        over = [number for number, job in enumerate(jobs) if job not in running]
+        return np.isin(self._found.holder, over) if self._found is not None and over else None
 
     def observe(
         self,

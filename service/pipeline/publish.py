@@ -198,7 +198,8 @@ def _running_rows(tick: Tick) -> list[msgspec.Raw]:
     )
 
     def rendered(attempt: JobAttempt) -> msgspec.Raw:
-        row = _running_row(attempt, held[attempt.job, attempt.attempt])
+        key = attempt.job, attempt.attempt
+        row = structs.replace(_running_row(attempt, held[key]), displaced=key in tick.displaced)
         return msgspec.Raw(encode(_sized(tick, [row])[0]))
 
     rows: list[msgspec.Raw] = tick.memory.rows("running").of(tick.events.running, rendered, (held,))

@@ -1,6 +1,7 @@
 """A tick: what it is made of (TickInputs), and that with the scored fleet (Tick), from which all answers are made."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -38,6 +39,16 @@ from service.pipeline.tick_memory import TickMemory
 from service.pipeline.unknown_use import UnknownUse
 
 SILENT_INTERVALS = 3.0
+
+
+def whole_of(job: str, jobs: Container[str]) -> str:
+    """Return the one of the jobs that this is, or is called after as a part: `ml/set-workers` of `ml/set`. Else "".
+
+    >>> whole_of("ml/set-workers", {"ml/set"}), whole_of("ml/settle", {"ml/set"})
+    ('ml/set', '')
+    """
+    names = [job, *(job[:at] for at, letter in enumerate(job) if letter == "-")]
+    return next((name for name in names if name in jobs), "")
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,9 @@ class Tick(TickInputs):
 
     @cached_property
     def occupancy(self) -> Occupancy:
-        works = self.use.worked_lately(self.topology.names, self.frames.gpu, self.gpu_rows, self.now_ms)
+        names, running = self.topology.names, {row.job for row in self.events.running}
+        given_back = self.memory.occupancy.given_back(running)
+        works = self.use.worked_lately(names, self.frames.gpu, self.gpu_rows, self.now_ms, given_back)
         given = self.events.running, self.events.placements, self.topology, self.rows, works, self.given
         return self.memory.occupancy.observe(*given)
 
@@ -166,7 +179,7 @@ class Tick(TickInputs):
         }
 
     @cached_property
-    def displaced(self) -> set[tuple[str, int]]:
+    def displaced(self) -> Set[tuple[str, int]]:
         """The running attempts that hold less than they state, because others hold their GPUs."""
         return {(row.job, row.attempt) for row in map(self.events.running.__getitem__, self.occupancy.displaced)}
 
@@ -201,26 +214,24 @@ class Tick(TickInputs):
 
     @cached_property
     def bound_gpus(self) -> NDArray[np.int64]:
-        """(n,) GPUs that parts of jobs hold before the start, beside those held by a promise or by the job's own steps.
+        """(n,) GPUs that parts of jobs hold before the start, beside those that the job holds already.
 
-        Labels of exporters show some of these jobs under the name of a part: what they show there is held already.
+        It holds some by a promise, by its own steps, or as a job that labels of exporters name after a part of it.
         """
         found = np.zeros(len(self.topology), np.int64)
         if not self.bound:
             return found
-        by_steps = [row for row in self.events.running if row.source == "sdk"]
-        known = {row.job for row in (*by_steps, *self.open.promised)}
-        places = [place for job, on_nodes in self.bound.items() if job not in known for place in on_nodes.items()]
-        labelled = [
-            (node, -(gpus // WHOLE_GPU))
-            for attempt, on_nodes in zip(self.events.running, self.held_by_node, strict=True)
-            if attempt.source == "labels"
-            for node, gpus in on_nodes.items()
-        ]
-        for node, gpus in (*places, *labelled):
-            if (row := self.rows.get(node)) is not None:
-                found[row] += gpus
-        return np.maximum(found, 0)
+        held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for attempt, on_nodes in zip(self.events.running, self.held_by_node, strict=True):
+            if "started" not in attempt.written or attempt.source == "labels":
+                whole = whole_of(attempt.job, self.bound)
+                held[whole].update({node: milli // WHOLE_GPU for node, milli in on_nodes.items()} if whole else {})
+        promised = {row.job for row in self.open.promised}
+        for job, places in self.bound.items():
+            for node, gpus in places.items() if job not in promised else ():
+                if (row := self.rows.get(node)) is not None:
+                    found[row] += max(0, gpus - held[job][node])
+        return found
 
     @property
     def jobs_are_known(self) -> bool:

@@ -64,8 +64,18 @@ class UnknownUse(Stateful):
         self._idle_ms = np.full((0, 1), -1, np.int64)  # time of the first idle reading since, -1: none
         self._restored: dict[str, tuple[list[int], list[int]]] = {}  # node → verdicts, and which were at work lately
 
-    def worked_lately(self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> Mask:
-        """Return (n, g) GPUs that were at work lately as of a tick. Arguments as for `update`."""
+    def worked_lately(
+        self,
+        names: Sequence[str],
+        frame: FeatureFrame,
+        rows: NDArray[np.int32],
+        now_ms: int,
+        given_back: Mask | None = None,
+    ) -> Mask:
+        """Return (n, g) GPUs that were at work lately as of a tick. Arguments as for `update`.
+
+        given_back: (n, g) GPUs of jobs that are over. What these did says nothing of the next job.
+        """
         self._grow(names, rows.shape)
         works, read_ms, lately, idle_ms = (
             at_work(frame, rows),
@@ -73,6 +83,8 @@ class UnknownUse(Stateful):
             self._lately,
             self._idle_ms,
         )
+        if given_back is not None and given_back.shape == lately.shape:
+            lately[given_back], idle_ms[given_back] = 0, -1
         lately[works == 1] = 1
         idle = (works == 0) & (lately == 1)
         idle_ms[works == 1] = -1

@@ -34,6 +34,7 @@ class Charging:
         self.time = clock
         self._followed: Board | None = None
         self._gpu_time: dict[tuple[str, int], GpuTimeRow] = {}
+        self._held_before: dict[tuple[str, int], dict[str, int]] = {}  # by attempt, as of the last board
 
     def follow(self, board: Board, observed: Observed, tree: QueueTree | None, now_ms: int) -> None:
         """Take in a board; the same one again changes nothing."""
@@ -65,6 +66,7 @@ class Charging:
                 for write, charge in changes:
                     write(charge)
         self._followed = board
+        self._held_before = {(row.job, row.attempt): row.held for row in running}
         self.time.record_board(now_ms)
 
     def _runs(
@@ -76,7 +78,8 @@ class Charging:
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
         if parts := self._resized(known, row, view, now_ms):
             return [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
-        if known.started_ms is not None and row.held:
+        is_news = row.held != self._held_before.get((row.job, row.attempt))
+        if known.started_ms is not None and row.held and is_news and not row.displaced:
             return self._follow_occupancy(known, self._held(row, view), now_ms)
         if known.started_ms is None and row.started_ms is not None:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
@@ -122,8 +125,8 @@ class Charging:
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return the changes that let a charge hold what its job holds now, if that is another number of GPUs.
 
-        A job whose events name no GPUs holds more once telemetry shows more at work, and fewer once another job names
-        some of them.
+        A job whose events name no GPUs holds more once telemetry shows more at work. A displaced job is not followed:
+        its own end is reported late, and closes its charge at the time of that end.
         """
         gpus = math.fsum(row.gpus for row in held)
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):

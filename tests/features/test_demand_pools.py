@@ -11,9 +11,10 @@ from features.contribution import allowed_pools, over_quota
 from features.demand_series import TARGETS, DemandScope, DemandSeries
 from features.pool_inventory import UNASSIGNED, PoolInventory, divide
 from fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
-from fleet.jobs import JobTable
+from fleet.jobs import JobAttempt, JobTable
+from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
-from fleet.wait_reasons import waits_for_quota
+from fleet.wait_reasons import OVER_QUOTA, waits_for_quota
 from tests.fuzz.bounds import examples
 
 T0 = 1_700_002_800_000
@@ -200,3 +201,62 @@ def test_a_number_is_divided_wholly(amount: int, weights: dict[str, int]) -> Non
     parts = divide(amount, weights)
     assert sum(parts.values()) == amount
     assert all(abs(parts[name] - amount * weight / sum(weights.values())) < 1 for name, weight in weights.items())
+
+
+def request(reason: str = "", gpus: int = 8, left: int = 0) -> JobAttempt:
+    """A request of our own queue. left: GPUs that are left of its promise."""
+    submission = Submitted(job="j", sequence=0, time_ms=at(0), queue="q", gpus_per_node=gpus)
+    ranks = (RankPlacement(0, "n", tuple(range(left))),) if left else ()
+    return JobAttempt("j", 1, submission=submission, queued_reason=reason, ranks=ranks)
+
+
+def test_a_request_that_comes_to_its_quota_and_leaves_it_is_counted_as_it_is_now() -> None:
+    for is_known in (False, True):
+        demand = DemandSeries()
+        if is_known:
+            demand.update(request())
+        found = []
+        for reason in ("", OVER_QUOTA, ""):
+            demand.note_requests([request(reason)], {}, at(1))
+            found.append(over_quota(demand.known()).get(DemandScope("q"), 0.0))
+        assert found == [0.0, 8.0, 0.0]
+
+
+def test_a_request_follows_the_inventory() -> None:
+    demand = DemandSeries()
+    demand.note_requests([request()], {}, at(1))
+    demand.use_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(1))
+    demand.note_requests([request()], {}, at(1))
+    assert demand.series("all", "queued", at(2), 60, 1, pool="train")[-1] == 8
+
+
+def test_a_promise_of_which_others_hold_all_gpus_counts_as_nothing_until_it_waits_again() -> None:
+    demand = DemandSeries()
+    demand.update(request())
+    promised = {("j", 1): at(1)}
+    found = []
+    for left in (8, 0, 3):
+        row = request(gpus=8 if left else 0, left=left)
+        demand.note_requests([row], promised, at(2))
+        found.append(demand.series("all", "running", at(3), 60, 1)[-1])
+    assert found == [8, 0, 3]
+    demand.note_requests([request()], {}, at(3))
+    assert demand.series("all", "queued", at(4), 60, 1)[-1] == 8
+
+
+def test_nothing_is_known_of_pools_before_the_first_inventory() -> None:
+    demand = DemandSeries()
+    for number in range(3):
+        row = JobAttempt(
+            f"j{number}",
+            1,
+            submission=Submitted(job=f"j{number}", sequence=0, time_ms=at(60 * number), gpus_per_node=8),
+            started_ms=at(60 * number),
+            ended_ms=at(60 * number + 60),
+            outcome="finished",
+        )
+        demand.update(row)
+        demand.forget(row)
+    demand.use_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(180))
+    assert demand.series("all", "running", at(179), 600, 12).tolist() == [8] * 12
+    assert np.isnan(demand.series("all", "running", at(179), 600, 12, pool="train")).all()

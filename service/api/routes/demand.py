@@ -158,6 +158,7 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.demand_model")
     rows = cache.document(board, "doc.demand_model")["rows"]
+    rows = [{"queue": row["pool"]} | row for row in rows]  # of a pipeline of an earlier version
     queues = {row["queue"] for row in rows}
     scope, note = one_scope(query["queue"], query["pool"]), ""
     _known("queue", query["queue"], queues)

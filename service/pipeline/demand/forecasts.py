@@ -169,7 +169,7 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand anew."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values())
+        demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
         self.note_ticks(state)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, now_ms)
@@ -264,7 +264,8 @@ def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota:
 
 def unknown_by_pool(tick: Tick) -> Counter[str]:
     """Return the GPUs at work that no job holds, by pool of machines."""
-    counts = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1).tolist()
+    at_work = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1)
+    counts = np.maximum(at_work - tick.bound_gpus, 0).tolist()  # jobs whose pods are bound count by what they ask for
     found: Counter[str] = Counter()
     for node, gpus in zip(tick.topology.nodes, counts, strict=False):
         if gpus:

@@ -112,7 +112,11 @@ def _check_queues(site: Site, board: Board, page: str) -> None:
     assert by_queue["promised"] <= given
     running = milli / 1000 + gpus["unknown_use"] + by_queue["promised"]
     assert site.demand("running") == pytest.approx(running, abs=1e-9)
-    assert sum(charge.gpus for charge in opened) == pytest.approx(by_queue["running"] + given)
+    charged, held = sum(charge.gpus for charge in opened), by_queue["running"] + given
+    if any(row["displaced"] for row in board.json("jobs.running")):
+        assert charged >= held - 1e-6, "a charge does not shrink when an end is reported late"
+    else:
+        assert charged == pytest.approx(held)
 
 
 def _check_waiting(site: Site, board: Board) -> None:

@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from features.demand_series import Target
-from fleet.events import Started, Submitted
+from fleet.events import Finished, Started, Submitted
 from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.jobs.fingerprints import Fingerprints
 from service.pipeline.unknown_use import UnknownUse
@@ -102,3 +103,17 @@ def test_a_restart_in_a_pause_changes_no_size(tmp_path: Path) -> None:
     after.pipeline.saved.parts[UnknownUse].load(about, arrays)
     take(after, step(after, 1, node="n1"))
     assert after.run(15, n1=page("n1", [(PAUSED, {})] * GPUS)).json("doc.jobs")[0]["gpus"] == 8
+
+
+def test_a_job_that_begins_where_another_ended_holds_the_gpus_at_work(tmp_path: Path) -> None:
+    world = BareWorld(tmp_path)
+    halves = {name: [(BUSY, {}) if (at < 4) == (name == "a") else (PAUSED, {}) for at in range(GPUS)] for name in "ab"}
+    for number, name in enumerate("ab"):
+        now_ms = world.clock.now_ms()
+        if number:
+            take(world, Finished(job="a", sequence=9, time_ms=now_ms))
+        take(world, Submitted(job=name, sequence=1, time_ms=now_ms, gpus_per_node=4))
+        take(world, Started(job=name, sequence=2, time_ms=now_ms, nodes=("n1",)))
+        world.run(30, n1=page("n1", halves[name]))
+    board = world.run(15, n1=page("n1", halves["b"]))
+    assert np.flatnonzero(board.array("gpu.job")[0] >= 0).tolist() == [4, 5, 6, 7]

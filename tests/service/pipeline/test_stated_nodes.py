@@ -9,7 +9,7 @@ import pytest
 from clients.kubernetes import Changes, Listing
 from fleet.clock import ManualClock
 from fleet.entities import Entities
-from fleet.events import Started, Submitted
+from fleet.events import Phase, Started, Submitted
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import Level, NodeSpec, Topology
@@ -18,8 +18,9 @@ from ingest.source import Batch, MemorySource
 from ingest.topology.load import load_topology
 from service.pipeline.guarded_source import GuardedSource
 from service.pipeline.inventory import FleetInventory
+from service.pipeline.tick import whole_of
 from tests.field.scraped_world import ScrapedWorld
-from tests.ingest.small_kubernetes import SmallKubernetes
+from tests.ingest.small_kubernetes import SmallKubernetes, job, pod, running
 from tests.service.bare_world import IDLE, NOW_MS, BareWorld, page
 
 FIELD = Path(__file__).parents[2] / "field"
@@ -299,10 +300,24 @@ def test_gpus_of_a_pod_that_never_gets_to_run_are_not_given_out(tmp_path: Path) 
         "status": {"phase": "Running", "containerStatuses": states},
     }
     world.put(pod, name="pods")
-    world.clock.advance(61)
     board = world.tick()
     assert world.decide(board, gpus_per_node=3).outcome == "refused"
     assert world.decide(board, gpus_per_node=2).ranks[0].gpus == (6, 7)
     assert board.json("doc.fleet")["gpus"]["free"] == 2
     world.put(pod, name="pods", kind="DELETED")
     assert world.decide(world.tick(), gpus_per_node=8).outcome == "placed"
+
+
+def test_gpus_of_a_gang_that_is_not_whole_are_held_once_when_its_training_loop_reports(tmp_path: Path) -> None:
+    world = KubernetesWorld(tmp_path, node("a", 12))
+    world.put(job("train"), name="jobs")
+    world.put(running(pod("train", 0), "a"), pod("train", 1), name="pods")
+    assert world.tick().json("doc.fleet")["gpus"]["free"] == 4
+    phase = Phase(job="ml/train", sequence=10**15, time_ms=world.clock.now_ms(), name="loading", rank=0, node="a")
+    world.pipeline.take(Batch(events=(phase,)))
+    assert world.tick().json("doc.fleet")["gpus"]["free"] == 4
+
+
+def test_labels_of_another_job_take_nothing_from_the_gpus_of_bound_pods() -> None:
+    assert whole_of("ml/set-workers", {"ml/set"}) == "ml/set"
+    assert whole_of("ml/settle", {"ml/set"}) == whole_of("other", {"ml/set"}) == ""

@@ -11,8 +11,9 @@ import pytest
 
 from fleet.events import Failed, Finished, JobEvent, Started, Submitted
 from fleet.held_gpus import held_milli
-from fleet.jobs import JobTable
+from fleet.jobs import JobAttempt, JobTable
 from fleet.requests import RankPlacement
+from service.answers.jobs import RunningJobRow
 from service.pipeline.publish import _ended_row, _running_row
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import NOW_MS, HandBoard
@@ -29,6 +30,12 @@ class ToldBoard(HandBoard):
 
     table = JobTable()
     seen: tuple[tuple[str, int, float, float], ...] = ()
+    displaced: tuple[str, ...] = ()  # jobs of which others hold all GPUs
+
+    def _row(self, row: JobAttempt) -> RunningJobRow:
+        if row.job in self.displaced:
+            return msgspec.structs.replace(_running_row(row, {"n01": 0}), gpus=0, displaced=True)
+        return _running_row(row, held_milli(row, NODE_GPUS))
 
     def sections(self) -> dict[str, Any]:
         running = [row for row in self.table if row.state == "running"]
@@ -41,7 +48,7 @@ class ToldBoard(HandBoard):
         gpu_time = [dict(zip(("job", "attempt", "used_gpu_s", "seen_gpu_s"), row, strict=True)) for row in self.seen]
         encode = msgspec.json.encode
         return super().sections() | {
-            "jobs.running": encode([_running_row(row, held_milli(row, NODE_GPUS)) for row in running]),
+            "jobs.running": encode([self._row(row) for row in running]),
             "jobs.ended": encode([_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
@@ -185,3 +192,20 @@ def test_queues_and_their_charges_are_told_to_prometheus(world: QueueWorld) -> N
         assert line in text
     assert 'kind="used",queue="c/users/ada"' not in text  # nobody saw it
     assert "fleetcast_charged_money{" not in text  # no prices
+
+
+def test_a_failure_that_is_reported_late_is_lost_work_and_no_resize(world: QueueWorld) -> None:
+    table, hour_ms = world.board.table, 60 * MINUTE_MS
+    table.apply(Submitted(job="A", sequence=0, time_ms=NOW_MS, queue="a", gpus_per_node=8))
+    table.apply(Started(job="A", sequence=1, time_ms=NOW_MS, ranks=ranks(8)))
+    world.beat(hour_ms)
+    world.ask("GET", "/queues")
+    table.apply(Submitted(job="B", sequence=0, time_ms=NOW_MS + hour_ms, queue="b", gpus_per_node=8))
+    table.apply(Started(job="B", sequence=1, time_ms=NOW_MS + hour_ms + MINUTE_MS, ranks=ranks(8)))
+    world.beat(10 * MINUTE_MS, displaced=("A",))
+    world.ask("GET", "/queues")
+    table.apply(Failed(job="A", sequence=2, time_ms=NOW_MS + hour_ms, category="hardware"))
+    world.beat(MINUTE_MS, displaced=())
+    world.ask("GET", "/queues")
+    (row,) = [row for row in world.ask("GET", f"/charges?from={NOW_MS}")["rows"] if row["name"] == "a"]
+    assert (row["jobs"], row["granted_gpu_s"], row["lost_gpu_s"]) == (1, 8 * 3600, 8 * 3600)
