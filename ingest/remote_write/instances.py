@@ -19,7 +19,8 @@ class Instances:
     def hear(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
         """Record that known series came, and return their targets. rows: (n,), negative for what is no known series."""
         self._now_ms = now_ms
-        numbers = np.unique(self._of_row[rows[rows >= 0]])
+        owned = rows[(rows >= 0) & (rows < len(self._of_row))]  # rows beyond belong to no instance
+        numbers = np.unique(self._of_row[owned])
         heard = [self._numbered[number] for number in numbers[numbers >= 0].tolist()]
         for target in heard:
             target.heard_ms = now_ms

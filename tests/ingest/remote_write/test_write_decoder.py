@@ -69,6 +69,14 @@ def test_both_versions_are_remembered_beside_each_other() -> None:
     assert world.named(world.decode(rows[::-1], Version.V2)) == first[::-1]
 
 
+def test_any_number_of_series_whose_sender_names_the_node_come_again() -> None:
+    """They belong to no `instance`, so the table of instances does not grow with them."""
+    world = World()
+    rows: list[Row] = [(gpu(POWER, 0) | {"node": f"n{number}"}, [(T0, 1.0)]) for number in range(2000)]
+    for _ in range(2):
+        assert sum(map(len, world.decode(rows).samples)) == len(rows)
+
+
 def test_the_same_symbols_in_another_order_are_the_same_series() -> None:
     world = World()
     world.decode([(gpu(POWER, 0), [(T0, 1.0)]), (gpu(TEMPERATURE, 1), [(T0, 2.0)])], Version.V2)
