@@ -190,7 +190,7 @@ class Entities:
         self.traits_learnt = 0  # grows with every new trait
         self.most_nodes = MOST_NODES  # decoders register no more; the nodes of a topology are there before them
         self.room: DeviceRoom | None = None
-        self.bounds_set = 0  # grows with every new bound
+        self.bounds_set = 0  # grows with every new bound and every listed node, which has room of its own
         self.listed: set[str] = set()  # nodes that the operator lists, beyond those of the topology
         self._placed: Mapping[str, int] = {}
 
@@ -211,6 +211,7 @@ class Entities:
         if name not in self.listed and name not in self._placed:
             self.listed.add(name)
             self.most_nodes += 1
+            self.bounds_set += 1
             if self.room is not None:
                 self.room.place(name)
 

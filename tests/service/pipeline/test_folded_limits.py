@@ -262,3 +262,14 @@ def test_nodes_of_a_connected_scheduler_are_under_no_bound_of_senders() -> None:
     assert len(folded.topology) == 6
     assert decoded(folded, [("s1", index) for index in range(8)]) == (8, [])
     assert folded.used()["unknown_nodes"] == {"used": 0, "most": 1}
+
+
+def test_gpus_beyond_the_bound_are_read_from_the_next_page_on_after_a_scheduler_lists_their_node() -> None:
+    folded = state(("n1",), unknown_nodes=3, unknown_gpus=2)
+    decoder = PageDecoder(ExporterResolver(folded.entities), Target("federate"))
+    pages = page_of("s1", 3) + page_of("s2", 3)
+    for number in range(3):
+        assert len(decoder.decode(pages, NOW_MS + number)) == 2
+    folded.refresh_topology({}, {}, {name: NodeSpec(name, gpus=3, source="slurm") for name in ("s1", "s2")})
+    batch = decoder.decode(pages, NOW_MS + 3)
+    assert (len(batch), batch.bad) == (6, ())
