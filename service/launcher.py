@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from fleet.process import PARENT_VARIABLE, READY_VARIABLE, watch_parent
 
 MESSAGE_BYTES = 4096
+ROLE_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 ENDED_WITH_LAUNCHER = "the end of the launcher"
 
 
@@ -138,16 +139,16 @@ def fork_launcher(modules: Iterable[str]) -> Launcher | str:
     gc.collect()
     gc.freeze()  # a collection would write to every page, here and there
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # None where the file descriptor was closed before this program began
+            stream.flush()
     pid = os.fork()
     if pid:
         theirs.close()
         return Launcher(ours, pid)
     ours.close()
     os.setsid()  # Ctrl-C is for the supervisor, which ends the roles
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ROLE_SIGNALS)  # pending in a new role until it has handlers of its own
     return _serve(theirs)
 
 
@@ -165,7 +166,10 @@ def _serve(line: socket.socket) -> str:
                 wake.recv(MESSAGE_BYTES)
             _report_ends(line)
         if line in ready:
-            name, pipes, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 1)
+            try:
+                name, pipes, _, _ = socket.recv_fds(line, MESSAGE_BYTES, 1)
+            except OSError:  # the supervisor was killed before it read our last messages
+                name = b""
             if not name:
                 os._exit(0)
             if _fork_role(line, pipes[0]):
@@ -192,6 +196,7 @@ def _fork_role(line: socket.socket, pipe: int) -> bool:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ROLE_SIGNALS)
     os.environ[READY_VARIABLE], os.environ[PARENT_VARIABLE] = str(pipe), str(launcher)
     watch_parent()
     return True

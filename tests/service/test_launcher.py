@@ -29,6 +29,13 @@ def refuse_some():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 began = os.getpid()
 os.fork = refuse_some
+begin_session = os.setsid
+def signal_at_once():
+    begin_session()
+    if os.getppid() != began and "early" in sys.argv and not (folder / "signalled").exists():
+        (folder / "signalled").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+os.setsid = signal_at_once
 name = fork_launcher(["json"])
 if isinstance(name, str):
     number = len(list(folder.glob(f"{name}-*")))
@@ -50,6 +57,16 @@ roles = [SupervisedRole(role, [*command, str(folder / f"{role}-new")]) for role 
 supervisor = Supervisor(roles, folder, first_pause_s=0.01, launcher=name)
 code = asyncio.run(supervisor.run())
 (folder / "done").write_text(json.dumps([code, supervisor.restarts]))
+"""
+QUITS = """
+import os, select, socket
+from service.launcher import fork_launcher
+
+launcher = fork_launcher(["json"])
+if not isinstance(launcher, str):
+    socket.send_fds(launcher._line, [b"a"], [os.pipe()[1]])
+    select.select([launcher._line], [], [])
+os._exit(0)
 """
 LIMIT_S = 60.0
 
@@ -156,6 +173,21 @@ def test_a_fork_that_is_refused_counts_as_a_start(start: Any, capfd: pytest.Capt
     world.role("refused")
     assert world.stop() == [0, {"refused": 2}]
     assert "refused ended with cannot fork: Resource temporarily unavailable" in capfd.readouterr().err
+
+
+def test_a_signal_to_a_role_that_was_just_forked_is_not_lost(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    world = start("early")
+    world.role("early")
+    assert world.stop() == [0, {"early": 1}]
+    assert "early ended with -15" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["", ">&-"])
+def test_a_launcher_ends_silently_with_a_supervisor_that_left_messages_unread(closed: str) -> None:
+    """Also where standard output was closed before the program began."""
+    command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, QUITS]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=LIMIT_S, check=True)
+    assert done.stderr == b""
 
 
 def test_the_roles_end_with_a_supervisor_that_is_killed(start: Any) -> None:
