@@ -41,12 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are cores: while tests wait for a process or a time-out, another computes."""
-    return len(os.sched_getaffinity(0)) + 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
+    return cores + 1
 
 
 def _keep_folders_in_memory() -> None:
-    """Make the folders of `tmp_path` in memory if there is room: a thousand fsyncs take 1.5 s on a disk."""
-    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= LEAST_FREE_BYTES:
+    """Make the folders of `tmp_path` in memory if there is room: a thousand fsyncs take 1.5 s on a disk.
+
+    Docker mounts it `noexec`. Tests that write programs there and run them would fail, so the disk is used.
+    """
+    if not os.access(MEMORY, os.W_OK) or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return
+    if shutil.disk_usage(MEMORY).free >= LEAST_FREE_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
