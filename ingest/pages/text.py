@@ -89,6 +89,7 @@ class PageDecoder:
         self._refusals = RememberedRefusals()  # of that page
         self._refused: dict[str, RecordError] = {}  # reason → the error that all prefixes refused for it share
         self._epoch: Hashable = None  # of these refusals
+        self._was_refused: set[bytes] = set()  # prefixes that are resolved again, until a page was read whole
         self._partial = 0  # sums that were left out of the last page
         self._broken = hash(())  # of the broken lines on the last page that was read line by line
         self._columns = PageColumns.of(())  # of the last page
@@ -103,7 +104,7 @@ class PageDecoder:
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
         if self.target.forgets:
-            self._shape, self._cache, self._refused, self.target.forgets = None, {}, {}, False
+            self._forget_all()
         if self._refused and self._epoch != self._resolve.epoch():
             self._forget_refusals()
         if self._shape is not None:
@@ -137,14 +138,22 @@ class PageDecoder:
         """Resolve refused prefixes again: there may be room for them now."""
         if self._shape is not None:
             self._recall(self._shape)
-        self._cache = {key: found for key, found in self._cache.items() if not isinstance(found, RecordError)}
+        refused = {key for key, found in self._cache.items() if isinstance(found, RecordError)}
+        self._cache = {key: found for key, found in self._cache.items() if key not in refused}
+        is_small = len(self._was_refused) + len(refused) <= self._max_series
+        self._was_refused = self._was_refused | refused if is_small else refused
         self._refused = {}
+
+    def _forget_all(self) -> None:
+        """Resolve all prefixes again: another node has the target's lines, or another board a slot."""
+        self._forget_refusals()
+        self._cache, self.target.forgets = {}, False
 
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
         self._learn_node(page)
         if self.target.forgets:
-            self._cache, self._refused, self.target.forgets = {}, {}, False
+            self._forget_all()
         self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
         state = PageState(arrival_ms, open_metrics)
         for number, line in enumerate(lines, 1):
@@ -156,6 +165,8 @@ class PageDecoder:
                 abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
                 state.refuse_rest(abandoned, sum(map(is_sample, lines[number:])))
                 break
+        else:
+            self._was_refused = set()
         if b"\n" in rest:
             too_many = RecordError("too_many_lines", f"the rest after {MAX_LINES:,} lines was not read")
             state.refuse_rest(too_many, sum(map(is_sample, rest.split(b"\n"))))
@@ -189,7 +200,7 @@ class PageDecoder:
             key = prefix[:-1]
         assert not isinstance(found, _New)
         if isinstance(found, RecordError):
-            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new)
+            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
             return
         if found is None or isinstance(found, SkipRule):
             page.note(prefix, LineRole.UNREAD if found is None else found)

@@ -113,10 +113,26 @@ def test_a_large_page_beyond_the_bound_is_read_in_parts_and_then_remembered(monk
     for scrape in range(6):
         batch = desk.decoder.decode(page(*lines), NOW_MS + scrape)
         assert batch.counted().all == batch.counted().refused == len(lines)
-        assert ("page_abandoned" in bad(batch)) == (scrape < 3)
-    assert desk.line_by_line == 4, "the first page adds to what is known"
+        assert ("page_abandoned" in bad(batch)) == (scrape < 2)
+    assert desk.line_by_line == 3
     assert bad(batch) == {"unknown_gpus": len(lines)}
     assert len(batch.bad) == 1, "one error with its count"
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_page_of_many_refused_lines_is_read_whole_after_a_change_of_the_fleet(forgets: bool) -> None:
+    """Its good lines come last. The refused lines are resolved again, but they are not new."""
+    desk = Desk()
+    desk.entities.bound({"n001": 8}, 10, 0)
+    refused = (f"{TEMP}{labels(gpu % 8, node='other', x=str(gpu))} 40" for gpu in range(2 * MAX_BAD_LINES + 400))
+    text = page(*refused, f"{TEMP}{labels(0)} 40")
+    for scrape in range(8):
+        batch = desk.decoder.decode(text, NOW_MS + scrape)
+        assert ("page_abandoned" in bad(batch)) == (scrape < 2)
+        assert len(batch) == (scrape >= 2)
+        if scrape in (3, 5, 6):
+            desk.decoder.target.forgets = forgets
+            desk.entities.node(f"new-{scrape}")
 
 
 def test_a_board_that_another_page_names_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
