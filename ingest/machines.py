@@ -46,6 +46,7 @@ class Target:
     own: its name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
     heard_ms: of its last page, 0 for never. pages: how many were decoded; 0 where samples come without pages.
     named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
+    whole_page: the last page on which it did so. whole_since: the first of such pages that came one after the other.
     unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs are in
     doubt.
     is_listed: the operator lists the target. listed: names on its pages to which therefore no bound applies.
@@ -60,6 +61,8 @@ class Target:
     pages: int = 0
     named: dict[str, int] = field(default_factory=dict)
     forgets: bool = False
+    whole_page: int = 0
+    whole_since: int = 0
     unproven: dict[str, set[int]] = field(default_factory=dict)
     readings: BoardReadings = field(default_factory=BoardReadings)
     is_listed: bool = False
@@ -72,6 +75,12 @@ class Target:
         if is_listed:
             self.listed.add(name)
         return found
+
+    def resolve_whole_page(self) -> None:
+        """Record that the decoder resolves all series of this page anew."""
+        if self.whole_page < self.pages - 1:
+            self.whole_since = self.pages
+        self.whole_page, self.forgets = self.pages, False
 
     def rename(self, stated: str, node: str) -> None:
         """Read `stated` as `node` from now on, for series that are known already, too."""
@@ -110,8 +119,8 @@ def stated_node(label: str, target: Target) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """The board that a target last named in a slot. page: the number of the page that named it first; rivals: other
-    boards that the same page has in this slot."""
+    """The board that a target last named in a slot. page: the last page on which a line of it was resolved; rivals:
+    other boards that the same page has in this slot."""
 
     uuid: str
     target: Target
@@ -172,6 +181,8 @@ class MachineNames:
         held = slots.get(index)
         if held is not None and held.target is target and held.uuid != uuid:
             _refuse_rival(held, uuid, f"{node}/{index}", target)
+            if target.pages:  # lines of the board before may still be on the page, and stand for the slot
+                target.forgets = True
         is_taken = held is not None and held.uuid != uuid and held.target is not target
         is_swap = _was_named(node, target) or (known is not None and known[0] == node)
         if held is not None and is_taken and not is_swap and _is_live(held.target, target):
@@ -179,6 +190,8 @@ class MachineNames:
             slots = self._slots.setdefault(node, {})
         if held is None or (held.uuid, held.target) != (uuid, target):
             slots[index] = _Slot(uuid, target, target.pages)
+        else:
+            held.page = target.pages
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
         return node
@@ -315,9 +328,18 @@ class MachineNames:
 
 
 def _refuse_rival(held: _Slot, uuid: str, slot: str, target: Target) -> None:
-    """Raise RecordError if a page has a second board in a slot, as a page of several machines of one name has."""
+    """Raise RecordError if a page has a second board in a slot, as a page of several machines of one name has.
+
+    The second board gets the slot once the first one was on no line of a page that was resolved whole. Its lines may
+    come before those of the first board, so that only the page before says this.
+    """
     if held.page == target.pages > 0:
         held.rivals.add(uuid)
+    elif uuid in held.rivals and target.whole_page == target.pages:
+        if target.whole_since == target.pages:
+            target.forgets = True
+        elif held.page < target.pages - 1:
+            return
     if uuid in held.rivals:
         advice = "scrape each machine by itself, or give each a Hostname of its own"
         raise RecordError("two_boards", f"{slot} is GPU-{held.uuid} and GPU-{uuid} on one page: {advice}")

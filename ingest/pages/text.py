@@ -91,6 +91,7 @@ class PageDecoder:
         self._epoch: Hashable = None  # of these refusals
         self._was_refused: set[bytes] = set()  # prefixes that are resolved again, until a page was read whole
         self._partial = 0  # sums that were left out of the last page
+        self._beside_rivals = 0  # the lines that were read on a page of several boards in one slot
         self._broken = hash(())  # of the broken lines on the last page that was read line by line
         self._columns = PageColumns.of(())  # of the last page
         self._tally = RecordTally()  # of the last page, if all its numbers are good
@@ -147,7 +148,8 @@ class PageDecoder:
     def _forget_all(self) -> None:
         """Resolve all prefixes again: another node has the target's lines, or another board a slot."""
         self._forget_refusals()
-        self._cache, self.target.forgets = {}, False
+        self._cache = {}
+        self.target.resolve_whole_page()
 
     def _decode_lines(self, page: bytes, arrival_ms: int, open_metrics: bool) -> Batch:
         *lines, rest = page.split(b"\n", MAX_LINES)
@@ -164,6 +166,7 @@ class PageDecoder:
             if state.fresh >= MAX_BAD_LINES:
                 abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
                 state.refuse_rest(abandoned, sum(map(is_sample, lines[number:])))
+                self.target.whole_page = 0
                 break
         else:
             self._was_refused = set()
@@ -172,6 +175,7 @@ class PageDecoder:
             state.refuse_rest(too_many, sum(map(is_sample, rest.split(b"\n"))))
         elif rest.strip() not in (b"", b"# EOF"):
             state.refuse_rest(RecordError("truncated", repr(rest[:80])), int(is_sample(rest)))
+        self._watch_two_boards(state)
         self._drop_partial(state)
         self._columns = PageColumns.of(state.series, state.shared)
         self._was_read = self._was_read or LineRole.WANTED in state.roles
@@ -269,6 +273,17 @@ class PageDecoder:
             self._partial = len(partial)
             self.noted["partial"] += len(partial)
             page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
+
+    def _watch_two_boards(self, page: PageState) -> None:
+        """Resolve the next page whole if lines of second boards are refused and the lines that are read have changed.
+
+        The first board of a slot may have left the page.
+        """
+        before, self._beside_rivals = self._beside_rivals, 0
+        if any(error.reason == "two_boards" for error in page.bad):
+            roles = zip(page.prefixes, page.roles, strict=True)
+            self._beside_rivals = hash(tuple(prefix for prefix, role in roles if role is LineRole.WANTED))
+            self.target.forgets = self.target.forgets or self._beside_rivals != before
 
     def _learn_node(self, page: bytes) -> None:
         """Name the target after `node_uname_info`, which node_exporter prints, unless configuration named it."""
