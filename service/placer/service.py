@@ -392,7 +392,7 @@ class PlacementService:
                 ):
                     lost += 1
                     continue
-                now_ms, leaf = begun.options.now_ms, leaf_name(request, self.queues.tree)
+                now_ms, leaf = self.clock.now_ms(), leaf_name(request, self.queues.tree)
                 times = observed.run_times
                 queued_ms = self.queues.time.queued_ms(request.request_id, entry.queued_ms)
                 decision = self._completed(request, decision)

@@ -54,6 +54,17 @@ def test_what_somebody_took_meanwhile_is_not_handed_out_twice(world: World) -> N
     assert len(queued(world)) == 1
 
 
+def test_a_placement_is_dated_when_it_is_kept_and_not_when_its_pass_began(world: World) -> None:
+    enqueue(world, "x")
+    begun = world.service.begin_pass()
+    assert begun is not None
+    thought = begun.think()
+    world.clock.advance(0.2)  # meanwhile another job was placed on these GPUs and cancelled
+    assert world.service.end_pass(begun, thought) == (1, 0)
+    (intent,) = world.service.ledger.active_intents()
+    assert intent.created_ms == world.clock.now_ms()
+
+
 def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(world, "x")
     think = QueuePass.think
