@@ -151,9 +151,10 @@ def _withhold(record: NodeRecord, event: NodeEvent) -> None:
     if event.type == "release" and not event.check:
         if order > everything:
             record.written[f"released {of_source}"] = order
-            for other in [name for name in record.withheld if name.startswith(of_source)]:
-                if record.written[f"withheld {other}"] < order:
-                    del record.withheld[other]
+            for name in [name for name in record.written if name.startswith(f"withheld {of_source}")]:
+                if record.written[name] < order:
+                    del record.written[name]
+                    record.withheld.pop(name.removeprefix("withheld "), None)
         return
     before = record.written.get(f"withheld {key}")
     if before is None and sum(name.startswith(f"withheld {of_source}") for name in record.written) >= MOST_WITHHELD:
