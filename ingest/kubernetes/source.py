@@ -295,7 +295,11 @@ class KubernetesSource(Source):
                     self._jobs.drop_workload(kind, job, row.uid)
         elif listing.name in CLAIMS:
             table = self._claims(listing.name)
-            there = {f"{row.metadata.namespace}/{row.metadata.name}" for row in listing.objects if not _is_unread(row)}
+            there = {
+                f"{row.metadata.namespace}/{row.metadata.name}"
+                for row in listing.objects
+                if not isinstance(row, Unread)
+            }
             for key in table.keys() - there:
                 del table[key]
         elif listing.name == "nodes":
@@ -372,10 +376,6 @@ def _versions(path: str) -> tuple[str, ...]:
     """Return the other versions of a collection that an older server has."""
     first, *others = CLAIM_VERSIONS
     return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
-
-
-def _is_unread(row: Any) -> bool:
-    return isinstance(row, Unread)
 
 
 def decoder_of(kind: type[msgspec.Struct]) -> Any:
