@@ -58,7 +58,10 @@ def downloaded(module: str, folder: Path, request: pytest.FixtureRequest) -> Pat
 
 @contextlib.contextmanager
 def defined(plane: ControlPlane, *paths: Path) -> Iterator[None]:
-    """Meanwhile the server has the kinds of these files."""
+    """Define the kinds of these files, and wait at the end until the server has none of them.
+
+    The server deletes a definition after the objects of its kind, and refuses its name until then.
+    """
     things = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
     try:
         for thing in things:
@@ -68,5 +71,8 @@ def defined(plane: ControlPlane, *paths: Path) -> Iterator[None]:
             plane.until(path, lambda path=path: plane.http.get(path).status_code == 200)
         yield
     finally:
-        for thing in things:
-            plane.http.delete(f"{DEFINITIONS}/{thing['metadata']['name']}")
+        definitions = [f"{DEFINITIONS}/{thing['metadata']['name']}" for thing in things]
+        for path in definitions:
+            plane.http.delete(path)
+        for path in definitions:
+            plane.until(f"{path} is gone", lambda path=path: plane.http.get(path).status_code == 404)
