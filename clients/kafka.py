@@ -93,7 +93,7 @@ class KafkaReader:
             self._ends_then.update(consumer.end_offsets(list(fresh), timeout_ms=ANSWER_MS))
 
     async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]:
-        """What there is, at most `max_records`; waits for the first at most `wait_s`."""
+        """Return the records that have arrived, at most `max_records`. Wait for the first for at most `wait_s`."""
         return await self._run(lambda: self._poll(round(wait_s * 1000)))
 
     def _poll(self, wait_ms: int) -> tuple[list[Message], list[Gap]]:
@@ -104,8 +104,8 @@ class KafkaReader:
             return [], [self._pass_gap(partition, wanted) for partition, wanted in error.args[0].items()]
         except LogTruncationError as error:
             return [], [
-                self._pass_gap(partition, consumer.position(partition), None if told is None else told.offset)
-                for partition, told in error.divergent_offsets.items()
+                self._pass_gap(partition, consumer.position(partition), None if found is None else found.offset)
+                for partition, found in error.divergent_offsets.items()
             ]
         return [_message(record) for records in fetched.values() for record in records], []
 
@@ -117,7 +117,7 @@ class KafkaReader:
         return Gap((partition.topic, partition.partition), wanted, begins)
 
     async def behind(self) -> dict[Place, int]:
-        """Records behind the end, by the last fetches and the last answer of `ends`."""
+        """Return how many records each place is behind its end, by the last fetches and the last answer of `ends`."""
         return await self._run(self._behind)
 
     def _behind(self) -> dict[Place, int]:
@@ -174,9 +174,9 @@ class KafkaReader:
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Tell the group's offsets, from any thread but the loop's. Raises SourceError."""
-        told = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
-        if told and not self._closed:
-            work = self._thread.submit(lambda: self._open().commit(told, timeout_ms=ANSWER_MS))
+        commits = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
+        if commits and not self._closed:
+            work = self._thread.submit(lambda: self._open().commit(commits, timeout_ms=ANSWER_MS))
             try:
                 work.result(COMMIT_S)
             except (KafkaError, TimeoutError) as error:
@@ -224,7 +224,7 @@ class KafkaWriter:
     """Writes records, blocking (`send` is not). Every call may raise SourceError: nothing or some of it was written."""
 
     def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:
-        """Raises SourceError when no broker answers."""
+        """Connect to the brokers. Raises SourceError if none answers."""
         self._access = access
         self._how = {"compression_type": compression, "linger_ms": linger_ms}
         self._producer: Any = None
@@ -248,7 +248,7 @@ class KafkaWriter:
         return self._producer
 
     def topics(self) -> frozenset[str]:
-        """What there is to write to."""
+        """Return the topics that exist."""
         try:
             admin = KafkaAdminClient(**_settings(self._access))
             try:
@@ -293,12 +293,12 @@ class KafkaWriter:
         refused = []
         for record, future in sent:
             try:
-                told = future.get(timeout=DELIVERY_MS / 1000)
+                written = future.get(timeout=DELIVERY_MS / 1000)
             except MessageSizeTooLargeError:
                 refused.append(record)
             else:
-                place = told.topic, told.partition
-                behind[place] = max(behind.get(place, 0), told.offset + 1)
+                place = written.topic, written.partition
+                behind[place] = max(behind.get(place, 0), written.offset + 1)
         if refused:
             self.close()  # a producer whose record was refused refuses all
         return refused

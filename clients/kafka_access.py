@@ -34,7 +34,7 @@ class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigError that names the option. Touches nothing but the names of files."""
+    """Check the options without connecting: of files, only their names. Raises ConfigError that names the option."""
     if not access.addresses:
         raise ConfigError("kafka: brokers = []: expected at least one HOST:PORT")
     for address in access.addresses:
@@ -60,7 +60,10 @@ def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def settings(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What every kind of client is made with. Backoffs are short: a broker that comes back is found at once."""
+    """Return the settings of every kind of client.
+
+    Backoffs are short, so that a client finds a returning broker at once.
+    """
     found: dict[str, Any] = {
         "bootstrap_servers": access.addresses,
         "client_id": "fleetcast",

@@ -29,7 +29,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What a consumer holds at most: records a poll, bytes a fetch, bytes of one partition in it."""
+    """The most that a consumer holds: records per poll, bytes per fetch, and bytes of one partition in a fetch."""
 
     max_records: int
     fetch_bytes: int

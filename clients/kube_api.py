@@ -49,7 +49,7 @@ class KubeAccount:
         return self.server.rstrip("/") or f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
     def token(self) -> str:
-        """Raises SourceError."""
+        """Return the bearer token. Raises SourceError."""
         path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
         try:
             return path.read_text(encoding="ascii").strip()
@@ -57,7 +57,7 @@ class KubeAccount:
             raise SourceError(f"cannot read the token in {path}: {error}") from None
 
     def context(self) -> ssl.SSLContext:
-        """Who the server must be. Raises SourceError."""
+        """Return the TLS context that verifies the server. Raises SourceError."""
         path = Path(self.ca_file) if self.ca_file else ACCOUNT / "ca.crt"
         try:
             return ssl.create_default_context(cafile=str(path))
@@ -112,8 +112,10 @@ class KubeApi:
                 return objects, page.metadata.version
 
     async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, msgspec.Raw, str]]:
-        """(ADDED | MODIFIED | DELETED | BOOKMARK, object, its version) as they come, for about a minute.
-        Raises ExpiredError when the version is too old."""
+        """Yield (ADDED | MODIFIED | DELETED | BOOKMARK, object, its version) as they arrive, for about a minute.
+
+        Raises ExpiredError if the version is too old.
+        """
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",

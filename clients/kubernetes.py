@@ -42,8 +42,11 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to follow. `decode` turns an object's JSON into the part to keep, in the thread that reads.
-    others: paths of other versions, tried in order where the server has no such collection."""
+    """A collection of objects to follow.
+
+    `decode` turns an object's JSON into the part to store, in the thread that reads. others: paths of other versions,
+    tried in order where the server has no such collection.
+    """
 
     name: str
     path: str
@@ -102,7 +105,7 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Told(msgspec.Struct):
+class _WatchEvent(msgspec.Struct):
     """A line of a watch."""
 
     type: str
@@ -110,7 +113,7 @@ class _Told(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """Of an object its version, of a Status its code and message."""
+    """The version of an object, or the code and message of a Status."""
 
     metadata: _Meta | None = None
     code: int = 0
@@ -118,7 +121,7 @@ class _Head(msgspec.Struct):
 
 
 _page = msgspec.json.Decoder(_Page).decode
-_told = msgspec.json.Decoder(_Told).decode
+_decode_event = msgspec.json.Decoder(_WatchEvent).decode
 _head = msgspec.json.Decoder(_Head).decode
 
 
@@ -154,7 +157,7 @@ class Cluster:
         self._lock = threading.Lock()
 
     def _connected(self) -> Any:
-        """The official client's own, made by the first that asks. Raises SourceError."""
+        """Return the official client's connection. The first caller makes it. Raises SourceError."""
         import urllib3
         from kubernetes import client, config
 
@@ -222,7 +225,10 @@ def list_all(server: Server, what: Collection) -> Listing:
 
 
 def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH_S) -> Iterator[Changes]:
-    """What happens after `version`, as it comes, for about `watch_s`. Raises ExpiredError, AbsentError, SourceError."""
+    """Yield the changes after `version` as they arrive, for about `watch_s`.
+
+    Raises ExpiredError, AbsentError, SourceError.
+    """
     query = {
         **{"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version},
         "timeoutSeconds": str(max(1, round(watch_s))),
@@ -240,7 +246,7 @@ def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH
 
 @contextmanager
 def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
-    """A good answer, closed in the end; anything wrong raises an error of ours."""
+    """Yield a successful answer, and close it in the end. Raises one of our errors for any other answer."""
     import urllib3
 
     try:
@@ -279,20 +285,20 @@ def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
             yield whole
 
 
-def _change(line: bytes) -> tuple[_Told, str]:
-    """A line and its version. Raises ExpiredError, SourceError."""
+def _change(line: bytes) -> tuple[_WatchEvent, str]:
+    """Decode a line, and return it with its version. Raises ExpiredError, SourceError."""
     try:
-        told = _told(line)
-        head = _head(told.object)
+        event = _decode_event(line)
+        head = _head(event.object)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise SourceError(
-            f"the watch told what is none of its events: {explain_bytes(error, _told, line)}", RETRY_S
+            f"the watch sent what is none of its events: {explain_bytes(error, _decode_event, line)}", RETRY_S
         ) from None
-    if told.type == "ERROR":
-        raise _refusal(head.code, bytes(told.object))
+    if event.type == "ERROR":
+        raise _refusal(head.code, bytes(event.object))
     if head.metadata is None or not head.metadata.version:
-        raise SourceError(f"the watch told of an object without a version: {line[:80]!r}", RETRY_S)
-    return told, head.metadata.version
+        raise SourceError(f"the watch sent an object without a version: {line[:80]!r}", RETRY_S)
+    return event, head.metadata.version
 
 
 class Follower:
@@ -313,7 +319,10 @@ class Follower:
             thread.start()
 
     async def next(self, most_s: float | None = None) -> list[Message]:
-        """What arrived, at least one message; none after `most_s`. Raises what a thread ended of, a bug."""
+        """Return the messages that arrived, at least one, or none after `most_s`.
+
+        Raises the error that ended a thread.
+        """
         try:
             await asyncio.wait_for(self._some.wait(), most_s)
         except TimeoutError:

@@ -19,7 +19,7 @@ from fleet.errors import ConfigError, SourceError
 TOKEN, USER, PASSWORD = (f"FLEETCAST_PROMETHEUS_{word}" for word in ("TOKEN", "USER", "PASSWORD"))
 MAX_ANSWER_BYTES = 2**30
 CONNECT_S = 10.0
-TIMEOUT_S = 120.0  # as long as a Prometheus thinks of one query, if nobody told it otherwise
+TIMEOUT_S = 120.0  # the default of Prometheus for one query
 TRIES_AGAIN = Retry(total=3, read=0, backoff_factor=1, status_forcelist=(408, 429, 500, 502, 503, 504))
 
 
@@ -84,12 +84,12 @@ class PrometheusClient:
         return sorted(str(name) for name in answer)
 
     def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
-        """Samples as they were taken, from `first_ms` on and before `end_ms`."""
+        """Return samples as they were recorded, from `first_ms` on and before `end_ms`."""
         query = f"{selector}[{end_ms - first_ms}ms]"
         return self._matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
 
     def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
-        """What was the newest sample at each step."""
+        """Return the newest sample at each step."""
         params = {"query": selector, "start": _seconds(first_ms), "end": _seconds(end_ms - 1)}
         return self._matrix("query_range", params | {"step": _seconds(step_ms)})
 
@@ -135,7 +135,10 @@ def _seconds(time_ms: int) -> str:
 
 
 def _refusal(status: int, error: str) -> SourceError | ConfigError:
-    """What an answer other than success means; a 4xx will be one again."""
+    """Return the error for an answer other than success.
+
+    A 4xx is an error of the configuration, since it would repeat.
+    """
     if "too many samples" in error:
         return TooManySamples(error)
     if 400 <= status < 500 and status != 429:
@@ -144,13 +147,13 @@ def _refusal(status: int, error: str) -> SourceError | ConfigError:
 
 
 def _reason(error: Exception) -> str:
-    """Of an error of the library: of many tries why the last one failed."""
+    """Return the cause of an error of the library. After retries, return the last cause."""
     tries = error.args[0] if error.args else None
     return str(getattr(tries, "reason", None) or error)
 
 
 def _trouble(text: str) -> SourceError | ConfigError:
-    """The library's error message, with the status."""
+    """Return the error for the library's message, which has the status in it."""
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")
     return SourceError(f"Prometheus does not answer: {text[:300]}")

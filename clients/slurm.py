@@ -120,14 +120,17 @@ class SlurmCommands:
         """Return one table of what squeue or sinfo says. `texts`: columns that people write, and their headings."""
         end = _secret()
         table = await self._run(*command, f"--Format={_columns(facts, '|')}")
-        told = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
-        return joined(table, told, end, 1, (*texts.values(),))
+        printed = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
+        return joined(table, printed, end, 1, (*texts.values(),))
 
     async def close(self) -> None:
         """Nothing stays open between two calls."""
 
     async def _run(self, *command: str) -> bytes:
-        """What a command prints. Raises SourceError: it is not there, fails, or takes or prints too much."""
+        """Return what a command prints.
+
+        Raises SourceError if it is missing, fails, takes too long or prints too much.
+        """
         setting = [] if "--json" in command else ["SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
         settings = ["env", WHOLE_ARRAYS, *setting]
         code, out, err = await run_command([*settings, *command], self._shell, self._timeout_s)
@@ -137,8 +140,10 @@ class SlurmCommands:
 
 
 async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: float) -> tuple[int, bytes, bytes]:
-    """A command's status and what it prints; `shell` runs it elsewhere. It is killed when it takes too long, and then,
-    or when it cannot start or prints too much, raises SourceError."""
+    """Run a command, by `shell` if it runs elsewhere, and return its status and what it prints.
+
+    Raises SourceError if it cannot start, takes longer than `timeout_s` or prints too much. The command is killed then.
+    """
     words = [*shell, *command]
     if shell and Path(shell[0]).name == "ssh":  # it hands one text to a shell over there
         words = [*shell, shlex.join(command)]
@@ -172,14 +177,14 @@ def _secret() -> str:
 def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[str]) -> bytes:
     """Append the texts to the lines of facts with the same first `keys` fields, as columns with these headings.
 
-    facts: a header and lines of fields that end with `|`; texts: fields that end with `end`. Where two texts are told
-    of one key, neither counts.
+    facts: a header and lines of fields that end with `|`; texts: fields that end with `end`. If Slurm prints two
+    texts of one key, neither counts.
 
     >>> joined(b"JOBID|STATE|\\n7|RUNNING|\\n", b"7~a|\\n8|FAILED|~\\n", "~", 1, ["NAME"])
     b'JOBID|STATE|NAME|\\n7|RUNNING|a| 8|FAILED||\\n'
     """
     fields, width = texts.decode("utf-8", "replace").split(end), keys + len(headings)
-    told: dict[tuple[str, ...], tuple[str, ...]] = {}
+    texts_by_key: dict[tuple[str, ...], tuple[str, ...]] = {}
     for at in range(0, len(fields) - width, width):
         key = tuple(part.strip() for part in fields[at : at + keys])
         words = tuple(map(_one_line, fields[at + keys : at + width]))
@@ -187,13 +192,13 @@ def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[s
             *(part.replace("|", " ") for part in words[:-1]),
             words[-1],
         )  # a reader takes the rest of a line as the last
-        told[key] = words if told.get(key, words) == words else ("",) * len(headings)
+        texts_by_key[key] = words if texts_by_key.get(key, words) == words else ("",) * len(headings)
     header, *lines = facts.decode("utf-8", "replace").split("\n")
     if not header:
         return facts
     table = ["".join((header, *(f"{heading}|" for heading in headings)))]
     for line in lines:
-        found = told.get(tuple(part.strip() for part in line.split("|", keys)[:keys]), ("",) * len(headings))
+        found = texts_by_key.get(tuple(part.strip() for part in line.split("|", keys)[:keys]), ("",) * len(headings))
         table.append("".join((line, *(f"{words}|" for words in found))) if line else line)
     return "\n".join(table).encode()
 
@@ -253,7 +258,7 @@ class SlurmRest:
         return await self._get(f"/slurm/{await self._served()}/nodes/")
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """Of named jobs the first few: slurmrestd is asked for one at a time."""
+        """Return the accounts of jobs, and of `jobs` only the first few: slurmrestd answers for one at a time."""
         root = f"/slurmdb/{await self._served()}"
         if not jobs:
             return [await self._get(f"{root}/jobs?start_time=now-{since_s}seconds")]

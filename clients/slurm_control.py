@@ -40,7 +40,7 @@ class SlurmRefused(FleetcastError):
 
 @dataclass(frozen=True, slots=True)
 class ControlledNode:
-    """What can be told of a node, and what others told. available, active: its features."""
+    """A node as Slurm states it, and what others have set on it. available, active: its features."""
 
     name: str
     is_drained: bool
@@ -130,8 +130,8 @@ class ScontrolCommands:
             await self._run("scontrol", "update", f"NodeName={part}", *words)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
-        told = {"Comment": comment, "AdminComment": admin_comment}
-        words = [f"{name}={_printable(value)}" for name, value in told.items() if value is not None]
+        comments = {"Comment": comment, "AdminComment": admin_comment}
+        words = [f"{name}={_printable(value)}" for name, value in comments.items() if value is not None]
         await self._run("scontrol", "update", f"JobId={job}", *words)
 
     async def requeue_held(self, job: str) -> None:
@@ -217,11 +217,13 @@ def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
 
 def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
     """Join `squeue --Format` of `_FACTS` and of `_TEXTS`, whose fields end with `end`, by the id of the job.
-    Skips lines of another form, and jobs that are not exactly once in both."""
+
+    Skips lines of another form, and jobs that are not exactly once in both.
+    """
     lines = (line.split(_SEPARATOR) for line in facts.splitlines())
     known = unique((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
-    told = {row[0].strip(): row for row in unique(_records(texts, end), lambda row: row[0].strip())}
-    return [_job(row, told[row[0].strip()]) for row in known if row[0].strip() in told]
+    texts_by_id = {row[0].strip(): row for row in unique(_records(texts, end), lambda row: row[0].strip())}
+    return [_job(row, texts_by_id[row[0].strip()]) for row in known if row[0].strip() in texts_by_id]
 
 
 def _records(texts: str, end: str) -> list[list[str]]:

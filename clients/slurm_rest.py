@@ -1,4 +1,4 @@
-"""Slurm as one that is told, by slurmrestd: `POST node/…` is there from v0.0.40 (Slurm 23.11) on.
+"""Control Slurm by slurmrestd: `POST node/…` is there from v0.0.40 (Slurm 23.11) on.
 
 An answer of 200 may hold errors, and an answer of 500 may mean a wrong token, a field that is refused or a slurmctld
 that is down: what counts is the list `errors`. The token is a file, read anew when it changes.
@@ -80,7 +80,7 @@ class SlurmRestAccount:
     version: str = ""
 
     def headers(self) -> dict[str, str]:
-        """Raises SourceError."""
+        """Return the headers of authentication. Raises SourceError."""
         found = {"content-type": "application/json"}
         if self.user:
             found["X-SLURM-USER-NAME"] = self.user
@@ -120,8 +120,10 @@ class SlurmRestControl:
             await self._ask("POST", f"node/{quote(part, safe='')}", body)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
-        told = {"comment": comment, "admin_comment": admin_comment}
-        await self._ask("POST", f"job/{quote(job)}", {name: text for name, text in told.items() if text is not None})
+        comments = {"comment": comment, "admin_comment": admin_comment}
+        await self._ask(
+            "POST", f"job/{quote(job)}", {name: text for name, text in comments.items() if text is not None}
+        )
 
     async def requeue_held(self, job: str) -> None:
         raise SlurmRefused("slurmrestd cannot requeue a job and hold it")
@@ -178,7 +180,7 @@ class SlurmRestControl:
 
 
 def _checked(status: int, body: bytes) -> _Answer:
-    """Raises SourceError or SlurmRefused by what the answer says, whatever its status."""
+    """Decode an answer. Raises SourceError or SlurmRefused by its content, whatever its status."""
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -240,7 +242,7 @@ def _job(row: _RestJob) -> ControlledJob:
 
 
 def _job_id(row: _RestJob) -> str:
-    """An array that waits as a whole keeps brackets, as squeue writes it."""
+    """Return the id of a job. An array that waits as a whole has brackets, as squeue writes it."""
     whole, task = _number(row.array_job_id), _number(row.array_task_id)
     if whole and row.array_task_string:
         return f"{whole}_[{row.array_task_string}]"

@@ -30,32 +30,32 @@ class Edges:
     def __add__(self, other: "Edges") -> "Edges":
         """Merge edges of the same second and kind."""
         first_or_last = min if self.edge == "begin" else max
-        told = [size for size in (self.bytes, other.bytes) if size is not None]
+        sizes = [size for size in (self.bytes, other.bytes) if size is not None]
         return Edges(
             self.edge,
             first_or_last(self.time_ms, other.time_ms),
-            sum(told) if told else None,
+            sum(sizes) if sizes else None,
             max(self.target, other.target),
             self.count + other.count,
         )
 
 
-def keep_edge(kept: list[Edges], event: Checkpoint) -> None:
-    """Fold one event into `kept`, which is and stays in order."""
+def keep_edge(edges: list[Edges], event: Checkpoint) -> None:
+    """Fold one event into `edges`, which stays in order."""
     edge = Edges.of(event)
     second = _second(edge)
-    low = bisect_left(kept, second, key=_second)
-    high = bisect_right(kept, second, low, key=_second)
-    same = kept[low:high]
+    low = bisect_left(edges, second, key=_second)
+    high = bisect_right(edges, second, low, key=_second)
+    same = edges[low:high]
     at = next((at for at, one in enumerate(same) if one.edge == edge.edge), None)
     if at is None:
         same.append(edge)
     else:
         same[at] += edge
-    kept[low:high] = sorted(same, key=_when)
-    if len(kept) > EDGES_KEPT:  # of the oldest second those that began: what was dropped once is dropped again
-        oldest = bisect_right(kept, _second(kept[0]), key=_second)
-        del kept[min(range(oldest), key=lambda row: kept[row].edge == "end")]
+    edges[low:high] = sorted(same, key=_when)
+    if len(edges) > EDGES_KEPT:  # of the oldest second those that began: what was dropped once is dropped again
+        oldest = bisect_right(edges, _second(edges[0]), key=_second)
+        del edges[min(range(oldest), key=lambda row: edges[row].edge == "end")]
 
 
 def _second(edge: Edges) -> int:

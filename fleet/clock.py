@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Fleet milliseconds since some moment, which go on evenly when the clock is set."""
 
     def wall_s(self, fleet_s: float) -> float:
-        """How many wall seconds `fleet_s` fleet seconds take."""
+        """Return how many wall seconds `fleet_s` fleet seconds take."""
 
     async def sleep(self, fleet_s: float) -> None:
         """Sleep for a fleet duration."""
@@ -124,7 +124,10 @@ class ClockWatch:
         return by_ms
 
     def _measure(self) -> tuple[int, int]:
-        """How far the clock is ahead of the steady one, and how well that is known: a thread may be made to wait."""
+        """Return how far the clock is ahead of the steady one, and the uncertainty: the system may delay a thread.
+
+        Both ms.
+        """
         best = 0, 2**62
         for _ in range(self.TRIES):
             before_ms = self._clock.steady_ms()

@@ -49,7 +49,8 @@ class Fault:
 
 
 def field_of(path: Path) -> str:
-    """
+    """Return a path of keys and indices as a user writes it.
+
     >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
     ('queue."research/nlp".weight', 'reservation[0].to')
     """
@@ -76,7 +77,8 @@ def shown(value: object) -> str:
 
 
 def nearest_key(name: str, known: Sequence[str]) -> str:
-    """
+    """Return the end of a message about an unknown key: the nearest known key, or all of them.
+
     >>> nearest_key("weigth", ["weight", "limit"]), nearest_key("colour", ["weight", "limit"])
     ('; did you mean weight?', '; there are weight, limit')
     """

@@ -41,5 +41,5 @@ class GpuDevices:
             self.learnt += 1
 
     def gpu(self, node: str, stated: str) -> int | None:
-        """The index; None where no exporter has reported it."""
+        """Return the index of a GPU, or None if no exporter has reported it."""
         return self._nodes.get(node, {}).get(device_name(stated))

@@ -110,7 +110,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def add(self, name: str, node: int = -1) -> int:
-        """The row of `name`, appended if it is new."""
+        """Return the row of `name`. Append the name if it is new."""
         row = self._rows.get(name)
         if row is not None:
             if node >= 0 and self._node[row] < 0 and self.kind is not EntityKind.NODE:
@@ -137,8 +137,11 @@ def _folded(name: str) -> str:
 
 
 class DeviceRoom:
-    """Limits how many GPUs, MIG instances and ports may be registered. A placed node has room for MOST_GPUS or what the
-    topology states, MOST_INSTANCES and MOST_PORTS; all others share `most` GPUs, and twice as many of the rest."""
+    """The limits on how many GPUs, MIG instances and ports may be registered.
+
+    A placed node has room for MOST_GPUS or what the topology states, MOST_INSTANCES and MOST_PORTS. All other nodes
+    share `most` GPUs, and twice as many instances and ports.
+    """
 
     def __init__(self, placed: Mapping[str, int], most: int) -> None:
         """placed: nodes of the topology and their GPUs."""
@@ -219,7 +222,7 @@ class Entities:
         return self._tables[kind]
 
     def node(self, name: str) -> int:
-        """The node's row; an unknown node is appended (it stays unplaced until a topology names it)."""
+        """Return the node's row. Append an unknown node: it stays unplaced until a topology names it."""
         return self._tables[EntityKind.NODE].add(name)
 
     def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
@@ -265,7 +268,7 @@ class Entities:
 
     @classmethod
     def load(cls, names: Mapping[str, Iterable[str]]) -> "Entities":
-        """The inverse of `dump`: rows come back in the same order."""
+        """Restore what `dump` returned. Rows come back in the same order."""
         entities = cls()
         for name in names.get(EntityKind.NODE.value, ()):
             entities.node(name)

@@ -19,8 +19,10 @@ class FleetcastError(Exception):
 
 
 class RecordError(FleetcastError):
-    """A bad input record, or `count` of them for one reason. `reason` is a short label (it becomes a metric label),
-    `detail` the evidence of the first."""
+    """A bad input record, or `count` of them for one reason.
+
+    `reason` is a short label, and becomes a metric label. `detail` is the evidence of the first record.
+    """
 
     def __init__(self, reason: str, detail: str = "", count: int = 1) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -179,12 +179,12 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def condition(self) -> str:
-        """What it speaks of: a later event of the same source about the same replaces it."""
+        """Return the subject of the event. A later event of the same source with the same subject replaces it."""
         where = self.device or ("" if self.gpu is None else str(self.gpu))
         return f"{self.source}|{self.type}|{self.check}|{self.code}|{where}"
 
     def takes_back(self, other: "NodeEvent") -> bool:
-        """Whether it says that what `other` said is over: of all devices and codes where it names none."""
+        """Return whether this event ends what `other` reported. It ends all devices and codes if it names none."""
         if self.severity != "ok" or (self.source, self.check) != (other.source, other.check):
             return False
         same_code = self.code is None or self.code == other.code

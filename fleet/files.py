@@ -30,10 +30,10 @@ class ShortWrite(OSError):
 
 
 class OpenFile(Protocol):
-    """What a disk hands out for a file that is written."""
+    """A file opened for writing, as a disk provides it."""
 
     def write(self, data: Data) -> int:
-        """How many bytes were taken; at least one, or it raises."""
+        """Write at least one byte, and return how many were written. Raises OSError if none can be."""
 
     def write_at(self, data: Data, offset: int) -> int: ...
 
@@ -136,13 +136,15 @@ def create(path: Path, area: str) -> File:
 
 
 def create_appended(path: Path, area: str) -> File:
-    """A new file whose writes all go to its end. FileExistsError when there is one of that name."""
+    """Create a file whose writes all go to its end. Raises FileExistsError if the name is in use."""
     return File(_disk(path).create(path, append=True), area)
 
 
 def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = True) -> None:
-    """Write a file beside `path` and rename it: a reader sees the old file or the new one. One writer a file.
-    Without `sync`, a power cut may restore the old one or cut the new one short."""
+    """Write a file beside `path` and rename it, so that a reader sees the old file or the new one.
+
+    A file has one writer. Without `sync`, a power cut may restore the old file or cut the new one short.
+    """
     beside = path.with_name(f".{path.name}.tmp")
     try:
         file = create(beside, area)
@@ -170,7 +172,7 @@ def rename(path: Path, to: Path, area: str) -> None:
 
 
 def link(path: Path, to: Path, area: str) -> None:
-    """The same file under a second name: a link, or a copy where there can be none. What has that name goes."""
+    """Give a file a second name: a link, or a copy where links are impossible. Replaces what has that name."""
     failpoints.reach(f"{area}.before_link")
     to.unlink(missing_ok=True)
     _disk(path).link(path, to)
@@ -193,7 +195,7 @@ def make_folder(folder: Path, area: str) -> None:
 
 
 def listing(folder: Path) -> list[str]:
-    """The names in a folder, in any order; none where there is no such folder."""
+    """Return the names in a folder, in any order. Returns none if the folder does not exist."""
     try:
         return _disk(folder).listing(folder)
     except FileNotFoundError:
@@ -209,13 +211,19 @@ def size_bytes(path: Path) -> int:
 
 
 def mapped(path: Path) -> mmap.mmap | bytes:
-    """The file as memory that stays as it is when the file is replaced. ValueError for one that is empty."""
+    """Map a file into memory. The mapping stays as it is when the file is replaced.
+
+    Raises ValueError if it is empty.
+    """
     return _disk(path).mapped(path)
 
 
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
-    """Hold a lock file until the returned function is called or the process ends; BlockingIOError while another holds
-    it. by_process: repeated calls of this process share the lock; otherwise each call is a holder of its own."""
+    """Hold a lock file until the caller calls the returned function, or the process ends.
+
+    by_process: repeated calls of this process share the lock. Otherwise each call is a holder of its own. Raises
+    BlockingIOError while another holds the lock.
+    """
     return _disk(path).lock(path, by_process)
 
 
@@ -230,17 +238,17 @@ def usage_bytes(folder: Path) -> tuple[int, int]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A SQLite file, in autocommit mode, for any thread. Raises sqlite3.OperationalError."""
+    """Open a SQLite file in autocommit mode, for any thread. Raises sqlite3.OperationalError."""
     return _disk(path).connect(path)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing; sqlite3.OperationalError when there is no such file."""
+    """Open a SQLite file to read it alone. Raises sqlite3.OperationalError if the file does not exist."""
     return _disk(path).connect_to_read(path)
 
 
 def filesystem(path: Path) -> Any:
-    """The disk of a path, as fsspec knows it: for listings, reads and removals, not for what must be durable."""
+    """Return fsspec's file system of a path: for listings, reads and removals, not for what must be durable."""
     return _disk(path).filesystem()
 
 

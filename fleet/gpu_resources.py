@@ -39,7 +39,10 @@ _BESIDE_GPUS = (  # parts and properties of GPUs that another resource of the sa
 
 
 class NamedBoard(NamedTuple):
-    """What a virtual machine's resource counts. part: of one board; None: of a board of unknown size."""
+    """A board, or a part of one, that a virtual machine's resource counts.
+
+    part: None if the board's size is unknown.
+    """
 
     model: str
     part: float | None = 1.0
@@ -47,7 +50,7 @@ class NamedBoard(NamedTuple):
 
 @lru_cache(4096)
 def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource counts GPUs, whole or in equal parts; MIG instances are told apart by their profile.
+    """Return whether a resource counts GPUs, whole or in equal parts; their profile tells MIG instances apart.
 
     >>> is_gpu_resource("habana.ai/gaudi"), is_gpu_resource("amd.com/cpx_nps4"), is_gpu_resource("nvidia.com/gpufs")
     (True, True, False)

@@ -1,7 +1,7 @@
-"""How much of which node's GPUs an attempt holds: the one answer for occupancy, charges and gauges.
+"""The GPUs of each node that an attempt holds, whole or in part: one answer for occupancy, charges and gauges.
 
-A rank states its GPUs, and its share of them if it has no whole ones. What the events of a start leave out, the
-submission states: the share, or the GPUs of a member on a node.
+A rank states its GPUs, and its share of them if it has no whole ones. If the events of a start leave these out, the
+submission states them: the share, or the GPUs of a member on a node.
 """
 
 from collections.abc import Mapping

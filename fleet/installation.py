@@ -36,5 +36,5 @@ def _recorded_hashes(root: Path) -> dict[str, str]:
 
 
 def _hash(file: Path) -> str:
-    """The hash of a file, as the RECORD of a wheel writes it."""
+    """Return the hash of a file, as the RECORD of a wheel writes it."""
     return "sha256=" + urlsafe_b64encode(sha256(file.read_bytes()).digest()).decode().rstrip("=")

@@ -112,7 +112,7 @@ class JobAttempt:
 
     @property
     def source(self) -> Teller:
-        """Who tells of it."""
+        """Return where the events of this attempt come from."""
         return teller_of(self.written, self.submission)
 
     @property
@@ -141,7 +141,7 @@ class JobAttempt:
 
     @property
     def tasks(self) -> int:
-        """How many attempts wait under this name: 1, or those of an array that have no name of their own yet."""
+        """Return how many attempts wait under this name: 1, or the tasks of an array that have no own name yet."""
         return self.submission.tasks if self.submission and self.started_ms is None else 1
 
     @property
@@ -279,7 +279,7 @@ class JobAttempt:
         self.outcome = "" if end is None else OUTCOMES[type(end)]
 
     def copy(self) -> "JobAttempt":
-        """A copy that does not change with this attempt."""
+        """Return a copy that does not change with this attempt."""
         return replace(
             self,
             seen=self.seen.copy(),
@@ -333,8 +333,10 @@ class JobTable:
         self._list(attempt)
 
     def has_room(self, event: JobEvent, most_live: int) -> bool:
-        """Whether `event` may be folded while at most `most_live` attempts wait or run, by folded events alone.
-        A known job may have one more, since that replaces the one before."""
+        """Return whether the table may fold `event`, while at most `most_live` attempts wait or run by folded events.
+
+        A known job may have one attempt more, since that replaces the one before.
+        """
         if self.live < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
             return True
         return event.job in self.latest and self._live_of[event.job] <= 1
@@ -356,15 +358,17 @@ class JobTable:
         return attempt
 
     def put(self, attempt: JobAttempt) -> None:
-        """Take over a whole attempt, as a snapshot kept it."""
+        """Add a whole attempt, as a snapshot stored it."""
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)
         self._track(attempt)
 
     def rest(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Put jobs to rest all of whose attempts were over before `before_ms`; return those attempts.
-        most_over: the most ended attempts that stay awake, the latest first."""
+        """Store jobs as bytes if all their attempts were over before `before_ms`, and return those attempts.
+
+        most_over: how many ended attempts stay as objects, the latest first.
+        """
         over = [(row.over_ms, row.job) for row in self.attempts.values() if row.over_ms is not None]
         if most_over is not None and len(over) > most_over:
             over = sorted(over, key=itemgetter(0))[len(over) - most_over :]
@@ -411,7 +415,7 @@ class JobTable:
             del self._live_of[attempt.job]
 
     def _supersede(self, attempt: JobAttempt) -> None:
-        """A job has one attempt at a time: one that started ends those before it, with or without an end event."""
+        """End the earlier attempts of a job whose attempt has started, with or without an end event of theirs."""
         started = self._started.setdefault(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if at == len(started) or started[at] != attempt.attempt:
@@ -424,7 +428,7 @@ class JobTable:
             self._list(before)
 
     def before(self, attempt: JobAttempt) -> JobAttempt | None:
-        """The attempt of the same job that started last before this one, which its start has ended."""
+        """Return the attempt of the same job that started last before this one, and that this one's start has ended."""
         started = self._started.get(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if attempt.started_ms is None or at == 0:
@@ -440,11 +444,11 @@ class JobTable:
         return None if number is None else self.attempts.get((job, number))
 
     def running(self) -> list[JobAttempt]:
-        """Attempts that hold GPUs now; costs the live ones, not the history."""
+        """Return the attempts that hold GPUs now. Costs as much as there are live attempts, not the history."""
         return [attempt for attempt in self._live.values() if attempt.state == "running"]
 
     def queued(self) -> list[JobAttempt]:
-        """Attempts that wait for resources, in order of arrival of their first event."""
+        """Return the attempts that wait for resources, in order of arrival of their first event."""
         return self._waiting("queued")
 
     def rename_nodes(self, name_of: Callable[[str], str]) -> list[JobAttempt]:
@@ -459,7 +463,7 @@ class JobTable:
         return changed
 
     def blocked(self) -> list[JobAttempt]:
-        """Attempts that may not start yet, whatever is free, in order of arrival of their first event."""
+        """Return the attempts that may not start yet, whatever is free, in order of arrival of their first event."""
         return self._waiting("blocked")
 
     def _waiting(self, state: str) -> list[JobAttempt]:
@@ -470,7 +474,7 @@ class JobTable:
         ]
 
     def _is_behind(self, attempt: JobAttempt) -> bool:
-        """A later attempt of the job has started."""
+        """Return whether a later attempt of the job has started."""
         started = self._started.get(attempt.job, [attempt.attempt])
         return attempt.attempt < started[-1]
 

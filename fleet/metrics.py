@@ -24,15 +24,21 @@ LARGEST_VALUE = 1e30  # beyond it a value is garbage, and float32 is near its en
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a gauge can be in its unit, both ends included; 0 always can: it is how a missing sensor reads. mistaken:
-    units that exporters give it in, as (name, scale, offset): value = scale * told + offset."""
+    """The values that a gauge can have in its unit, both ends included.
+
+    0 is always possible: a missing sensor reads 0.
+
+    mistaken: units that exporters use instead, as (name, scale, offset): value = scale * reported + offset.
+    """
 
     low: float
     high: float
     mistaken: tuple[tuple[str, float, float], ...] = ()
 
     def looks_like(self, value: float) -> tuple[str, float] | None:
-        """The unit that a value beyond the limits is in, and what it is in ours; None where none of them fits.
+        """Return the unit that a value beyond the limits is in, and the value in our unit.
+
+        Returns None if no unit fits.
 
         >>> LIMITS["°C"].looks_like(131.0), LIMITS["MHz"].looks_like(1.98e9)
         (('°F', 55.0), ('Hz', 1980.0))
@@ -273,7 +279,7 @@ def metric_row(kind: EntityKind, name: str) -> int:
 
 
 def dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
-    """The row of a DCGM field id in `METRICS[kind]`, None when the catalogue does not hold it."""
+    """Return the row of a DCGM field id in `METRICS[kind]`, or None if the catalogue lacks it."""
     return _DCGM_ROWS.get((kind, dcgm_id))
 
 
@@ -285,15 +291,15 @@ def plausible_range(kind: EntityKind) -> NDArray[np.float64]:
 
 
 def why_implausible(metric: Metric, value: float) -> str:
-    """A value beyond the limits in words, with the unit that it looks like.
+    """Describe a value beyond the limits, with the unit that it looks like.
 
     >>> why_implausible(METRICS[EntityKind.GPU][dcgm_row(EntityKind.GPU, 150) or 0], 131.0)
     'gpu_temp_c = 131 °C: 131 looks like °F: 55 °C'
     """
     limits = metric.limits
     found = limits.looks_like(value) if limits else None
-    told = f"{metric.name} = {value:g} {metric.unit}: "
+    measured = f"{metric.name} = {value:g} {metric.unit}: "
     if found is None:
-        return told + (f"expected {limits.low:g} to {limits.high:g}" if limits else "no measurement")
+        return measured + (f"expected {limits.low:g} to {limits.high:g}" if limits else "no measurement")
     unit, number = found
-    return f"{told}{value:g} looks like {unit}: {number:g} {metric.unit}"
+    return f"{measured}{value:g} looks like {unit}: {number:g} {metric.unit}"

@@ -16,7 +16,7 @@ class MigProfile:
 
 
 def read_profile(name: str) -> MigProfile | None:
-    """The profile that a resource or a device is named after; None for no such name.
+    """Return the profile that the name of a resource or a device states. Returns None if it states none.
 
     >>> read_profile("3g.40gb"), read_profile("1c.2g.20gb.me"), read_profile("half")
     (MigProfile(slices=3, memory_gib=40), MigProfile(slices=2, memory_gib=20), None)

@@ -10,7 +10,7 @@ from fleet.sequences import SeenSequences
 
 NODE_EVENTS_KEPT = 64
 STANDING_KEPT = 128  # conditions of one node
-SOURCES_KEPT = 64  # that told of one node
+MAX_SOURCES_PER_NODE = 64
 RUNS_KEPT = 2048  # of the sequences of one node and source
 
 FAILURE_EXPECTED = "GpuFailureExpected"  # our condition on Kubernetes nodes, which is no news to us
@@ -19,7 +19,7 @@ Order = tuple[int, str, int]
 
 
 class NodeState(IntEnum):
-    """What node events say of a node. The numbers are those of the board's section `node.state`."""
+    """The state of a node by its events. The numbers are those of the board's section `node.state`."""
 
     IN_SERVICE = 0
     DRAINED = 1
@@ -64,11 +64,11 @@ class NodeRecord:
 
     @property
     def withheld_for(self) -> str:
-        """Why schedulers keep it from other work, in a line; empty where none does."""
+        """Return why schedulers withhold the node from other work, in a line. Returns "" if none does."""
         return "; ".join(dict.fromkeys(said or key.rpartition("|")[2] for key, said in sorted(self.withheld.items())))
 
     def copy(self) -> "NodeRecord":
-        """What a thread may read while events go on arriving."""
+        """Return a copy that a thread may read while events go on arriving."""
         events, standing = list(self.events), dict(self.standing)
         return NodeRecord(
             self.node, self.drained, self.drain_message, self.lost, events, {}, standing, dict(self.withheld)
@@ -86,7 +86,7 @@ class NodeTable:
 
     def has_room(self, event: NodeEvent) -> bool:
         """Whether the node knows this source or has room for one more."""
-        return (event.node, event.source) in self._seen or self._sources[event.node] < SOURCES_KEPT
+        return (event.node, event.source) in self._seen or self._sources[event.node] < MAX_SOURCES_PER_NODE
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:
         """Fold one event; None when it is a duplicate."""
@@ -113,14 +113,14 @@ class NodeTable:
         return record
 
     def dump(self) -> list[tuple[NodeRecord, dict[str, SeenSequences]]]:
-        """Records with the sequences seen of each source: what a snapshot keeps."""
+        """Return records with the sequences seen of each source, as a snapshot stores them."""
         sources: dict[str, dict[str, SeenSequences]] = {}
         for (node, source), seen in self._seen.items():
             sources.setdefault(node, {})[source] = seen
         return [(record, sources[node]) for node, record in self.nodes.items()]
 
     def load(self, rows: list[tuple[NodeRecord, dict[str, SeenSequences]]]) -> None:
-        """The inverse of `dump`, into an empty table."""
+        """Restore what `dump` returned, into an empty table."""
         for record, sources in rows:
             self.nodes[record.node] = record
             self._seen |= {(record.node, source): seen for source, seen in sources.items()}
@@ -132,7 +132,7 @@ class NodeTable:
 
 
 def _write(record: NodeRecord, event: NodeEvent) -> None:
-    """A drain, a loss, or the end of one."""
+    """Write a drain, a loss, or the end of one into a record."""
     group = "drain" if event.type in ("drain", "undrain") else "lost"
     if _node_order(event) < record.written.get(group, (-1, "", -1)):
         return

@@ -14,13 +14,13 @@ GRACE_S = 12.0  # wall; for a pipeline's last snapshot
 
 
 def bearer() -> dict[str, str]:
-    """The headers that show the token of the environment to an API; none where no token is set."""
+    """Return the headers that show the token of the environment to an API. Returns none if no token is set."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def child_environment() -> dict[str, str]:
-    """What to start a child with so that its `watch_parent` knows this process."""
+    """Return the environment of a child, so that its `watch_parent` knows this process."""
     return {**os.environ, PARENT_VARIABLE: str(os.getpid())}
 
 

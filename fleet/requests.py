@@ -17,7 +17,7 @@ Outcome = Literal["placed", "refused", "queued"]
 
 
 class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many members start together: at least `min`, at best `desired`, growing by `step`."""
+    """The number of members that start together: at least `min`, at best `desired`, in steps of `step`."""
 
     min: int
     desired: int
@@ -32,8 +32,10 @@ class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One gang member on one node, with the indices of its GPUs there; gpu_share: thousandths of its one GPU, absent
-    where it has whole ones."""
+    """One gang member on one node, with the indices of its GPUs there.
+
+    gpu_share: thousandths of its one GPU. Absent if the member has whole GPUs.
+    """
 
     rank: int
     node: str
@@ -219,8 +221,12 @@ def check_avoided(request: PlacementRequest) -> None:
 
 
 def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the JSON keys of stated facts that no decision heeds yet, sorted; `used` are keys that the answer did use.
-    A default states nothing, written out or not, since the ledger takes both for one request."""
+    """Return the JSON keys of stated facts that no decision uses yet, sorted.
+
+    `used` are keys that the answer did use.
+
+    A default states nothing, written out or not, since the ledger treats both as one request.
+    """
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 
 
@@ -238,7 +244,10 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, cut where it is long; Python writes no number of thousands of digits."""
+    """Return a value as a message shows it, cut if it is long.
+
+    Python refuses to write numbers of thousands of digits.
+    """
     huge = isinstance(value, int) and value.bit_length() > 1000
     text = "a number of hundreds of digits" if huge else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
@@ -259,7 +268,7 @@ def _check_gang(request: PlacementRequest) -> None:
 
 
 def _check_gpus(request: PlacementRequest) -> None:
-    """How many GPUs, or which part of one, and of which model."""
+    """Check the number of GPUs, the part of a GPU, and the models that a request asks for."""
     each, share = request.gpus_per_node, request.gpu_share
     if not 0 <= each <= MAX_GPUS_PER_NODE:
         raise RequestError(f"gpus_per_node is {_shown(each)}, it must lie in 0..{MAX_GPUS_PER_NODE}", "gpus_per_node")

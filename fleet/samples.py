@@ -40,14 +40,14 @@ class SampleBatch:
         return len(self.metric)
 
     def where(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
-        """The samples where `chosen` (n,) is true, in order."""
+        """Return the samples where `chosen`: (n,) is true, in order."""
         return SampleBatch(
             self.kind, self.metric[chosen], self.entity[chosen], self.time_ms[chosen], self.value[chosen]
         )
 
     @classmethod
     def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
-        """A batch from (metric, entity, time_ms, value) tuples: for tests and rare paths."""
+        """Make a batch of (metric, entity, time_ms, value) tuples: for tests and rare paths."""
         metric, entity, time_ms, value = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
             kind,
@@ -73,7 +73,7 @@ class SampleBatch:
 
     @classmethod
     def by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
-        """The same samples in one batch a kind, in order, so that a store writes few large ones."""
+        """Return the same samples in one batch per kind, in order, so that a store writes few large batches."""
         found: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             found.setdefault(batch.kind, []).append(batch)

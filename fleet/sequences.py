@@ -12,9 +12,9 @@ class SeenSequences:
     runs: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: int) -> bool:
-        """True when the sequence is new."""
+        """Add a sequence. Return whether it is new."""
         last = self.runs[-1] if self.runs else None
-        if last is None or sequence > last[1] + 1:  # what is told in order needs no search
+        if last is None or sequence > last[1] + 1:  # records in order need no search
             self.runs.append([sequence, sequence])
             return True
         if sequence == last[1] + 1:

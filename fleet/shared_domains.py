@@ -25,7 +25,7 @@ def shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
 
 
 def hazard_of(p: Array) -> Array:
-    """The hazard that a probability stands for."""
+    """Return the hazard of a probability."""
     return np.asarray(-np.log1p(-np.clip(p, 0.0, HIGHEST_P)))
 
 

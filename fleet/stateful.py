@@ -12,11 +12,13 @@ class Stateful(Protocol):
     """State that outlives its process."""
 
     def dump(self) -> Dump:
-        """A copy: values that msgpack can hold, and arrays by name."""
+        """Return a copy of the state: values that msgpack can encode, and arrays by name."""
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Load a dump into a new part; the arrays are read-only.
-        Raises ValueError, KeyError, IndexError, TypeError or msgspec's errors for anything else."""
+        """Load a dump into a new part. The arrays are read-only.
+
+        Raises ValueError, KeyError, IndexError, TypeError or msgspec's errors if the dump is not valid.
+        """
 
     def move(self, by_ms: int) -> None:
         """Move the times of what was seen with a clock that was set. What events say of time stays as it is."""

@@ -1,4 +1,4 @@
-"""Who tells of an attempt: job events, labels of exporters, or the training loop itself; and what each can say."""
+"""The sources of an attempt's facts, and what each can state: job events, labels of exporters, or the training loop."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -19,8 +19,8 @@ def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Telle
     >>> teller_of({"started": 3}, None), teller_of({"started": -9}, None), teller_of({"phase": 5, "end": -9}, None)
     ('events', 'labels', 'sdk')
     """
-    told = [written[group] for group in TELLING if group in written]
-    if any(sequence >= 0 for sequence in told):
+    sequences = [written[group] for group in TELLING if group in written]
+    if any(sequence >= 0 for sequence in sequences):
         return "events"
     if written.get("submission") == REQUESTED:
         return "queue"
@@ -30,7 +30,7 @@ def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Telle
 
 
 def with_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
-    """The ranks, with the place that one tells of itself; in order of ranks."""
+    """Return the ranks, in order, with the place that one of them reports of itself."""
     mine = RankPlacement(event.rank or 0, event.node, event.gpus)
     if not event.node or mine in ranks:
         return ranks

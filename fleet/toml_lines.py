@@ -55,7 +55,8 @@ def with_line(text: str, message: str) -> str:
 
 
 def path_of(key: str) -> Path:
-    """
+    """Split a key as a user writes it into keys and indices.
+
     >>> path_of("pipeline.sources[0].use")
     ('pipeline', 'sources', 0, 'use')
     """
@@ -96,7 +97,7 @@ def _numbered(names: Path, counts: dict[Path, int]) -> Path:
 
 
 def line_at(lines: dict[Path, int], path: Path) -> int:
-    """The line of a path, or of the longest part of it that has one; of a list its first table's."""
+    """Return the line of a path, or of its longest part that has a line. A list has the line of its first table."""
     while path:
         found = lines.get(path) or lines.get((*path, 0))
         if found:

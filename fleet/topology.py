@@ -39,7 +39,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What a topology source says of one node. An empty domain name means the source does not say.
+    """One node, as a topology source states it. An empty domain name means that the source states none.
 
     counts_resources: `gpus` is a scheduler's count of a resource, which may count shares of a board. stated_gpus: what
     the source stated before an exporter counted fewer boards, 0 where it did not or where it counts resources.
@@ -122,26 +122,26 @@ class Topology:
         )
 
     def devices(self, row: int) -> tuple[Device, ...]:
-        """The adapters of a node: as it is wired inside, with what the fabric adds."""
+        """Return the adapters of a node: its inner wiring, with what the fabric adds."""
         node = self.nodes[row]
         keys = (node.name, node.pool, node.gpu_model, "")
         inside = next((self.hosts[key] for key in keys if key in self.hosts), ())
-        told = {device.name: device for device in node.devices}
+        declared = {device.name: device for device in node.devices}
         return tuple(
-            [_joined(device, told.pop(device.name, device)) for device in inside] + list(told.values()),
+            [_joined(device, declared.pop(device.name, device)) for device in inside] + list(declared.values()),
         )
 
     def with_unplaced(self, names: Sequence[str]) -> "Topology":
-        """This topology with further nodes that no source has placed; the next generation."""
+        """Return the next generation of this topology, with further nodes that no source has placed."""
         nodes = (*self.nodes, *(NodeSpec(name) for name in names))
         placed = [*self.placed.tolist(), *(False for _ in names)]
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
     def with_gpus(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
-        """The next generation of this topology, with the boards that exporters count, and models where unknown.
+        """Return the next generation of this topology, with the boards that exporters count, and models where unknown.
 
-        Fewer boards than stated replace the stated number: nobody can be given the others. More do not. A count of 0
-        means that all boards of a node are elsewhere now.
+        Fewer boards than stated replace the stated number, since the missing boards cannot be given out. More do not.
+        A count of 0 means that all boards of a node are elsewhere now.
         """
         nodes = [_counted(node, counts.get(node.name), (model or {}).get(node.name, "")) for node in self.nodes]
         placed = self.placed.tolist()
@@ -160,7 +160,7 @@ def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
     )
 
 
-def _joined(inside: Device, told: Device) -> Device:
+def _joined(inside: Device, declared: Device) -> Device:
     """Merge what the node's wiring and the fabric say of one adapter."""
-    rail = inside.rail if inside.rail >= 0 else told.rail
-    return Device(inside.name, inside.gpus or told.gpus, rail, told.bytes_per_s or inside.bytes_per_s)
+    rail = inside.rail if inside.rail >= 0 else declared.rail
+    return Device(inside.name, inside.gpus or declared.gpus, rail, declared.bytes_per_s or inside.bytes_per_s)

@@ -1,4 +1,4 @@
-"""What a waiting attempt waits for, read from the reason that its scheduler states: machines, or a quota.
+"""The kinds of resources that a waiting attempt waits for, machines or a quota, read from its scheduler's reason.
 
 A job that waits for a quota would not start if machines became free. It starts once its own queue, account or user
 holds less. Reasons that this file does not name wait for machines.

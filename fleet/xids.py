@@ -59,7 +59,7 @@ OTHER: Final = {
     172: "uncorrectable SRAM error",
 }
 PART: Final = frozenset({64, 74, 140, 149})  # a part to replace, not a reset, is the usual cure
-BUS: Final = 79  # what a GPU that has fallen off the bus is told by, with or without a number in the log
+BUS: Final = 79  # the code of a GPU that has fallen off the bus, with or without a number in the log
 
 WORDS: Final = OTHER | APPLICATION | SOFT | HARD
 
@@ -103,7 +103,7 @@ ACTION_OF: Final = {code: action for action, codes in _CODES.items() for code in
 
 
 def meaning(code: int) -> str:
-    """A few words for a code, empty when it is not in the tables."""
+    """Return a few words for a code, or "" if the tables lack it."""
     return WORDS.get(code, "")
 
 

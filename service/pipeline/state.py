@@ -21,7 +21,7 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Failed, JobEvent, NodeEvent, NodeLost, Phase, Resized, Started, Step
 from fleet.jobs import EndEvent, JobAttempt
-from fleet.nodes import SOURCES_KEPT, NodeRecord
+from fleet.nodes import MAX_SOURCES_PER_NODE, NodeRecord
 from fleet.requests import RankPlacement
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
@@ -201,7 +201,7 @@ class FleetState:
                 self._note_bad(error)
                 continue
             if not self.nodes.has_room(event):
-                many = f"{event.node[:80]} is told of by {SOURCES_KEPT} sources already: {event.source[:80]!r}"
+                many = f"{event.node[:80]} is told of by {MAX_SOURCES_PER_NODE} sources already: {event.source[:80]!r}"
                 self._note_bad(RecordError("too_many_sources", many))
             elif self.nodes.apply(event) is None:
                 self.counts.duplicates += 1

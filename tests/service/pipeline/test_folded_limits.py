@@ -14,7 +14,7 @@ from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.events import Finished, JobEvent, NodeEvent, Started, Submitted
 from fleet.jobs import JobTable
-from fleet.nodes import SOURCES_KEPT
+from fleet.nodes import MAX_SOURCES_PER_NODE
 from fleet.samples import EntityKind
 from fleet.topology import NodeSpec, Topology
 from ingest.machines import MOST_LISTED
@@ -152,13 +152,16 @@ def test_ports_and_mig_instances_have_room_of_their_own() -> None:
 
 def test_a_node_has_so_many_sources_and_those_go_on() -> None:
     folded = state()
-    rows = [NodeEvent(node="n1", source=f"s{n}", sequence=1, time_ms=1, type="health") for n in range(SOURCES_KEPT + 5)]
-    assert len(folded.apply(Batch(node_events=tuple(rows)), 10)) == SOURCES_KEPT
+    rows = [
+        NodeEvent(node="n1", source=f"s{n}", sequence=1, time_ms=1, type="health")
+        for n in range(MAX_SOURCES_PER_NODE + 5)
+    ]
+    assert len(folded.apply(Batch(node_events=tuple(rows)), 10)) == MAX_SOURCES_PER_NODE
     assert folded.counts.bad == {"too_many_sources": 5}
     restored = state()
     restored.nodes.load(folded.nodes.dump())
     later = [msgspec.structs.replace(row, sequence=2) for row in rows]
-    assert len(restored.apply(Batch(node_events=tuple(later)), 10)) == SOURCES_KEPT
+    assert len(restored.apply(Batch(node_events=tuple(later)), 10)) == MAX_SOURCES_PER_NODE
 
 
 def ended(count: int, first: int = 0) -> Batch:
