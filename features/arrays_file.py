@@ -94,12 +94,12 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, NDAr
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What `write_arrays` wrote, as (about, read-only arrays). Raises TornFileError, OSError."""
+    """Read what `write_arrays` wrote, as (about, read-only arrays). Raises TornFileError, OSError."""
     return next(read_parts(path))
 
 
 def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
-    """The parts of a file, in order, as (about, read-only arrays). Raises TornFileError, OSError."""
+    """Yield the parts of a file, in order, as (about, read-only arrays). Raises TornFileError, OSError."""
     try:
         data = memoryview(files.mapped(path))
     except ValueError:
@@ -132,7 +132,7 @@ _decode = msgspec.json.Decoder(_Header).decode
 
 
 def _header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
-    """The header of the part at `at`, and where its arrays begin."""
+    """Return the header of the part at `at`, and where its arrays begin."""
     if len(data) - at < _HEAD.size:
         raise TornFileError(f"{name}: {len(data) - at} bytes at {at}, not even a header")
     magic, length, crc = _HEAD.unpack_from(data, at)

@@ -44,8 +44,10 @@ NOT_ALONE = 0  # the level of those that share a GPU
 
 
 def mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
-    """(attempts, 3) compute, bandwidth, memory: means over the GPUs that each holds, NaN unknown. number, rows: (held,)
-    the attempt and the GPU's row; as they were in the last two minutes or are now."""
+    """Return (attempts, 3) compute, bandwidth, memory: means over the GPUs that each attempt holds, NaN unknown.
+
+    number, rows: (held,) the attempt and the GPU's row, as they were in the last two minutes or are now.
+    """
     found = np.full((attempts, 3), np.nan)
     if not len(gpu.values):
         return found
@@ -68,7 +70,7 @@ def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
 
 
 def job_keys(shape: JobShape) -> Keys:
-    """The job (user, name without numbers, GPUs) and its kind (without GPUs), as 64-bit keys that are never 0."""
+    """Return the keys of a job (user, name without numbers, GPUs) and of its kind (without GPUs): 64 bits, never 0."""
     name = shape.words or shape.name
     return _key(shape.user, name, f"{shape.gpus:g}"), _key(shape.user, name)
 
@@ -155,7 +157,7 @@ class CoRuns(Stateful):
         return self._turns
 
     def keys_of(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
-        """The keys of these attempts; of those that were asked for before they are remembered."""
+        """Return the keys of these attempts. Remembers those of the attempts of the call before."""
         known, self._keys = self._keys, {}
         for row in attempts:
             key = row.job, row.attempt
@@ -174,8 +176,10 @@ class CoRuns(Stateful):
         now_ms: int,
         wiring: Wiring = NOWHERE,
     ) -> None:
-        """Record one moment. divided: GPUs (`node/index`) with MIG instances; loads: (running, 3) compute, bandwidth,
-        memory, NaN unknown; wiring: the same object until the topology changes."""
+        """Record one moment. divided: GPUs (`node/index`) with MIG instances.
+
+        loads: (running, 3) compute, bandwidth, memory, NaN unknown. wiring: the same object until the topology changes.
+        """
         self.divided = frozenset(divided)
         met = self._neighbours.observe(running, self.divided, wiring)
         rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
@@ -237,7 +241,7 @@ class CoRuns(Stateful):
             row.due_ms += by_ms
 
     def dump(self) -> Dump:
-        """What a snapshot keeps: plain lists and numbers, copied."""
+        """Return a copy for a snapshot: plain lists and numbers."""
         about = {
             "watched": [
                 [*key, row.keys, row.company, row.share, row.since_ms, row.paces, row.due_ms]
@@ -255,7 +259,7 @@ class CoRuns(Stateful):
         return about, {}
 
     def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; what is no speed is left out."""
+        """Restore what `dump` returned, into an empty one. Skips values that are no speeds."""
         for job, attempt, keys, company, share, since_ms, paces, due_ms in kept["watched"]:
             other = tuple(company) if company else None
             self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
@@ -293,7 +297,7 @@ def _pair(keys: Sequence[int]) -> Keys:
 
 
 def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
-    """The unmixed steps since `since_ms`. Skips steps in the future: they came before the clock was set back."""
+    """Return the unmixed steps since `since_ms`. Skips steps in the future: they came before the clock was set back."""
     if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
         return []
     found: list[Step] = []

@@ -47,9 +47,9 @@ class DemandScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What an attempt adds. Times are None where the attempt has not come so far; "" is an unknown class or group.
+    """The part of demand that an attempt adds. Times are None if the attempt has not come so far.
 
-    milli: thousandths of GPUs, so that parts of GPUs add up.
+    "" is an unknown class or group. milli: thousandths of GPUs, so that parts of GPUs add up.
     """
 
     queue: str
@@ -95,7 +95,7 @@ class Contribution:
             jobs = 0
 
     def edges(self) -> list[Edge]:
-        """Changes as (time_ms, arriving, arriving_jobs, running, queued)."""
+        """Return the changes as (time_ms, arriving, arriving_jobs, running, queued)."""
         milli, submitted, started, ended = self.milli, self.submitted_ms, self.started_ms, self.ended_ms
         arrival = submitted if submitted is not None else started
         assert arrival is not None, "no contribution without an arrival"

@@ -33,13 +33,13 @@ class DeltaBins:
         self._patience = 2 * size + 4096
 
     def dump(self) -> tuple[dict[str, Any], NDArray[np.int32] | NDArray[np.int64]]:
-        """What a snapshot keeps, all of it copied: JSON-able parts, and the bins (row, bin)."""
+        """Return a copy for a snapshot: JSON-able parts, and the bins (row, bin)."""
         self._settle()
         about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
         return about, self.bins.copy()
 
     def load(self, about: Mapping[str, Any], bins: NDArray[Any]) -> None:
-        """The inverse of `dump`, into new bins. Raises ValueError when they are of another size."""
+        """Restore what `dump` returned, into new bins. Raises ValueError if they are of another size."""
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
@@ -79,7 +79,7 @@ class DeltaBins:
         self._patience = 2 * (self.size + len(self._waiting)) + 4096
 
     def _oldest(self, waiting: NDArray[np.int64]) -> int:
-        """The first bin that is kept by itself, after a fold of what waits where that is too much."""
+        """Return the first bin that is stored by itself. Folds what waits first, if that is too much."""
         if self.head is None and len(waiting) > 2 * self.size:
             self.floor = int(waiting[-2 * self.size - 1])
         kept = -1 if self.head is None else self.head - self.size
@@ -116,12 +116,12 @@ class DeltaBins:
         return cut
 
     def oldest_bin(self) -> int:
-        """The first bin that is still kept by itself."""
+        """Return the first bin that is stored by itself."""
         assert self.head is not None
         return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
 
     def first_bin(self) -> int:
-        """The first bin with anything in it; the oldest kept when there was something before."""
+        """Return the first bin with anything in it, or the oldest stored one if there was something before."""
         assert self.head is not None
         if self.before[MARKS] > 0:
             return self.oldest_bin()

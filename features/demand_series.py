@@ -88,8 +88,11 @@ class DemandSeries(Stateful):
             self._change(key, change)
 
     def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
-        """Count open requests of the placer's ledger, each once. requests: those that wait, and those whose GPUs are
-        promised and that no event shows running or over; promised: since when, Unix ms."""
+        """Count open requests of the placer's ledger, each once.
+
+        requests: those that wait, and those whose GPUs are promised and that no event shows running or over. promised:
+        since when, Unix ms.
+        """
         found = {(row.job, row.attempt): contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
         for key, change in self.open.changes(self._known, known, promised, now_ms):
@@ -246,9 +249,11 @@ class DemandSeries(Stateful):
         group: str = EVERYTHING,
         pool: str = EVERYTHING,
     ) -> NDArray[np.float64]:
-        """(bin,) oldest first; NaN before the first event of any queue, and for an unknown scope. `bin_s`: 60 or 600.
-        Levels are as of a bin's end, the last bin holding `now_ms`; arrivals are sums, the last bin being full. GPUs
-        may have a fraction, since parts of GPUs add up."""
+        """Return a series (bin,), oldest first. NaN before the first event of any queue, and for an unknown scope.
+
+        `bin_s`: 60 or 600. Levels are as of a bin's end, the last bin holding `now_ms`. Arrivals are sums, the last bin
+        being full. GPUs may have a fraction, since parts of GPUs add up.
+        """
         if group == OTHER:
             amounts = self._left_over(queue, target, now_ms, bin_s, bins)
         else:
@@ -317,7 +322,7 @@ class DemandSeries(Stateful):
             del self._bins[scope, bin_s]
 
     def durations(self) -> dict[str, Any]:
-        """How long finished jobs ran: {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, in seconds."""
+        """Return how long finished jobs ran: {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}, in seconds."""
         return self._runs.quantiles()
 
     def forget(self, attempt: JobAttempt) -> None:
@@ -336,7 +341,7 @@ class DemandSeries(Stateful):
             self._know((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
 
     def dump(self) -> Dump:
-        """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
+        """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
         requests, arrays = self.requests.dump()
         about: dict[str, Any] = {
             "known": [(*key, *added.row()) for key, added in self._known.items()],
@@ -360,7 +365,7 @@ class DemandSeries(Stateful):
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; scopes that nobody has used for all of their bins are left out."""
+        """Restore what `dump` returned, into an empty one. Skips scopes without use in all of their bins."""
         about, arrays = in_thousandths(about, arrays)
         for number, row in enumerate(about["bins"]):
             scope = DemandScope.from_row(row)

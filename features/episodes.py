@@ -38,13 +38,16 @@ class _Gang:
         self.still += edge.count if edge.edge == "begin" else -edge.count
 
     def is_over_before(self, edge: Edges) -> bool:
-        """Whether this beginning is one of the next checkpoint."""
+        """Return whether this beginning belongs to the next checkpoint."""
         if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
     def takes(self, edge: Edges) -> bool:
-        """An end that nobody began belongs here only where it comes soon: else its own beginning was lost."""
+        """Return whether an end without a beginning belongs here: only if it comes soon.
+
+        Else its own beginning was lost.
+        """
         if self.still > 0:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
         return edge.time_ms - self.edges[-1].time_ms <= TOGETHER_MS

@@ -65,7 +65,7 @@ NODE_FEATURES = _names(EntityKind.NODE)
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What the models see at one time; rows as in the tables of `Entities`."""
+    """The features that the models see at one time. Rows as in the tables of `Entities`."""
 
     gpu: FeatureFrame
     port: FeatureFrame

@@ -27,7 +27,7 @@ class Shape:
 
 
 def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, period: Period) -> Shape:
-    """The shape of channels (sample,), means over a job's GPUs; NaN where nothing was reported."""
+    """Return the shape of channels (sample,), means over a job's GPUs. NaN where nothing was reported."""
     on = activity > IDLE_ACTIVITY
     known = np.isfinite(activity)
     if not on.any():

@@ -68,7 +68,7 @@ class FinishedRuns:
         return [[group, [*runs]] for group, runs in self._runs.items()]
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         for group, kept in rows:
             runs = self._runs[group] = [(ended_ms, job, attempt, run_s) for ended_ms, job, attempt, run_s in kept]
             if group is not None:

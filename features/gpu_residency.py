@@ -47,7 +47,7 @@ class GpuResidency:
         return [[self._last_ms], *([*key, *sums] for key, sums in self._sums.items())]
 
     def load(self, rows: Iterable[list[Any]]) -> None:
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         first, *kept = rows
         self._last_ms = first[0]
         self._sums = {(queue, class_): [*sums] for queue, class_, *sums in kept}

@@ -17,8 +17,10 @@ class JobFold:
         self._learns_runs = learns_runs
 
     def apply(self, event: JobEvent, heard_ms: int | None = None) -> list[JobAttempt]:
-        """Fold one event; the attempts that it changed: its own, and the one whose place that took. [] for a repeat.
-        heard_ms: now, for who listens; None for a history that lacks nothing."""
+        """Fold one event, and return the attempts that it changed: its own, and the one whose place that took.
+
+        Returns [] for a repeat. heard_ms: now, for a listener; None for a history that lacks nothing.
+        """
         for woken in self.jobs.wake(event.job):
             self.demand.recall(woken)  # so that its demand is changed, not added again
         attempt = self.jobs.apply(event)
@@ -50,8 +52,11 @@ class JobFold:
 
 
 def learn_run(runs: PastRuns, attempt: JobAttempt) -> None:
-    """Feed what is known of an attempt, as often as one likes. An end that a later attempt implies is a preemption,
-    and so is that of an attempt whose start nobody saw: its run time does not count."""
+    """Record an attempt. Repeating it changes nothing.
+
+    An end that a later attempt implies is a preemption. The end of an attempt without a known start is one, too: its
+    run time does not count.
+    """
     if attempt.submission is not None and attempt.submission.tasks != 1:
         return  # it stands for many, each of which is learnt by its own name
     job, number = attempt.job, attempt.attempt

@@ -58,8 +58,10 @@ class JobPeaks(Stateful):
         memory_bytes: NDArray[np.floating],
         power_w: NDArray[np.floating],
     ) -> None:
-        """Record the readings of one moment; forget attempts that no longer run (see `finish`).
-        holder: (n, g) index into `running`, -1 free; rows: (n, g) row of each GPU in the readings, -1 unheard."""
+        """Record the readings of one moment. Forget attempts that no longer run (see `finish`).
+
+        holder: (n, g) index into `running`, -1 free. rows: (n, g) row of each GPU in the readings, -1 unheard.
+        """
         index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
         peaks = np.full((len(index), 2), np.nan, np.float32)
@@ -74,7 +76,7 @@ class JobPeaks(Stateful):
         self._running, self._peaks = index, peaks
 
     def table(self) -> tuple[NDArray[np.uint64], Array]:
-        """keys (k,), sorted, and (k, 3): likely peak memory (GiB a GPU), likely peak power (W a GPU), runs seen."""
+        """Return sorted keys (k,), and (k, 3): likely peak memory (GiB a GPU), likely peak power (W a GPU), runs."""
         keys = np.fromiter(self._rows, np.uint64, len(self._rows))
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
         order = np.argsort(keys)
@@ -94,7 +96,7 @@ class JobPeaks(Stateful):
             self._likely[row, what] = np.quantile(known, QUANTILE) if len(known) else np.nan
 
     def _new_row(self) -> int:
-        """A row without runs: a further one, or, where there are enough, that of the kind that was used longest ago."""
+        """Return a row without runs: a further one or, if there are enough, that of the least recently used kind."""
         if len(self._rows) >= MOST_KINDS:
             row = self._rows.pop(next(iter(self._rows)))
         else:
@@ -111,7 +113,7 @@ class JobPeaks(Stateful):
             self._likely = np.pad(self._likely, ((0, more), (0, 0)))
 
     def dump(self) -> Dump:
-        """What a snapshot keeps, copied: JSON-able parts, and arrays by name."""
+        """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
         arrays: dict[str, NDArray[Any]] = {
             "peaks": self._peaks[list(self._running.values())],
@@ -123,7 +125,7 @@ class JobPeaks(Stateful):
         return {"running": [list(key) for key in self._running]}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self._running = {(job, attempt): row for row, (job, attempt) in enumerate(about["running"])}
         self._peaks = arrays["peaks"].copy()
         self._rows = {key: row for row, key in enumerate(arrays["keys"].tolist())}

@@ -34,8 +34,10 @@ class JobRecords:
         self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
 
     def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
-        """Take in the present state of an attempt. Its first step is remembered, since later states lose it.
-        heard_ms: now, for who listens; None for a history that lacks nothing."""
+        """Record the present state of an attempt. Its first step is remembered, since later states lose it.
+
+        heard_ms: now, for a listener; None for a history that lacks nothing.
+        """
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
         new = _record(attempt, old, heard_ms)
@@ -63,7 +65,7 @@ class JobRecords:
         return {"rows": [(*key, *row) for key, row in self._rows.items()]}
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
-        """The inverse of `dump`. A cold start is dropped where the state does not say that its start was heard."""
+        """Restore what `dump` returned. Drops a cold start whose state does not say that its start was heard."""
         self._rows = {(job, attempt): _checked(JobRecord(*row)) for job, attempt, *row in state["rows"]}
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
@@ -73,7 +75,7 @@ def _checked(row: JobRecord) -> JobRecord:
 
 
 def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) -> JobRecord | None:
-    """The record of an attempt as it is now. old: as earlier states showed it."""
+    """Return the record of an attempt as it is now. old: as earlier states showed it."""
     submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1

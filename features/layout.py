@@ -42,7 +42,7 @@ GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never ca
 
 @dataclass(frozen=True, slots=True)
 class RingSpan:
-    """How long the rings are and how they cut time. `slots` is what a fine ring holds, guard included."""
+    """The length of the rings and their slots of time. `slots` is the number in a fine ring, guard included."""
 
     interval_ms: int = 15_000
     fine_slots: int = 120
@@ -105,7 +105,7 @@ def _numbered(chosen: list[bool]) -> NDArray[np.intp]:
 
 @cache
 def layout_of(kind: EntityKind) -> Layout:
-    """The layout of a kind, from the catalogue."""
+    """Return the layout of a kind, from the catalogue."""
     metrics = METRICS[kind]
     is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
     value = _numbered([not event for event in is_event])

@@ -47,7 +47,7 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """What a job says of itself at submission. Strings are "" and numbers None where it does not say."""
+    """The facts that a job states at submission. Strings are "" and numbers None if it does not state them."""
 
     user: str = ""
     group: str = ""
@@ -66,7 +66,7 @@ class JobShape:
 
     @property
     def words(self) -> str:
-        """What the stem says beside numbers; "" where a name is none, as `4711`."""
+        """Return the words of the stem without its numbers. "" if a name has none, as `4711`."""
         return self.stem.strip("#")
 
     @property
@@ -163,7 +163,7 @@ class PastRuns(Stateful):
         return features
 
     def closed(self) -> list[ClosedRun]:
-        """The newest CLOSED_KEPT runs that ended since the last call."""
+        """Return the newest CLOSED_KEPT runs that ended since the last call."""
         rows = list(self._closed)
         self._closed.clear()
         return rows
@@ -173,17 +173,20 @@ class PastRuns(Stateful):
         return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
 
     def features_of(self, job: str, attempt: int, now_ms: int) -> Features | None:
-        """The same of a job that waits or runs, which counts among its like; None where its submission is not known."""
+        """Return the features of a job that waits or runs, which counts among its like.
+
+        None if its submission is unknown.
+        """
         live = self._live.get((job, attempt))
         return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
 
     def group_runs(self, job: JobShape) -> RunPast | None:
-        """The runs of the job's group with as many GPUs; where these are few, of its group, then of all."""
+        """Return the runs of the job's group with as many GPUs. If these are few, those of its group, then of all."""
         pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
         return _backed(pasts, GROUP_ROWS)[1]
 
     def _entry(self, identity: Identity) -> _Live | None:
-        """The open record of a job, None once all of it was counted."""
+        """Return the open record of a job, or None once all of it has been counted."""
         live = self._live.get(identity)
         if live is None and identity not in self._ended:
             live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
@@ -194,7 +197,7 @@ class PastRuns(Stateful):
         return live
 
     def _past(self, key: tuple[Any, ...] | None) -> RunPast | None:
-        """The runs under a key, most recently used last; the least recently used is forgotten."""
+        """Return the runs under a key, the most recently used last. Forgets the least recently used."""
         if key is None:
             return None
         past = self._pasts.pop(key, None) or RunPast()
@@ -255,7 +258,7 @@ class PastRuns(Stateful):
         return {"pasts": pasts, "live": live, "ended": ended, "closed": closed}, {}
 
     def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         for key, row in kept["pasts"]:
             self._pasts[tuple(key)] = RunPast.loaded(row)
         self._ended = {(str(job), int(attempt)): None for job, attempt in kept["ended"]}
@@ -302,7 +305,7 @@ def _read(features: Sequence[float] | None) -> Features | None:
 
 
 def _backed(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
-    """The first of these rows with enough runs, at last all jobs; -1 where nothing has ended."""
+    """Return the first of these rows with enough runs, at last all jobs. -1 if nothing has ended."""
     for row in rows:
         past = pasts[row]
         if past is not None and len(past.runs) >= (FEWEST_RUNS if row < len(KEYS) - 1 else 1):
@@ -311,7 +314,7 @@ def _backed(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, 
 
 
 def _keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
-    """A key for each of KEYS; None where the job does not say enough."""
+    """Return a key for each of KEYS, or None if the job does not state enough."""
     user, kin, gpus = job.user, job.kin, job.gpus
     return (
         (0, user) if user else None,

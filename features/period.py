@@ -135,7 +135,7 @@ def _correlated(rows: Array, lags: int) -> Array:
 
 
 def _autocorrelation(rows: Array) -> Array:
-    """The mean of the channels' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
+    """Return the mean of the channels' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
     lags = min(rows.shape[1] // LONGEST_PERIODS, LAGS)
     curve = _correlated(rows, lags)
     even = np.concatenate((curve, curve[-2:0:-1]))
@@ -143,7 +143,10 @@ def _autocorrelation(rows: Array) -> Array:
 
 
 def _by_chance(rows: Array, lags: int) -> float:
-    """What the highest autocorrelation of shuffled samples stays below, CHANCE of the time; channels move together."""
+    """Return the bound below which shuffled samples' highest autocorrelation stays, CHANCE of the time.
+
+    The channels are shuffled together.
+    """
     channels, many = rows.shape
     part = min(many, max(4 * FEWEST_SAMPLES, SHUFFLED_VALUES // (COPIES * channels)))
     rng = np.random.default_rng(0)
@@ -167,7 +170,10 @@ def _first_hill(curve: Array, height: float) -> int | None:
 
 
 def _is_beat(rows: Array, period: float) -> bool:
-    """Whether in all channels lines faster than four samples outshine those of the period: it is a multiple of one."""
+    """Return whether, in all channels, lines faster than four samples outshine those of the period.
+
+    Then the period is a multiple of a true one.
+    """
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     frequency = np.arange(power.shape[1]) / rows.shape[1]
     own = np.abs(frequency * period - 1) < 0.1
@@ -175,7 +181,7 @@ def _is_beat(rows: Array, period: float) -> bool:
 
 
 def _usual_cycle(rows: Array, period: float) -> float:
-    """The usual time between rises, else `period`: where steps vary, the long ones draw the autocorrelation out."""
+    """Return the usual time between rises, else `period`. If steps vary, the long ones stretch the autocorrelation."""
     usual = []
     for row in rows:
         low, high = np.quantile(row, (0.1, 0.9))
@@ -197,7 +203,7 @@ def _rises(row: Array, low: float, high: float) -> Array:
 
 
 def _refined(curve: Array, lag: int) -> float:
-    """The period in samples from its multiples, while they are hills."""
+    """Return the period in samples from its multiples, while they are hills."""
     period = _vertex(curve, lag)
     for many in range(2, MOST_MULTIPLES + 1):
         if period * (many - 1) >= FAR * FINE:

@@ -46,7 +46,7 @@ class Pulses:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How often the pulses come. Without a rhythm `period` is None and `reason` says why. Times are in samples."""
+    """The rhythm of pulses. Without one, `period` is None and `reason` says why. Times are in samples."""
 
     period: float | None
     reason: str = ""

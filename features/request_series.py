@@ -17,7 +17,7 @@ Key = tuple[str, str]  # pool, model
 
 
 class ServingCapacity(NamedTuple):
-    """What serves a model: its instances, and the most requests per second that one of them was seen to finish."""
+    """The capacity of a model: its instances, and the most requests per second that one of them was seen to finish."""
 
     instances: int
     peak_per_instance: float | None
@@ -51,7 +51,7 @@ class RequestSeries:
         self._head: int | None = None  # the newest minute
 
     def note(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
-        """Requests per second, and instances, of each model over the minute before `now_ms`."""
+        """Record requests per second, and instances, of each model over the minute before `now_ms`."""
         minute = now_ms // MINUTE_MS
         self._advance(minute)
         if self._head is None or minute < self._head:
@@ -95,7 +95,7 @@ class RequestSeries:
         return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
 
     def served(self, pool: str, model: str) -> ServingCapacity:
-        """As of the newest minutes, and the peak of the last day."""
+        """Return the capacity of a model by the newest minutes, and the peak of the last day."""
         rings = self._rings.get((pool, model))
         if rings is None or self._head is None:
             return ServingCapacity(0, None)
@@ -106,14 +106,14 @@ class RequestSeries:
         return ServingCapacity(int(known[-1]) if len(known) else 0, float(each.max()) if len(each) else None)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps, all of it copied: JSON-able parts, and arrays by name."""
+        """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
         arrays: dict[str, NDArray[Any]] = {}
         for number, rings in enumerate(self._rings.values()):
             arrays[f"requests {number}"] = np.concatenate([*rings.rates.values(), rings.instances])
         return {"head": self._head, "keys": [[*key] for key in self._rings]}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`. Raises ValueError when the rings are of another size."""
+        """Restore what `dump` returned. Raises ValueError if the rings are of another size."""
         self._head = about["head"]
         for number, (pool, model) in enumerate(about["keys"]):
             rings = self._rings[pool, model] = _Rings()

@@ -219,7 +219,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> None:
-        """A failed scrape is a gap, and so is each one that should have come since the last."""
+        """Count gaps: each failed scrape, and each scrape that should have come since the last."""
         at = np.flatnonzero((metric == self.layout.metrics.index("scrape_up")) & inside)
         if not len(at):
             return

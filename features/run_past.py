@@ -136,7 +136,7 @@ class RunPast:
         return (*ended, math.log1p(self.count), self.failed, since, *among)
 
     def _of_ended(self) -> tuple[float, ...]:
-        """The first of PAST_NAMES, which only an end changes; needs a run."""
+        """Return the first of PAST_NAMES, which only an end changes. Needs a run."""
         runs, short, long = self.runs, self._short, self._sorted
         s, n = len(short) - 1, len(long) - 1
         last = runs[-1]
@@ -145,7 +145,7 @@ class RunPast:
         return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
     def _previous(self, now_ms: int) -> tuple[float, float]:
-        """How long the job submitted last ran, or for how long it has been running."""
+        """Return how long the job submitted last ran, or has been running."""
         newest = self.newest
         if newest is None or newest.begin_ms is None:
             return math.nan, math.nan
@@ -165,7 +165,7 @@ class RunPast:
 
     @classmethod
     def loaded(cls, row: Sequence[Any]) -> "RunPast":
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         past = cls()
         runs, past.count, past.failed, past.submitted_ms, newest = row
         past.runs = deque(runs)

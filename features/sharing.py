@@ -27,7 +27,7 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """What an attempt shares, and with whom; None: with several."""
+    """The hardware that an attempt shares, and with whom. None: with several."""
 
     share: Share
     other: Attempt | None
@@ -99,7 +99,7 @@ class Neighbours:
     def observe(
         self, running: Sequence[JobAttempt], divided: Collection[str], wiring: Wiring
     ) -> Mapping[Attempt, Company]:
-        """Who shares with somebody now. divided: GPUs (`node/index`) with MIG instances."""
+        """Return the attempts that share hardware now. divided: GPUs (`node/index`) with MIG instances."""
         if wiring is not self._wiring or set(divided) != self._divided:
             self._placed, self._holders, self._met = {}, {}, {}
             self._wiring, self._divided = wiring, frozenset(divided)

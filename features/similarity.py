@@ -30,7 +30,7 @@ def kinds(shape: JobShape) -> dict[Kind, int]:
 
 
 def shape_of(attempt: JobAttempt) -> JobShape:
-    """What is known of an attempt, as at its submission; a job without a name is called by its identity."""
+    """Return the facts of an attempt as at its submission. A job without a name has its identity for a name."""
     submission = attempt.submission
     if submission is None:
         return JobShape(name=attempt.job, queue=attempt.queue, gpus=attempt.gpus, submitted_ms=attempt.started_ms or 0)

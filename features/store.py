@@ -27,7 +27,7 @@ GAPS_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a batch. sure (n,): whether each of `taken` is certain to be the first of its series and time."""
+    """The outcome of a write. sure (n,): whether each of `taken` is certain to be the first of its series and time."""
 
     applied: int = 0
     late: int = 0
@@ -62,7 +62,7 @@ class WindowStore:
         return sum(ring.nbytes for ring in self.rings.values())
 
     def ring(self, kind: EntityKind) -> Ring:
-        """The ring of a kind, with room for all its entities."""
+        """Return the ring of a kind, with room for all its entities."""
         ring = self.rings.get(kind)
         if ring is None:
             ring = self.rings[kind] = Ring(layout_of(kind), self.span)
@@ -101,7 +101,7 @@ class WindowStore:
         return good, int(ahead.sum()), int((~finite & ~ahead).sum()), odd
 
     def _odd(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
-        """An error for each row; those of a metric are alike and name the first."""
+        """Return an error for each row. Errors of one metric are alike and name the first row."""
         errors: list[RecordError] = []
         metrics, first, count = np.unique(batch.metric[rows], return_index=True, return_counts=True)
         for metric, row, many in zip(metrics.tolist(), rows[first].tolist(), count.tolist(), strict=True):
@@ -120,8 +120,10 @@ class WindowStore:
         self.gaps = [*self.gaps, (until_ms, for_ms)][-GAPS_KEPT:]
 
     def clock_went_back(self, now_ms: int, by_ms: int) -> bool:
-        """Move everything back with a clock that was set back by `by_ms`.
-        False, moving nothing, when no sample lies ahead of the clock: then the sender has another one."""
+        """Move everything back with a clock that was set back by `by_ms`, and return whether it moved.
+
+        Moves nothing if no sample lies ahead of the clock: then the sender has another clock.
+        """
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:
             return False
@@ -134,7 +136,9 @@ class WindowStore:
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
         """Yield the works of `features.store_files.save_store` into `folder`, which may hold the previous save.
-        A work raises OSError; the save after an unfinished one holds everything. becomes: where the folder moves."""
+
+        A work raises OSError. The save after an unfinished one holds everything. becomes: where the folder moves.
+        """
         self._saves += 1
         number, files = self._saves, self._files
         there = len(files) < SEGMENTS and all(path.exists() for path in files)
@@ -156,8 +160,10 @@ class WindowStore:
     def load(
         cls, folder: Path, *, interval_s: float | None = None, future_limit_s: float | None = None
     ) -> "WindowStore":
-        """Load a store with entities of its own in their old rows; `future_limit_s` None: as it was saved.
-        Raises StoreError when it is missing or torn, OtherIntervalError for another interval."""
+        """Load a store with entities of its own in their old rows. `future_limit_s` None: as it was saved.
+
+        Raises StoreError if it is missing or torn, OtherIntervalError for another interval.
+        """
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
             raise OtherIntervalError(f"{folder} has slots of {span.interval_ms} ms, wanted {interval_s} s", entities)

@@ -66,14 +66,14 @@ class Since:
 
 
 def take_since(ring: Ring, *, everything: bool) -> Since:
-    """What a save of `ring` must begin at; from here on the ring notes what the next one must."""
+    """Return where a save of `ring` must begin. From now on, the ring records where the next save must begin."""
     since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
     ring.forget_touched()
     return since
 
 
 def _slice_length(ring: Ring, since: Since) -> int:
-    """How many entities make a slice."""
+    """Return how many entities make a slice."""
     slots, buckets = since.numbers(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
@@ -138,7 +138,7 @@ class _Slice:
 
 
 def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArray[Any]:
-    """A copy of some slots of a slice of entities: (row, slot, entity). `take` would copy all slots first."""
+    """Copy some slots of a slice of entities: (row, slot, entity). `take` would copy all slots first."""
     copy = np.empty((len(rows), len(slots), part.stop - part.start), rows.dtype)
     for at, slot in enumerate(slots.tolist()):
         copy[:, at] = rows[:, slot, part]
@@ -156,7 +156,7 @@ def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], ear
 
 
 def link(path: Path, folder: Path) -> Path:
-    """The same file under the same name in `folder`: a link, or a copy where there can be none."""
+    """Give the file the same name in `folder`: a link, or a copy where links are impossible."""
     linked = folder / path.name
     if linked != path:
         files.link(path, linked, AREA)

@@ -149,8 +149,9 @@ def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Population standard deviation of the known values; NaN where there is none.
-    0 where the subtraction cannot tell it from rounding (1e-9 of the mean square).
+    """Return the population standard deviation of the known values, NaN if there are none.
+
+    It is 0 where the subtraction cannot distinguish it from rounding (1e-9 of the mean square).
 
     >>> spread(np.array([2]), np.array([4.0]), np.array([10.0]))
     array([1.])

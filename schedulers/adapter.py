@@ -47,7 +47,7 @@ class Write(NamedTuple):
 
 
 class WriteOutcome(StrEnum):
-    """What became of a write. OBSERVED: nothing, since the adapter only observes."""
+    """The outcome of a write. OBSERVED: nothing was written, since the adapter only observes."""
 
     DONE = "done"
     CONFLICT = "conflict"
@@ -67,7 +67,10 @@ class Adapter(Protocol):
         """The fields that are ours: no other is ever written."""
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
-        """What should change. None: take everything of ours back. A part that is None: take back what restricts."""
+        """Return the changes that the adapter asks for. Without weather, it takes everything of ours back.
+
+        If a part of the weather is None, it takes back what restricts.
+        """
 
 
 class Port(Protocol):
@@ -100,7 +103,7 @@ class Door(NamedTuple):
 def take_back(
     seen: Seen, fields: Iterable[str], why: str, costs: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Write]:
-    """A withdrawal of each of these fields that is there. costs: by field, of those that others suffer from."""
+    """Yield a withdrawal of each of these fields that is present. costs: by field, of those that others suffer from."""
     ours = frozenset(fields)
     for key, values in seen.items():
         for field in sorted(ours & values.keys()):

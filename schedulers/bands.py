@@ -76,7 +76,8 @@ def step_levels(held: Levels, scores: NDArray[np.float64], rule: BandRule) -> Le
 def within_share(
     levels: Levels, held: Levels, scores: NDArray[np.float64], pool: NDArray[np.integer], share: float
 ) -> Levels:
-    """(n,) the levels with so many high ones in each pool as may be: those that were high, then the riskiest.
+    """Return the levels (n,) with at most `share` of each pool high: those that were high before, then the riskiest.
+
     The others are elevated.
 
     >>> four = np.zeros(4, np.int64)

@@ -29,7 +29,7 @@ REPLICAS_MAX = 2**31 - 1
 
 
 class BufferAsk(NamedTuple):
-    """What the annotations of a buffer ask for. gpus: of one pod; least, most: replicas."""
+    """The request that a buffer's annotations state. gpus: of one pod. least, most: replicas."""
 
     queue: str
     class_: str
@@ -71,7 +71,7 @@ def asked(values: Mapping[str, str]) -> BufferAsk | None:
 
 
 def least(values: Mapping[str, str]) -> int:
-    """The user's minimum, also of a buffer that no longer opts in; 0 where it cannot be read.
+    """Return the user's minimum, also of a buffer that no longer opts in. Returns 0 if it is unreadable.
 
     >>> least({"fleetcast.io/min": "2"}), least({}), least({"fleetcast.io/min": "two"})
     (2, 0, 0)
@@ -101,7 +101,7 @@ class CapacityBuffers:
 
 
 def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
-    """The sentence, replicas (None: the minimum), and the GPUs that will be wanted beyond those of now."""
+    """Return the sentence, the replicas (None: the minimum), and the GPUs wanted beyond those of now."""
     try:
         ask = asked(values)
     except RequestError as error:
@@ -123,9 +123,11 @@ def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, in
 
 
 def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
-    """The largest forecast until the horizon, of the lowest level that is high enough; None where none is told.
+    """Return the largest forecast up to the horizon, of the lowest quantile that is high enough.
 
-    Also the nearest count: a burst that is about to come must still find its room.
+    None if there is none.
+
+    The nearest forecast counts too: a burst that is about to arrive must still find its room.
     """
     level = next((at for at, level in enumerate(row.quantiles) if level >= ask.quantile), len(row.quantiles) - 1)
     values = row.values[level]

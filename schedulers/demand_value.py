@@ -33,11 +33,10 @@ def row_of(weather: Weather, key: DemandKey) -> DemandRow:
 
 
 def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> float:
-    """The quantile of demand so many seconds from now, in the unit of its target: GPUs, or requests/s.
+    """Return the quantile of demand `horizon_s` from now, in the unit of its target: GPUs, or requests/s.
 
-    Between two horizons or quantiles, and between now and the first horizon, it lies on the line between them. A
-    forecast's age counts towards the horizon. Raises RequestError for what no forecast is of, NotKnown where this one
-    has no number yet.
+    Interpolates linearly between two horizons or quantiles, and between now and the first horizon. A forecast's age
+    counts towards the horizon. Raises RequestError if there is no such forecast, and NotKnown if it has no number yet.
     """
     least, most = row.quantiles[0], row.quantiles[-1]
     if not least <= quantile <= most:

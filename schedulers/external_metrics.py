@@ -78,7 +78,7 @@ def _answer(weather: Weather, body: bytes) -> bytes:
 
 
 def selected(selector: str) -> dict[str, str]:
-    """The labels that a selector asks for, and the defaults of the others. Raises RequestError.
+    """Return the labels that a selector asks for, with the defaults of the others. Raises RequestError.
 
     >>> selected("queue=serve,quantile in (0.5)")["queue"], selected("")["quantile"]
     ('serve', '0.9')
@@ -105,7 +105,7 @@ def _asked(selector: str) -> dict[str, str]:
 
 
 def quantity(value: float) -> str:
-    """A Kubernetes quantity, in thousandths where it is no whole number; rounded up, so that less is never told.
+    """Return a Kubernetes quantity, in thousandths if it is no whole number. Rounds up, so that it never says less.
 
     >>> quantity(12.5), quantity(7.0), quantity(0.0001)
     ('12500m', '7', '1m')
@@ -139,6 +139,6 @@ def api_group() -> dict[str, Any]:
 
 
 def failure(code: int, reason: str, message: str) -> dict[str, Any]:
-    """A Status of Kubernetes, as every error there is."""
+    """Return a Status of Kubernetes, the form of every error."""
     told = {"status": "Failure", "message": message, "reason": reason, "code": code}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **told}

@@ -30,7 +30,7 @@ LONGEST_S = 259_200.0
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """What a trigger asks for. horizon_s: None for the cold start that was measured."""
+    """The request of a trigger. horizon_s: None for the cold start that the pipeline measured."""
 
     series: DemandKey
     quantile: float
@@ -44,7 +44,7 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class ScalerQuestion(msgspec.Struct, rename="camel"):
-    """Of any verb. metric_name: as `metric_spec` named it, or empty."""
+    """A question of any verb. metric_name: as `metric_spec` named it, or empty."""
 
     metadata: dict[str, str] = {}
     metric_name: str = ""
@@ -116,8 +116,10 @@ def _asked(body: bytes) -> ScalerQuestion:
 
 
 def wanted(weather: Weather, trigger: Trigger) -> float:
-    """The quantile of demand when a replica that is asked for now would be warm. Raises NotKnown, or RequestError where
-    the forecast does not reach so far."""
+    """Return the quantile of demand at the time when a replica that is requested now would be warm.
+
+    Raises NotKnown, or RequestError if the forecast does not reach so far.
+    """
     try:
         row = row_of(weather, trigger.series)
         horizon_s = _cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
@@ -136,7 +138,7 @@ def _cold_start_s(row: DemandRow) -> float:
 
 
 def read_trigger(metadata: Mapping[str, str]) -> Trigger:
-    """The trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
+    """Read the trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
     for key in metadata:
         if key not in KEYS and key not in OF_KEDA:
             raise _bad(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")

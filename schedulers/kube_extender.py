@@ -41,7 +41,7 @@ class Pieces:
         self._bytes = np.frombuffer(text, np.uint8).reshape(len(values), width + 1)
 
     def with_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
-        """The same with a whole number from 0 to 99 in the two bytes from `at` on."""
+        """Return the same pieces with a whole number from 0 to 99 in the two bytes from `at` on."""
         made = Pieces(())
         made._bytes = self._bytes.copy()
         tens, units = np.divmod(numbers, 10)
@@ -50,7 +50,7 @@ class Pieces:
         return made
 
     def join(self, rows: NDArray[np.intp]) -> bytes:
-        """A JSON array of the values of these rows, in that order; every row must be there."""
+        """Return a JSON array of the values of these rows, in that order. Every row must exist."""
         if not len(rows):
             return b"[]"
         text = np.empty(1 + len(rows) * self._bytes.shape[1], np.uint8)
@@ -79,7 +79,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
         return self.nodes is not None and self.names_json == b"null"
 
     def names(self) -> list[str] | None:
-        """As strings, whether they came so or in whole nodes; None where neither came."""
+        """Return the names, whether they arrived as strings or in whole nodes. None if neither arrived."""
         try:
             names = _read_names.decode(self.node_names)
         except msgspec.ValidationError as error:
@@ -135,7 +135,7 @@ class KubeExtender:
         return _filter_result(self._names.join(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
-        """A list of HostPriority, one for every node asked about, in that order."""
+        """Return a list of HostPriority, one for every node asked about, in that order."""
         args = _asked(body)
         gpus = self.ratings.alike(args.pod.gpus if args.pod else 0)
         rows = self._index.rows(args.names_json)
@@ -229,7 +229,10 @@ def _name(node: msgspec.Raw) -> str:
 
 
 def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
-    """The struct, whatever the case of its keys. Raises RequestError, or what msgspec does for no JSON."""
+    """Decode the struct, whatever the case of its keys.
+
+    Raises RequestError, or msgspec's error if the body is no JSON.
+    """
     try:
         args = decoder.decode(body)
         pod, *nodes = msgspec.structs.astuple(args)

@@ -34,15 +34,17 @@ class KubePodSpec(msgspec.Struct, rename="camel"):
 
 
 class KubePod(msgspec.Struct):
-    """What we read of a v1.Pod."""
+    """The fields of a v1.Pod that we read."""
 
     metadata: PodMeta | None = None
     spec: KubePodSpec | None = None
 
     @property
     def gpus(self) -> int:
-        """Whole GPUs that it takes: all containers together, or the greediest of those that run before them. MIG
-        instances count as the GPUs that their slices fill."""
+        """Return the whole GPUs of the pod: of all containers together, or of the greediest that runs before them.
+
+        MIG instances count as the GPUs that their slices fill.
+        """
         if self.spec is None:
             return 0
         together = sum(map(_slices, self.spec.containers or ()))
@@ -50,7 +52,7 @@ class KubePod(msgspec.Struct):
 
     @property
     def limit_s(self) -> float | None:
-        """How long it may run: its annotation or else its deadline; None where neither says."""
+        """Return how long the pod may run: its annotation, or else its deadline. None if neither says."""
         said = ((self.metadata and self.metadata.annotations) or {}).get(LIMIT, "")
         if said.isdecimal():
             return float(said[:12])
@@ -62,7 +64,7 @@ class NodeMeta(msgspec.Struct):
 
 
 class KubeNode(msgspec.Struct):
-    """What we read of a v1.Node."""
+    """The fields of a v1.Node that we read."""
 
     metadata: NodeMeta
 

@@ -49,7 +49,10 @@ class WorkloadChecks:
         self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.nothing(), rule.level))
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
-        """A check stays Active in a withdrawal, too: without it its queues would stop."""
+        """Return the changes that the checks ask for.
+
+        In a withdrawal, a check stays Active: without it its queues would stop.
+        """
         nodes = weather.nodes if weather else None
         for key, values in seen.items():
             if CHECK in values:
@@ -119,7 +122,8 @@ def _joined(*texts: str) -> str:
 
 
 def _stamp(time_ms: int) -> str:
-    """
+    """Return a time as users read it, in UTC.
+
     >>> _stamp(1_760_000_000_000)
     '2025-10-09T08:53Z'
     """

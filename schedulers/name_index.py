@@ -22,7 +22,7 @@ Rows = NDArray[np.intp]
 
 
 class NameIndex:
-    """Of `names`, whose rows are their places in it. Names that cannot be cut out of JSON as they are stay out."""
+    """The rows of `names`, by name. Leaves out names that cannot be cut out of JSON as they are."""
 
     def __init__(self, names: Sequence[str]) -> None:
         known = [(row, name.encode()) for row, name in enumerate(names)]
@@ -66,7 +66,9 @@ class NameIndex:
         return (hashes >> np.uint64(64 - self._bits)).astype(np.intp)
 
     def rows(self, array: bytes) -> Rows | None:
-        """The row of each name in a JSON array without spaces; None for other JSON, no names or an unknown name.
+        """Return the row of each name in a JSON array without spaces.
+
+        None for other JSON, no names or an unknown name.
 
         >>> NameIndex(["n1", "n2"]).rows(b'["n2","n1","n2"]').tolist()
         [1, 0, 1]

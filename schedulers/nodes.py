@@ -27,8 +27,10 @@ EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
 
 class NodeMarks:
-    """Adapter `nodes`: the key is a node that the cluster has. `effect`: of the taint; empty: none. `slinky`: whether
-    slurm-operator is told the band, too."""
+    """Adapter `nodes`: the key is a node of the cluster.
+
+    `effect`: of the taint, empty: none. `slinky`: whether slurm-operator gets the band, too.
+    """
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({CONDITION, LABEL, TAINT, FEATURE})
@@ -80,7 +82,8 @@ def _status(condition: str | None) -> str | None:
 
 
 def _camel(cause: str) -> str:
-    """
+    """Return a cause as the reason of a condition.
+
     >>> _camel("sm_clock_mhz"), _camel("high_risk"), _camel("79 xid")
     ('SmClockMhz', 'HighRisk', 'Xid')
     """

@@ -32,7 +32,7 @@ class Refusals:
 
 
 class Ratings:
-    """Of the newest outlook. Before the first, nothing is known."""
+    """The scores of the newest outlook. Before the first outlook, nothing is known."""
 
     def __init__(self) -> None:
         self.outlook = Outlook.nothing()
@@ -69,7 +69,7 @@ class Ratings:
         return refused | dict(outlook.urgent)
 
     def alike(self, gpus: int) -> int:
-        """The smallest count that is scored as `gpus` is: all that fit on no node are alike."""
+        """Return the smallest count with the same score as `gpus`: all counts that fit on no node are alike."""
         return min(gpus, int(self.outlook.gpus.max(initial=0)) + 1)
 
     def scores(self, gpus: int) -> NDArray[np.int64]:
@@ -93,7 +93,8 @@ def _rows(mask: NDArray[np.bool_]) -> list[int]:
 
 
 def _at_risk(p: float, horizon: int) -> str:
-    """
+    """Return a risk in words.
+
     >>> _at_risk(0.934, 2)
     'risk 93 % within 1 d'
     """

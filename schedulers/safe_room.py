@@ -38,7 +38,7 @@ class SafeRooms:
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
     def safest(self, gpus: int) -> SafeRoom | None:
-        """The block where so many GPUs are free on the nodes of the least risk; None where no block has them free."""
+        """Return the block with so many GPUs free on the nodes of the least risk. None if no block has them."""
         if gpus not in self._found:
             rooms = [
                 SafeRoom(name, float(risk[at]))
@@ -53,7 +53,7 @@ class SafeRooms:
 
 
 def risk_of(nodes: Outlook, names: tuple[str, ...]) -> float | None:
-    """That any of these nodes fails or slows down within 1 h; None where nothing is known of any of them."""
+    """Return the probability that any of these nodes fails or slows down within 1 h. None if no risk is known."""
     rows = [nodes.rows[name] for name in names if name in nodes.rows]
     p = nodes.risk[0, rows]
     known = p[~np.isnan(p)]

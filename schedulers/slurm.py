@@ -1,13 +1,13 @@
-"""What Slurm is told: of nodes their risk, of jobs when they start, and to leave a node that holds a gang up.
+"""Adapter `slurm`: marks nodes by their risk and jobs by their start, and requeues a job that a bad node slows down.
 
     drain     a node in the band high; lifted by a fresh low band alone, or by a human
     feature   risk_low, risk_elevated or risk_high, beside the features of others
     extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (Slurm 23.11 and newer)
-    comment   of a job that waits: when it is expected to start
+    comment   of a job that waits: its expected start
     requeue   a running job once, off the node that slows it down, after a checkpoint that is newer than that
     hold      a job that is being requeued is held until its node is excluded: never for longer
 
-A drain, a comment and a mark of requeue are ours when they begin with `[fleetcast]`.
+A drain, a comment and a mark of requeue are ours if they begin with `[fleetcast]`.
 """
 
 import re
@@ -33,7 +33,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
 class SlurmAims(NamedTuple):
-    """What a site wants of it. prefix: of job ids in Fleetcast. zone: of the times in comments."""
+    """The settings of a site. prefix: of job ids in Fleetcast. zone: of the times in comments."""
 
     drain: bool = True
     features: bool = True
@@ -124,15 +124,16 @@ class SlurmMarks:
 
 
 def _is_worth_a_requeue(job: JobOutlook) -> bool:
-    """Whether its first run lost nothing if it ended now, and a node of it is to blame."""
+    """Return whether the first run of a job would lose nothing if it ended now, and one of its nodes is to blame."""
     if job.state != "running" or job.attempt != 1 or job.culprit not in job.nodes:
         return False
     return job.slow_since_ms is not None and job.checkpoint_ms is not None and job.checkpoint_ms > job.slow_since_ms
 
 
 def _word(cause: str) -> str:
-    """
-    >>> _word("sm_clock_mhz"), _word("a b\\n"), _word("é")
+    r"""Return a cause as one word that Slurm takes.
+
+    >>> _word("sm_clock_mhz"), _word("a b\n"), _word("é")
     ('sm_clock_mhz', 'a_b', 'high_risk')
     """
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", cause).strip("_") or "high_risk"

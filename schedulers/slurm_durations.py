@@ -1,7 +1,7 @@
-"""How long jobs of a user and a name run, for Slurm's job_submit plugin: p50 and p90 in minutes.
+"""Run times of jobs of a user and a name, for Slurm's job_submit plugin: p50 and p90 in minutes.
 
-What is told is the forecast that the newest job of that user and name got at its submission: the run-time model's,
-which goes by ended jobs of the same user and name before all others. One that its own limit cut short says nothing.
+They are the forecast that the newest job of that user and name got at its submission, from the run-time model. The
+model uses ended jobs of the same user and name before all others. A forecast that its own limit cut short says nothing.
 
     key USER NAME   field minutes   p50, p90, and the day (since 1970) on which such a job was last seen
     key ""          field until     Unix seconds: from then on the rows say nothing
@@ -74,7 +74,8 @@ def _rows(told: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Iterat
 
 
 def _is_news(held: str | None, p50: int, p90: int, today: int) -> bool:
-    """
+    """Return whether new run times differ enough from the written ones to write them.
+
     >>> [_is_news("60 90 100", *new) for new in ((60, 90, 101), (70, 100, 101), (80, 90, 101), (60, 90, 107))]
     [False, False, True, True]
     """

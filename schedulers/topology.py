@@ -14,7 +14,7 @@ LONGEST = 63  # characters of a label's value
 
 
 def field_of(key: str) -> str:
-    """The field of a label."""
+    """Return the field of a label."""
     return f"label {key}"
 
 
@@ -52,7 +52,7 @@ class TopologyLabels:
 
 @lru_cache(maxsize=100_000)
 def label_value(name: str) -> str:
-    """A name as the value of a label; where it cannot be one as it is, with its checksum, so that no two become one.
+    """Return a name as the value of a label. A name that cannot be one gets its checksum, so that no two become one.
 
     >>> label_value("rack-7"), label_value("row 3/rack 7")
     ('rack-7', 'row-3-rack-7-76cbb5e5')

@@ -93,7 +93,7 @@ def _series(type: str) -> list[WatcherMetric]:
 
 
 def _template(*types: str) -> bytes:
-    """A node as JSON with a place for each number: five thousand are filled in faster than encoded."""
+    """Return a node as JSON with a place for each number: filling in five thousand is faster than encoding them."""
     metrics = [metric for type in types for metric in _series(type)]
     return _encode(WatchedNode(metrics)).replace(b"0.0", b"%.1f")
 

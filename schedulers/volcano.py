@@ -25,13 +25,13 @@ ABSTAIN, REJECT = 0, -1
 
 
 class VolcanoTask(msgspec.Struct, rename="pascal"):
-    """What we read of a TaskInfo."""
+    """The fields of a TaskInfo that we read."""
 
     pod: KubePod | None = None
 
 
 class VolcanoNode(msgspec.Struct, rename="pascal"):
-    """What we read of a NodeInfo."""
+    """The fields of a NodeInfo that we read."""
 
     name: str
 
@@ -57,7 +57,7 @@ class VolcanoGroup(msgspec.Struct, rename="pascal"):
 
 
 class VolcanoJob(msgspec.Struct, rename="pascal"):
-    """What we read of a JobInfo: what its gang takes together at least."""
+    """The fields of a JobInfo that we read: the least that its gang takes together."""
 
     pod_group: VolcanoGroup | None = None
 
@@ -114,7 +114,7 @@ class VolcanoAdapter:
         return _encode(EnqueueableAnswer(REJECT if gpus > could else ABSTAIN))
 
     def _of(self, weather: Weather) -> Ratings:
-        """Of this weather. Raises NotKnown."""
+        """Return the ratings of this weather. Raises NotKnown."""
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather is not self._weather:

@@ -50,7 +50,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy nodes will be over the next minutes, each (2, n) p50 and p90: shares from 0 to 1, NaN unknown."""
+    """The load of nodes over the next minutes, each (2, n) p50 and p90: shares from 0 to 1, NaN unknown."""
 
     rows: Mapping[str, int]  # by name
     gpu: NDArray[np.float64]

@@ -37,7 +37,7 @@ def _check_alone(draft: Draft, path: str, queue: DraftQueue) -> None:
 
 
 def _whole(draft: Draft, path: str, resource: str) -> float:
-    """What a queue is guaranteed once it has at least what those below it have."""
+    """Return the guarantee of a queue, raised to the sum of those below it."""
     below = math.fsum(_whole(draft, child, resource) for child in draft.children(path))
     return max(draft.queues[path].guaranteed.get(resource, 0.0), below)
 
@@ -81,7 +81,7 @@ def _raise_to_children(draft: Draft, path: str) -> None:
 
 
 def _rename_classes(draft: Draft) -> None:
-    """A class of a queue's own name would become that queue's: the two are apart elsewhere."""
+    """Rename each class that has the name of a queue. Otherwise it would become that queue's class."""
     queues = {path.rpartition("/")[2] for path in draft.queues}
     for name in [name for name in draft.classes if name in queues]:
         other = f"{name}-class"

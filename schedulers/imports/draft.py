@@ -32,7 +32,7 @@ class SourceLine:
         return f"{self.file}, line {self.line}" if self.line else self.file
 
     def refuse(self, why: str) -> ConfigError:
-        """The error about it."""
+        """Return an error about this line."""
         return ConfigError(f"{self}: {why}")
 
     def amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
@@ -107,7 +107,7 @@ class Draft:
 
 
 def part_of(name: str) -> str:
-    """A name as one level of a path.
+    """Return a name as one level of a path.
 
     >>> part_of("team/nlp")
     'team|nlp'
@@ -135,7 +135,7 @@ def paths_of(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dic
 
 
 def number_of(text: str) -> float:
-    """A plain number, or NaN.
+    """Parse a plain number. Returns NaN if the text is none.
 
     >>> number_of("1.5"), number_of("1_0")
     (1.5, nan)

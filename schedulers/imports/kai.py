@@ -26,7 +26,7 @@ USUAL_PRIORITY = 100.0
 
 
 def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
-    """The draft of these files (name → text). Raises ConfigError."""
+    """Return the draft of these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
     draft.note(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
@@ -44,7 +44,7 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
 
 
 def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
-    """The objects of kind Queue by name; others are noted. ConfigError where there is none."""
+    """Return the objects of kind Queue by name, and note the others. Raises ConfigError if there is none."""
     found: dict[str, Thing] = {}
     for file, text in files.items():
         for thing in read_things(file, text):
@@ -104,7 +104,7 @@ def _bound(gpu: Fields, key: str) -> float | None:
 
 
 def set_priorities(draft: Draft, things: dict[str, Thing], usual: float) -> None:
-    """A class for each priority, where there are several."""
+    """Add a class for each priority, if there are several."""
     found = {path: thing.spec.number("priority", usual) for path, thing in things.items()}
     for path, priority in found.items():
         if priority != int(priority) or abs(priority) > MOST_PRIORITY:

@@ -56,7 +56,7 @@ class FlavorQuota:
 
 @dataclass(slots=True)
 class _Kueue:
-    """What the files hold, by kind and name."""
+    """The objects of the files, by kind and name."""
 
     things: dict[str, dict[str, Thing]] = field(default_factory=dict)
     quotas: dict[str, list[FlavorQuota]] = field(default_factory=dict)  # by path
@@ -67,7 +67,7 @@ class _Kueue:
 
 
 def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
-    """The draft of these files (name → text). Raises ConfigError."""
+    """Return the draft of these files (name → text). Raises ConfigError."""
     draft, found = Draft("Kueue"), _Kueue()
     for file, text in files.items():
         for thing in read_things(file, text):
@@ -182,7 +182,8 @@ def _flavor(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> 
 
 
 def is_gpu(resource: str) -> bool:
-    """
+    """Return whether a resource counts whole GPUs or accelerators.
+
     >>> is_gpu("nvidia.com/gpu"), is_gpu("habana.ai/gaudi"), is_gpu("nvidia.com/mig-1g.10gb")
     (True, True, False)
     """
@@ -190,7 +191,7 @@ def is_gpu(resource: str) -> bool:
 
 
 def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
-    """What orders and stops a ClusterQueue; usual values need no word."""
+    """Write the order and the stop policy of a ClusterQueue. The usual values need no word."""
     spec = thing.spec
     if spec.text("queueingStrategy") == "StrictFIFO":
         draft.note("StrictFIFO: who does not fit lets others of his queue pass here", path)

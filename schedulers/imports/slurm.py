@@ -49,7 +49,7 @@ class _Account:
 
 
 def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
-    """The draft of these files (name → text), told apart by their columns. Raises ConfigError."""
+    """Return the draft of these files (name → text). Their columns identify them. Raises ConfigError."""
     found = SlurmFiles()
     for file, text in files.items():
         found.read(file, text)
@@ -117,7 +117,7 @@ def _accounts(draft: Draft, found: SlurmFiles) -> dict[str, _Account]:
 
 
 def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, str]) -> None:
-    """Of a user's associations in several partitions the first counts."""
+    """Add a user's association. If there are several partitions, the first one counts."""
     if any(row["user"] == known["user"] for _, known in account.users):
         draft.note("a second association of a user in an account", f"{row['user']} of {row['account']}")
     else:
@@ -147,7 +147,7 @@ class _Tree:
                 self._user(paths.get(name, ""), line, row)
 
     def _parents(self) -> tuple[dict[str, str], dict[str, SourceLine]]:
-        """Of accounts that count, the one above that counts; "" below the root."""
+        """Return, for each account that counts, the account above it that counts. "" is the root."""
         for name, account in self.accounts.items():
             above = account.row["parentname"]
             if above and above not in self.accounts and above != ROOT:
@@ -165,7 +165,7 @@ class _Tree:
         return "" if above == name else above if above in self.accounts else ""
 
     def _counted(self, name: str) -> str:
-        """The account itself, or the nearest above it that is not taken out by a share `parent`; "" for the root."""
+        """Return the account, or the nearest one above it that a share `parent` does not remove. "" is the root."""
         while name and name != ROOT and self.accounts[name].row["share"] == PARENT:
             name = self._above(name)
         return "" if name == ROOT else name
@@ -182,7 +182,7 @@ class _Tree:
         return len(shares) < 2 and not any(row["grptres"] or row["grptresmins"] for _, row in users)
 
     def _user(self, path: str, line: SourceLine, row: dict[str, str]) -> None:
-        """A user with shares or limits of his own, beside accounts: a queue."""
+        """Add a queue for a user who has shares or limits of their own, beside accounts."""
         name = part_of(row["user"])
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"

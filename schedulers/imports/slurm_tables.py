@@ -21,7 +21,7 @@ _GPU = re.compile(r"gres/gpu(?::(.+))?")
 
 @dataclass(slots=True)
 class SlurmFiles:
-    """What the files hold: rows of associations and of QOS, settings by their lower-case name."""
+    """The contents of the files: rows of associations and of QOS, settings by their lower-case name."""
 
     associations: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
     qos: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
@@ -103,7 +103,7 @@ def gpus_of_tres(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str, f
 
 
 def seconds_of(line: SourceLine, text: str) -> float:
-    """A time of slurm.conf: min, min:s, h:min:s, days-h, days-h:min, days-h:min:s.
+    """Parse a time of slurm.conf: min, min:s, h:min:s, days-h, days-h:min, days-h:min:s.
 
     >>> seconds_of(SourceLine("a"), "7-0"), seconds_of(SourceLine("a"), "30"), seconds_of(SourceLine("a"), "12:30:00")
     (604800.0, 1800.0, 45000.0)

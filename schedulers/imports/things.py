@@ -58,7 +58,7 @@ class Fields:
         return key in self.held and self.held[key].held is not None
 
     def text(self, key: str, default: str = "") -> str:
-        """A scalar. ConfigError where there is something else."""
+        """Return a scalar. Raises ConfigError for anything else."""
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return default
@@ -67,7 +67,7 @@ class Fields:
         return value.held
 
     def number(self, key: str, default: float) -> float:
-        """A quantity (`8`, `500m`, `1k`). ConfigError where it is none, or not finite."""
+        """Return a quantity (`8`, `500m`, `1k`). Raises ConfigError if it is none, or not finite."""
         line, text = self.at(key), self.text(key)
         if not text:
             return default
@@ -77,19 +77,19 @@ class Fields:
         return number
 
     def amount(self, key: str, default: float, most: float) -> float:
-        """A quantity from 0 on. ConfigError."""
+        """Return a quantity from 0 to `most`. Raises ConfigError."""
         line = self.at(key)
         return line.amount(f"{self.name}: {self.path}{key}", self.number(key, default), most)
 
     def table(self, key: str) -> "Fields":
-        """A mapping; empty where there is none. ConfigError where there is something else."""
+        """Return a mapping, empty if the key is absent. Raises ConfigError for anything else."""
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return Fields(self.file, line.line, self.name, f"{self.path}{key}.")
         return self._child(value, key)
 
     def rows(self, key: str) -> "list[Fields]":
-        """A list of mappings."""
+        """Return a list of mappings. Raises ConfigError."""
         line, value = self.at(key), self.held.pop(key, None)
         if value is None or value.held is None:
             return []
@@ -138,7 +138,7 @@ class Thing:
 
 
 def quantity_of(text: str) -> float:
-    """A quantity of Kubernetes as a number, NaN where it is none.
+    """Parse a quantity of Kubernetes. Returns NaN if the text is none.
 
     >>> quantity_of("8"), quantity_of("500m"), quantity_of("2Ki"), quantity_of("1e3"), quantity_of(".inf")
     (8.0, 0.5, 2048.0, 1000.0, nan)

@@ -11,7 +11,7 @@ MOST_NAMED = 1000  # of one note: the file must not grow beyond what is read
 
 
 def text_of(draft: Draft, files: list[str]) -> str:
-    """The file. The same draft gives the same bytes."""
+    """Write the file. The same draft gives the same bytes."""
     lines = [*_comment(f"Queues of {draft.source}, from {', '.join(files)}: written by `fleetcast queues import`.")]
     if draft.notes:
         lines += ["#", "# What has no counterpart, or differs, here:"]
@@ -57,16 +57,18 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """
-    >>> print(_quoted('a"b\\x07'))
-    "a\\"b\\U00000007"
+    r"""Quote a text as a TOML string.
+
+    >>> print(_quoted('a"b\x07'))
+    "a\"b\U00000007"
     """
     known = text.encode("utf-8", "replace").decode("utf-8").replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in known) + '"'
 
 
 def _value(value: float | str) -> str:
-    """
+    """Write a value as TOML.
+
     >>> _value(64.0), _value(0.5), _value("fifo")
     ('64', '0.5', '"fifo"')
     """
@@ -76,7 +78,7 @@ def _value(value: float | str) -> str:
 
 
 def _comment(text: str, begin: str = "") -> list[str]:
-    """A comment that no text of a foreign file can end."""
+    """Write a comment that no text of a foreign file can end."""
     plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     later = "#" + " " * (1 + len(begin))
     return textwrap.wrap(plain, WIDTH, initial_indent=f"# {begin}", subsequent_indent=later)

@@ -15,7 +15,7 @@ STOPPED = ("Closed", "Closing")
 
 
 def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
-    """The draft of these files (name → text). Raises ConfigError."""
+    """Return the draft of these files (name → text). Raises ConfigError."""
     draft = Draft("Volcano")
     draft.policy["half_life_h"] = LONGEST_H
     draft.note(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")

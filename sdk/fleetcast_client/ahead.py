@@ -44,7 +44,10 @@ class Series(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """How to ask. token_file: a file with the token, read anew each time; without one, FLEETCAST_TOKEN."""
+    """The address and credentials of a service. token_file: a file with the token, read at each request.
+
+    Without a token file, FLEETCAST_TOKEN counts.
+    """
 
     url: str
     token_file: str = ""
@@ -62,17 +65,19 @@ class Asked(NamedTuple):
         return self
 
     def client(self) -> Client:
-        """Raises ValueError, OSError."""
+        """Return a client. Raises ValueError, OSError."""
         token = Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else None
         return Client(self.url, token=token, ca=self.ca, timeout_s=self.timeout_s, tries=1)
 
 
 class DemandAhead:
-    """The number now, or None. A forecast is believed for `stale_s` after it came first, so one that a service tells
-    for ever ends, too, whatever the clocks say."""
+    """The demand ahead of now, or None.
+
+    A forecast expires `stale_s` after it first arrived, even if the service repeats it, whatever the clocks say.
+    """
 
     def __init__(self, series: Series, asked: Asked, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Raises ValueError. Nothing is asked before `start`."""
+        """Set up without asking: `start` asks. Raises ValueError."""
         self._series, self._asked, self._now_s = series.check(), asked.check(), now_s
         self._stopped = threading.Event()
         self._issued_ms: int | None = None
@@ -138,11 +143,10 @@ class DemandAhead:
 
 
 def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
-    """The quantile of a row of `/v1/demand` so many seconds ahead, as the service's own doors take it.
+    """Return the quantile of a row of `/v1/demand` at `horizon_s` from now, as the service's own adapters compute it.
 
-    Between two horizons or quantiles, and between now and the first horizon, it lies on the line between them; the
-    forecast's age counts towards the horizon. Raises ValueError for what the row does not say, and whatever a row of
-    another shape raises.
+    Interpolates linearly between two horizons or quantiles, and between now and the first horizon. The forecast's age
+    counts towards the horizon. Raises ValueError if the row lacks the number, and any error for a row of another shape.
     """
     times, quantiles = [0.0, *row["horizons_s"]], row["quantiles"]
     if not quantiles[0] <= quantile <= quantiles[-1]:

@@ -1,6 +1,6 @@
-"""What the API answers: the keys that a program reads. Others may be there, and more may come.
+"""The answers of the API: the keys that a program reads. Others may be present, and more may come.
 
-Times are Unix milliseconds (`_ms`), durations seconds (`_s`), ratios 0..1. What is not known is None.
+Times are Unix milliseconds (`_ms`), durations seconds (`_s`), ratios 0..1. An unknown value is None.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class DemandRecord(_Class, total=False):
 
 
 class DemandModelRow(_Class, total=False):
-    """What the data cannot tell is None, with a sentence under its name in `reasons`."""
+    """One part of the demand model. An unknown value is None, with a sentence under its name in `reasons`."""
 
     queue: str
     pool: str
@@ -254,9 +254,12 @@ class Blocker(TypedDict):
 
 
 class Estimate(TypedDict, total=False):
-    """`run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
-    most; `by`: what the start is known by; `start_as_of_ms`: when starts were sampled; `ignored`: keys of the request
-    that changed nothing. What is None has its reason in `reasons`."""
+    """The estimate of a job that is not submitted yet.
+
+    `run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
+    most; `by`: how the start is known; `start_as_of_ms`: when starts were sampled; `ignored`: keys of the request
+    that changed nothing. A value that is None has its reason in `reasons`.
+    """
 
     as_of_ms: int
     request_id: str
@@ -276,8 +279,11 @@ class Estimate(TypedDict, total=False):
 
 
 class QueueRow(TypedDict, total=False):
-    """`start_ms`: p10, p50 and p90, None while nobody can tell; `why`: what it waits for, as a sentence; `ignored`: as
-    in the decision."""
+    """One waiting request.
+
+    `start_ms`: p10, p50 and p90, None while unknown; `why`: what it waits for, as a sentence; `ignored`: as in the
+    decision.
+    """
 
     request_id: str
     position: int
@@ -296,9 +302,12 @@ class QueueRow(TypedDict, total=False):
 
 
 class Queue(TypedDict, total=False):
-    """reservation: the head's, None while nobody waits for one; backfill: free GPUs by until when others may use them;
+    """The queue of the placement engine.
+
+    reservation: the head's, None if no request waits for one; backfill: free GPUs by until when others may use them;
     releases: running jobs, the soonest to end first; room: when a newcomer would find a GPU; record: how often start
-    times held."""
+    times held.
+    """
 
     as_of_ms: int
     rows: list[QueueRow]
@@ -427,7 +436,7 @@ class Refusal(TypedDict):
 
 
 class Taken(TypedDict):
-    """What became of a batch of events; the good ones of a bad batch are kept."""
+    """The outcome of a batch of events. The service stores the good ones of a bad batch."""
 
     accepted: int
     duplicates: int

@@ -108,14 +108,14 @@ class Client:
         job_class: str = "all",
         queue: str | None = None,
     ) -> DemandRecord:
-        """What was forecast and what then happened. Raises NotFound."""
+        """Return forecasts of demand beside what then happened. Raises NotFound."""
         query = {"pool": pool, "target": target, "class": job_class, "queue": queue}
         return cast(DemandRecord, self._get("/v1/demand/record", query))
 
     def demand_model(
         self, *, pool: str | None = None, job_class: str | None = None, queue: str | None = None
     ) -> DemandModel:
-        """What demand is made of: floor, bands, bursts, mix, run times, waits, cold starts. Raises NotFound."""
+        """Return the parts of demand: floor, bands, bursts, mix, run times, waits, cold starts. Raises NotFound."""
         return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class, "queue": queue}))
 
     def models(self) -> FittedModels:
@@ -131,7 +131,7 @@ class Client:
         return cast(Job, self._get(f"/v1/jobs/{quote(name, safe='/')}"))
 
     def stragglers(self, job: str) -> Stragglers:
-        """Whether a job is slow, since when, and through whom. Raises NotFound."""
+        """Return whether a job is slow, since when, and which node or GPU slows it. Raises NotFound."""
         return cast(Stragglers, self._get(f"/v1/jobs/{quote(job, safe='/')}/stragglers"))
 
     def estimate(self, request: Mapping[str, Any]) -> Estimate:
@@ -139,15 +139,15 @@ class Client:
         return cast(Estimate, self._again("POST", "/v1/jobs/estimate", dict(request)))
 
     def queue(self) -> Queue:
-        """Who waits in the bundled engine's queue, why, and when each will start."""
+        """Return the requests that wait in the bundled engine's queue, why, and when each will start."""
         return cast(Queue, self._get("/v1/queue"))
 
     def queues(self) -> QueuesAnswer:
-        """How the queues stand: held, guaranteed, borrowed, lent, shares, waits."""
+        """Return the state of the queues: held, guaranteed, borrowed, lent, shares, waits."""
         return cast(QueuesAnswer, self._get("/v1/queues"))
 
     def why(self, request_id: str) -> WhyWaiting:
-        """Why a request waits. Raises NotFound."""
+        """Return why a request waits. Raises NotFound."""
         return cast(WhyWaiting, self._get(f"/v1/queue/{_part(request_id)}/why"))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:

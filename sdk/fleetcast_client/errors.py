@@ -1,7 +1,7 @@
-"""What can go wrong when Fleetcast is asked. A Reporter raises none of these: it counts.
+"""The errors of a client of Fleetcast. A Reporter raises none of these: it counts them.
 
 FleetcastError
-├── Unreachable      nobody answered in time, or the answer was no JSON: try again
+├── Unreachable      no answer in time, or the answer was no JSON: try again
 └── ApiError         it answered with a problem: `status`, `code`, `detail`, `errors`
     ├── NotAllowed   401, 403: the token is missing, wrong, or not for this
     └── NotFound     404: no such node, job or request
@@ -25,10 +25,10 @@ class Unreachable(FleetcastError):
 
 
 class ApiError(FleetcastError):
-    """A problem that the service told: `code` is its short name, `errors` the fields at fault with what was expected,
-    `rejected` the refused events with their reasons.
+    """A problem that the service reported.
 
-    `retry_after_s`: when to ask again, where the service says so.
+    `code` is its short name, `errors` the fields at fault with what was expected, `rejected` the refused events with
+    their reasons. `retry_after_s`: when to ask again, if the service says so.
     """
 
     def __init__(self, status: int, problem: dict[str, Any], retry_after_s: float | None = None) -> None:

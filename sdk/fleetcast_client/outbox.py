@@ -130,7 +130,7 @@ class Outbox:
             self._empty.set()
 
     def _send_batch(self) -> bool:
-        """Whether the next batch is dealt with: taken, or refused for good."""
+        """Send the next batch. Return whether it is done: accepted, or refused for good."""
         while self._waiting and len(self._batch) < BATCH:
             self._batch.append(self._waiting.popleft())
         try:
@@ -165,7 +165,7 @@ class Outbox:
         return False
 
     def _say(self, once: str, text: str, *values: object) -> None:
-        """A log line for each new kind of trouble."""
+        """Log a line for each new kind of trouble."""
         if once not in self._told and len(self._told) < 20:
             self._told.add(once)
             logger.warning(text, *values)

@@ -26,10 +26,10 @@ PACE_S = 5.0
 
 
 class BundleWish:
-    """How many bundles are asked for. ask: `ray.autoscaler.sdk.request_resources`, by its argument `bundles`."""
+    """The number of bundles to request. ask: `ray.autoscaler.sdk.request_resources`, by its argument `bundles`."""
 
     def __init__(self, ask: Callable[[list[Bundle]], None], bundle: Bundle, per_bundle: float, most: int) -> None:
-        """Raises ValueError."""
+        """Set up without asking. Raises ValueError."""
         amounts = list(bundle.values()) if isinstance(bundle, dict) else []
         if not amounts or not all(isinstance(amount, (int, float)) and amount > 0 for amount in amounts):
             raise ValueError(f"bundle is {bundle!r}: expected resources above 0, like {{'GPU': 8}}")

@@ -70,9 +70,11 @@ class Reporter:
         sequence_length: float | None = None,
         stage: int | None = None,
     ) -> Step:
-        """A step, timed from `with` to its end: `with report.step(tokens=65536) as step:`. Counted where not numbered.
+        """Time a step from `with` to its end: `with report.step(tokens=65536) as step:`.
 
-        A step that ends in an exception is not told.
+        Steps without a number are counted.
+
+        A step that ends in an exception is not reported.
         """
         if step is not None:
             self._step = step
@@ -89,7 +91,7 @@ class Reporter:
         stage: int | None = None,
         parts: dict[str, float] | None = None,
     ) -> None:
-        """A step that you timed yourself. parts: seconds of compute, communication, data, other."""
+        """Report a step that you timed yourself. parts: seconds of compute, communication, data, other."""
         timed = self.step(step, tokens=tokens, sequence_length=sequence_length, stage=stage)
         timed.parts = parts
         timed.took(duration_s)
@@ -108,12 +110,12 @@ class Reporter:
         return Checkpoint(self, target, bytes)
 
     def finished(self) -> None:
-        """The job is over, and well: for jobs that no scheduler tells of. Rank 0 tells it, for all."""
+        """Report that the job has ended well: for jobs that no scheduler reports. Rank 0 reports it for all ranks."""
         if self.rank == 0:
             self.tell("finished", {})
 
     def counts(self) -> Counts:
-        """How many events were sent, wait, were dropped, were refused."""
+        """Return how many events were sent, wait, were dropped, were refused."""
         return self._outbox.counts() if self._outbox is not None else Counts()
 
     def flush(self, limit_s: float = 5.0) -> bool:

@@ -27,9 +27,9 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.OpenerDirector:
-    """What requests are made with. ca: a file of authorities in PEM, FLEETCAST_CA by default; ValueError for a bad one.
+    """Return the opener of requests. ca: a file of authorities in PEM, FLEETCAST_CA by default.
 
-    verify=False takes any certificate, so anybody on the way may read the token.
+    verify=False accepts any certificate, so a host in between may read the token. Raises ValueError for a bad `ca`.
     """
     path = os.fspath(ca) if ca is not None else os.environ.get("FLEETCAST_CA", "")
     try:
@@ -43,7 +43,7 @@ def opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.Op
 
 
 def check_url(url: str) -> str:
-    """The URL without its trailing slash. Raises ValueError."""
+    """Return the URL without its trailing slash. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"Fleetcast's URL is {url!r}: expected something like http://fleetcast:8080")
@@ -53,7 +53,7 @@ def check_url(url: str) -> str:
 def ask(
     through: urllib.request.OpenerDirector, method: str, url: str, body: bytes | None, token: str, timeout_s: float
 ) -> Any:
-    """The decoded answer. Raises Unreachable, ApiError."""
+    """Send a request and return the decoded answer. Raises Unreachable, ApiError."""
     request = urllib.request.Request(url, body, method=method)
     request.add_header("Accept", "application/json")
     request.add_header("User-Agent", "fleetcast-client")
