@@ -126,7 +126,7 @@ def _loaded(config: Path | None, state: str | None) -> "Config":
 
 
 def _rows(config: "Config") -> list[dict[str, Any]]:
-    """As in `GET /v1/adapters`, without what was written last."""
+    """Return the rows of `GET /v1/adapters`, without what was written last."""
     import msgspec
 
     from service.adapter_rows import adapter_rows
@@ -163,7 +163,10 @@ def _standing(row: dict[str, Any]) -> str:
 def _withdrawn(
     config: "Config", records: "AdapterRecords", name: str, told_ms: int | None
 ) -> "tuple[bool, AdapterStatus | None]":
-    """Whether all is taken back, by the service where that runs, else by us; and how it stands, where that is known."""
+    """Withdraw an adapter: by the service if it runs, else here.
+
+    Return whether all is taken back, and its state if known.
+    """
     from service.adapters import AdapterHost
     from service.state_folder import StateError, role_lock
 
@@ -177,9 +180,9 @@ def _withdrawn(
 
 
 def _awaited(records: "AdapterRecords", name: str, told_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
-    """What the service says of it once it is withdrawn, or after a while.
+    """Wait for the service to withdraw an adapter, for a while. Return what it says of it.
 
-    told_ms: of what it said before; what it took back then, for want of a fresh board, is no withdrawal.
+    told_ms: the time of its status before. What it took back then, for want of a fresh board, is no withdrawal.
     """
     deadline = time.monotonic() + TAKES_S
     while True:

@@ -172,7 +172,8 @@ def _warn_of_days(config: "Config", wish: "Wish", now_ms: int) -> None:
 
 
 def seconds_of(option: str, text: str) -> float:
-    """
+    """Parse a duration.
+
     >>> seconds_of("--step", "1.5m")
     90.0
     """

@@ -145,7 +145,7 @@ def _holds(message: str, text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as one short line of printable characters."""
+    """Return a value as one short line of printable characters."""
     text = value if isinstance(value, (int, float)) else repr(_text(value))
     line = str(text)
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

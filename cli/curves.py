@@ -54,8 +54,10 @@ def evaluate_curve(
     to: CurveOutputs,
     say: Say,
 ) -> None:
-    """Judge at every point, say and write what was found. drop: telemetry to do without (`training.sets.dropped`).
-    Raises ConfigError for options that do not fit."""
+    """Judge at every point, print and write the result. drop: telemetry to do without (`training.sets.dropped`).
+
+    Raises ConfigError for options that do not fit.
+    """
     from training.reports.curves import curve_svg, curve_table
     from training.sets.dropped import dropped_metrics
 
@@ -79,7 +81,7 @@ def evaluate_curve(
 
 
 def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> str:
-    """The curve. Raises ConfigError for one that there is not, and for options that mean nothing beside it."""
+    """Return the curve. Raises ConfigError for an unknown one, and for options that mean nothing with it."""
     if curve not in CURVES:
         raise ConfigError(f"--curve {curve}: expected one of {', '.join(CURVES)}")
     if task not in ("straggler", "risk"):
@@ -91,7 +93,7 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
 
 
 def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
-    """A point for each magnitude, interval or set of telemetry. options: passed on to the judge."""
+    """Return a point for each magnitude, interval or set of telemetry. options: passed on to the judge."""
     from simulator.instrument import simulate_faults
     from training.reports.curves import label_of, point_of
 

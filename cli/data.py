@@ -31,7 +31,7 @@ DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the d
 
 @app.command("list")
 def list_sets(data: DataOption = None) -> None:
-    """What is in FLEETCAST_DATA: rows and span of each set; what is missing, and where to get it.
+    """List the sets of FLEETCAST_DATA: rows and span of each; what is missing, and where to get it.
 
     Example:  fleetcast data list
     """

@@ -28,7 +28,7 @@ ASKED = "demo-1"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     seconds: float | None
     seed: int
@@ -274,7 +274,7 @@ class DemoRun:
         return path.exists() and bool(self._simulated()["live"])
 
     def _simulated(self) -> dict[str, Any]:
-        """The simulation's status file."""
+        """Return the contents of the simulation's status file."""
         return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
 
     def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
@@ -340,7 +340,7 @@ def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> li
 
 
 def _topic(clock: _Clock) -> str:
-    """A topic for this run: what another one wrote has times of its own."""
+    """Return a topic for this run: the records of another run have times of their own."""
     return f"fleetcast.demo-{clock.wall_ms}"
 
 
@@ -425,7 +425,7 @@ def _died(name: str, code: int, folder: Path) -> int:
 
 
 async def _get(session: Any, path: str) -> dict[str, Any] | None:
-    """The JSON of a GET, None while the service does not answer with 200."""
+    """Return the JSON of a GET. None while the service does not answer with 200."""
     import aiohttp
 
     try:

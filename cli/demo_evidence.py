@@ -67,7 +67,7 @@ class FlagReason:
 
 
 def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
-    """The `reasons` of `/v1/nodes/{node}`."""
+    """Return the `reasons` of `/v1/nodes/{node}`."""
     return tuple(
         FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
         for row in reasons
@@ -75,7 +75,8 @@ def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
 
 
 def _rule_of(feature: str, sentence: str) -> str:
-    """
+    """Return the rule of a reason.
+
     >>> _rule_of("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
     'power_brake'
     """

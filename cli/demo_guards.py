@@ -1,4 +1,4 @@
-"""What a demo makes sure of before it starts: nobody listens on its ports, nobody else runs in its folder."""
+"""The checks of a demo before it starts: no other process listens on its ports or runs in its folder."""
 
 import contextlib
 import fcntl
@@ -42,7 +42,7 @@ def refuse_unknown_token() -> None:
 
 @contextlib.contextmanager
 def fresh(folder: Path) -> Iterator[Path]:
-    """An empty run folder, ours until the end. Only a folder that an earlier demo made, and left, is emptied."""
+    """Yield an empty run folder, ours until the end. Empties only a folder that an earlier demo made, and left."""
     mark = folder / "demo"
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="--folder")

@@ -1,4 +1,4 @@
-"""What a demo run is judged by: faults of the simulator's truth file against what the service flagged. Pure."""
+"""The verdict on a demo run: faults of the simulator's truth file against what the service flagged. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ class Watch:
         return fresh
 
     def restarted(self, as_of_ms: int) -> None:
-        """The pipeline began anew: a node that was flagged then, and is again soon, was flagged all the time."""
+        """Record that the pipeline started again: a node flagged before, and soon after, was flagged all the time."""
         self._restarted_ms = as_of_ms
 
     def _goes_on(self, node: str, as_of_ms: int) -> bool:
@@ -132,7 +132,7 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
 
 
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
-    """A row a fault that has begun: when it was detected, with which reason, and whether it could be seen."""
+    """Return a row per fault that has begun: when it was detected, with which reason, and whether it could be seen."""
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
@@ -170,7 +170,7 @@ def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
 
 
 def verdict(report: Mapping[str, Any], now_ms: int) -> list[str]:
-    """Why the run failed, empty when it is good."""
+    """Return why the run failed. Empty if it is good."""
     problems = []
     if not report["samples"]:
         problems.append("no sample arrived")

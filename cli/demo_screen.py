@@ -1,4 +1,4 @@
-"""What `fleetcast demo` shows in the terminal: one live status line, and events above it as they happen."""
+"""The terminal of `fleetcast demo`: one live status line, and events above it as they happen."""
 
 import math
 import sys
@@ -49,7 +49,7 @@ class DemoScreen:
         self.console.print(printable(sentence))
 
     def ready(self) -> None:
-        """The console's address and three requests worth trying."""
+        """Print the console's address and three requests worth trying."""
         self.console.print(f"\n  Console   [bold]{self.url}/[/bold]", markup=True)
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
             token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if bearer() else ""
@@ -99,7 +99,8 @@ class DemoScreen:
 
 
 def _count(number: int, noun: str) -> str:
-    """
+    """Return a number with its noun.
+
     >>> _count(1, "node"), _count(2, "node")
     ('1 node', '2 nodes')
     """
@@ -107,7 +108,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _where(row: Mapping[str, Any]) -> str:
-    """
+    """Return the place of a flag.
+
     >>> _where({"node": "n001", "gpu": None, "port": 3})
     'n001 port mlx5_3'
     """

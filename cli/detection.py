@@ -70,7 +70,7 @@ class _Trial:
 
 @functools.lru_cache(maxsize=4)
 def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
-    """The table of one seed; some seconds of CPU, once a process."""
+    """Measure the table of one seed. Takes some seconds of CPU, once per process."""
     bench = _Bench(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
         bench.round(EPOCH_MS + (number + 1) * SCRAPE_MS)

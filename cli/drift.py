@@ -84,7 +84,10 @@ def drift(
 
 
 def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
-    """The serving version (None: there is none) against its card: by errors on the service's board, else by age."""
+    """Judge the serving version against its card: by errors on the service's board, else by age.
+
+    None if none serves.
+    """
     from models.versions.drift import Recent, judge
     from service.board.board import BoardReader
     from service.pipeline.model_monitor import limits_of
@@ -126,7 +129,7 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
 
 
 def _told(one: "FeatureDrift") -> str:
-    """What the samples can tell."""
+    """Return what the samples say."""
     far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
     if one.untold:
@@ -137,7 +140,7 @@ def _told(one: "FeatureDrift") -> str:
 
 
 def _kept(serving: "Drift", drifted: int) -> str:
-    """Why a version goes on serving."""
+    """Return why a version goes on serving."""
     from models.versions.drift import DriftLimits
 
     fewest, n = DriftLimits().fewest, serving.recent.n

@@ -155,8 +155,10 @@ class _Outputs:
 def _judge(
     task: str, judge: "Judge", source: dict[str, str], seed: int, asked: tuple[list[str], list[str]], to: _Outputs
 ) -> None:
-    """Run the judge and tell what it found. asked: telemetry that was left out, and further words of the command.
-    Raises FleetcastError where it found nothing to judge."""
+    """Run the judge and print its result. asked: telemetry that was left out, and further words of the command.
+
+    Raises FleetcastError if it found nothing to judge.
+    """
     from fleet.errors import FleetcastError
     from training.reports.report import report_html
     from training.reports.results_files import summary, tables, write_predictions
@@ -214,7 +216,7 @@ def _queue_of(task: str, capacity: int | None, max_wait_h: float | None) -> dict
 def _folder_judge(
     task: str, train: Path | None, test: Path | None, drop: list[str], rolling: dict[str, Any]
 ) -> "tuple[Judge, dict[str, str]]":
-    """The judge of two data folders, and what it is told."""
+    """Return the judge of two data folders, and its arguments."""
     from importlib import import_module
 
     from fleet.errors import ConfigError
@@ -236,7 +238,7 @@ def _folder_judge(
 def _log_judge(
     task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
-    """The judge of a log of faults or of a simulated year, and what it is told."""
+    """Return the judge of a log of faults or of a simulated year, and its arguments."""
     from fleet.errors import ConfigError
 
     if task != "risk":

@@ -1,4 +1,4 @@
-"""How good the first start time of each request was, beside the average of the queue's last waits."""
+"""The quality of the first start time of each request, beside the average of the queue's last waits."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class FirstAnswerTally:
             self._waits_ms.append(now_ms - submitted_ms)
 
     def summary(self) -> dict[str, Any]:
-        """The share of first answers given, and the mean pinball losses in minutes over LEVELS.
+        """Return the share of first answers given, and the mean pinball losses in minutes over LEVELS.
 
         The losses are of requests that started and had both an answer and an average.
         """

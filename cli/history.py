@@ -52,7 +52,7 @@ def show(
     block: Annotated[str, typer.Option(help="Only this block of the topology.")] = "",
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """What is there by day; with --metric or --entity the series, and of a single one its course.
+    """Show what the archive holds by day; with --metric or --entity the series, and of a single one its course.
 
     Examples:
 
@@ -165,7 +165,7 @@ def _now_ms() -> int:
 
 
 def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
-    """A row a day and dataset."""
+    """Return a row per day and dataset."""
     from ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}

@@ -1,4 +1,4 @@
-"""What the processes log: one event, one line, as text or as JSON; no line of it holds a secret.
+"""Logs of the processes: one event, one line, as text or as JSON; no line holds a secret.
 
 2026-11-21T13:43:20.123Z INFO api service.api.role: listening on http://127.0.0.1:8080/
 {"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api.role", "message": "…"}
@@ -82,7 +82,7 @@ def _died(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def complain(error: FleetcastError) -> None:
-    """Why the command ends, on stderr."""
+    """Print on stderr why the command ends."""
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)
     else:

@@ -107,7 +107,9 @@ def main() -> NoReturn:
 
 def keep_files_private() -> None:
     """Set the umask of this process: its files are for its own user alone, unless FLEETCAST_UMASK says otherwise.
-    They say who ran what, and may hold passwords. Raises ConfigError on a bad umask."""
+
+    They say who ran what, and may hold passwords. Raises ConfigError on a bad umask.
+    """
     text = os.environ.get(UMASK_VARIABLE) or PRIVATE_UMASK
     if not re.fullmatch("0*[0-7]{1,3}", text) or int(text, 8) & 0o700:
         raise ConfigError(f"{UMASK_VARIABLE} = {text!r}: expected an umask such as 077, 027 or 022")

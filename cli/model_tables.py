@@ -77,14 +77,17 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
 
 
 def _promotion(row: Mapping[str, Any]) -> str:
-    """A change of what serves, in words."""
+    """Return a change of what serves, in words."""
     words = "promoted" if row["action"] == "promote" else "rolled back to"
     forced = " by force" if row["forced"] else ""
     return f"{_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
 
 
 def _print_metrics(card: "Card") -> None:
-    """A line a number, a column a method; intervals in brackets; series pooled; coverage is told beside its promise."""
+    """Print a line per number and a column per method, with intervals in brackets and series pooled.
+
+    Coverage stands beside its promise.
+    """
     from training.reports.contests import OURS, lead, pooled, words_of
     from training.reports.results import ResultRow
 

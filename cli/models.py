@@ -73,7 +73,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write the card as a page with plots here.")] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """The card of a version: verdict, metrics beside baselines, calibration, data, settings, files.
+    """Show the card of a version: verdict, metrics beside baselines, calibration, data, settings, files.
 
     Examples:
 

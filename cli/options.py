@@ -66,7 +66,7 @@ Say = Callable[[str], None]
 
 
 def check_outputs(json: Path | None, **files: Path | None) -> None:
-    """Raises ConfigError, before any work, where a file could not be written at its end. json may be -: stdout."""
+    """Check, before any work, that each file can be written at the end. json may be -: stdout. Raises ConfigError."""
     for option, path in {"json": None if json == STDOUT else json, **files}.items():
         if path is None:
             continue
@@ -80,7 +80,7 @@ def check_outputs(json: Path | None, **files: Path | None) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raises ConfigError where a data folder is none or may not be read."""
+    """Check that a data folder exists and can be read. Raises ConfigError."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "no such folder"
         raise ConfigError(f"{option} {folder}: {what}; `fleetcast data list` shows data folders")
@@ -103,7 +103,7 @@ def write_json(path: Path | None, body: dict[str, Any]) -> None:
 
 
 def write_html(path: Path | None, page: Callable[[], str]) -> None:
-    """The page to a file; it is not made without a path."""
+    """Write the page to a file. Without a path, it is not made."""
     if path is not None:
         path.write_text(page(), encoding="utf-8")
         echo(f"wrote {path}", err=True)
@@ -125,7 +125,7 @@ def configured(config: Path | None, state: str | None) -> "Config":
 def inputs_of(
     config: "Config", data: Path | None, archive: str | None, sets: list[str] | None, until: str | None, say: Say
 ) -> "TrainingInputs":
-    """The training data that the options name; with neither --data nor --archive the archive of this site."""
+    """Return the training data that the options name. Without --data and --archive, the archive of this site."""
     from training.sites.histories import TrainingInputs, moment_ms
 
     if data is not None:
@@ -136,7 +136,7 @@ def inputs_of(
 
 
 def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
-    """The forecasters of your own at these import paths, each after `check_forecaster`. Raises ConfigError."""
+    """Return the forecasters of your own at these import paths, each after `check_forecaster`. Raises ConfigError."""
     from training.judges.own_forecasters import OwnForecaster
 
     found: list[OwnForecaster] = []
@@ -168,7 +168,7 @@ def fleet_gpus(config: "Config") -> int:
 
 
 def site_topology(config: "Config") -> "Topology | None":
-    """The topology file of the configuration; None without one."""
+    """Return the topology file of the configuration, or None without one."""
     if not config.fleet.topology:
         return None
     from ingest.topology.load import load_topology

@@ -138,7 +138,7 @@ def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
 
 @contextmanager
 def _bar(method: str, scene: "PlayScene") -> "Iterator[Tick]":
-    """A bar on stderr, where that is a terminal: how much of the trace's time has passed."""
+    """Show a bar on stderr, if that is a terminal: how much of the trace's time has passed."""
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]
 

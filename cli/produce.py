@@ -166,7 +166,7 @@ def page(
 
 
 def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
-    """The configuration, and the options of its first Kafka source, with the command line's brokers on top."""
+    """Return the configuration, and the options of its first Kafka source, with the command line's brokers on top."""
     from ingest.kafka.source import read_kafka_options
     from service.config import load_config
 
@@ -180,7 +180,7 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
 
 
 def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
-    """Raises SourceError when no broker answers, and ConfigError when they have no such topic."""
+    """Connect a writer. Raises SourceError if no broker answers, and ConfigError if they have no such topic."""
     from clients.kafka import KafkaWriter
 
     writer = KafkaWriter(options)
@@ -219,7 +219,7 @@ def _source(
 
 
 def _chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
-    """(records before, body): the whole file, or what stdin holds so far, cut at a line's end."""
+    """Yield (records before, body): the whole file, or what stdin holds so far, cut at a line's end."""
     if file is not None and str(file) != "-":
         try:
             return [(0, file.read_bytes())]

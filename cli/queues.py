@@ -81,7 +81,7 @@ def _read(path: Path, topology: Path | None) -> "QueueTree":
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
-    """The tree of a file. ConfigError for one that is refused, or guarantees more than the capacity."""
+    """Read the tree of a file. Raises ConfigError if it is refused, or guarantees more than the capacity."""
     from fleet.errors import ConfigError, RequestError
     from placement.queue_trial import try_tree
     from placement.queues_file import check_capacity, read_queues

@@ -108,7 +108,7 @@ def _import(
 
 
 def _tell(draft: "Draft", out: str) -> None:
-    """What has no counterpart, on stderr; the file names all whose it is."""
+    """Print what has no counterpart, on stderr. The file names all that it concerns."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)
     for what, whose in draft.notes.items():

@@ -24,7 +24,7 @@ def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Se
 
 
 def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A row a case; the alternative is bold where it is better."""
+    """Return a row per case. The alternative is bold where it is better."""
     rows = [["case", "size", "Fleetcast", "alternative"]]
     for line in lines:
         peer = "–"

@@ -88,7 +88,7 @@ def run(
 
 
 def _spare_memory() -> None:
-    """Settings of this process that a role lives with."""
+    """Set the options of this process that a role lives with."""
     from service.process_memory import use_one_heap
     from service.withheld_imports import withhold_imports
 
@@ -107,7 +107,7 @@ def _launch(config: "Config") -> "Launcher | str | None":
 
 
 def _process_name(role: RoleName | None, instance: int | None) -> str:
-    """What a process is called in its log lines and in `pids`."""
+    """Return the name of a process in its log lines and in `pids`."""
     return role.value + ("" if instance is None else f"-{instance}") if role else "supervisor"
 
 
@@ -122,7 +122,7 @@ def _check_instance(role: RoleName | None, instance: int | None, config: "Config
 
 
 def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
-    """The roles that a configuration asks for, with the instance where there are several of one."""
+    """Return the roles that a configuration asks for, with the instance where there are several of one."""
     if config.api.board:  # a replica has an api, and no more
         return [(RoleName.API, None)]
     count = config.pipeline.instances
@@ -175,7 +175,7 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
 
 def _state_name(role: RoleName, instance: int | None, config: "Config") -> str:
-    """The name of a role's files in the state folder: its lock, and the reason why it ended."""
+    """Return the name of a role's files in the state folder: its lock, and the reason why it ended."""
     from service.exit_reason import api_name, pipeline_name
 
     if role is RoleName.PIPELINE:

@@ -66,7 +66,7 @@ class Pin:
 
 
 def pins_of(lock: str) -> Iterator[Pin]:
-    """The pinned packages of a lock file with hashes, in its order."""
+    """Yield the pinned packages of a lock file with hashes, in its order."""
     for block in re.split(r"\n(?=\S)", lock):
         first, _, _ = block.partition("\n")
         if found := PIN.match(first):
@@ -75,7 +75,7 @@ def pins_of(lock: str) -> Iterator[Pin]:
 
 
 def licence_of(name: str) -> str:
-    """An SPDX expression, or "BSD License"; "unknown" where a package that is installed declares none."""
+    """Return an SPDX expression, or "BSD License". "unknown" if an installed package declares none."""
     try:
         return READ_IN_THE_FILE.get(name) or _declared(metadata(name))
     except PackageNotFoundError:
@@ -83,7 +83,7 @@ def licence_of(name: str) -> str:
 
 
 def _declared(told: PackageMetadata) -> str:
-    """The expression, else the first line of the old free text, else the classifiers."""
+    """Return the expression, else the first line of the old free text, else the classifiers."""
     expression = told.json.get("license_expression")
     if expression:
         return str(expression)
@@ -95,7 +95,7 @@ def _declared(told: PackageMetadata) -> str:
 
 
 def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[str, Any]) -> dict[str, Any]:
-    """The bill of materials; what only development installs has the scope "excluded"."""
+    """Return the bill of materials. What only development installs has the scope "excluded"."""
     needed = {pin.purl: pin for pin in runtime}
     every = needed | {pin.purl: pin for pin in development if pin.purl not in needed}
     components = [_component(every[purl], purl in needed) for purl in sorted(every)]
@@ -137,7 +137,7 @@ def _licences(licence: str) -> list[dict[str, Any]]:
 
 
 def of_folder(root: Path) -> dict[str, Any]:
-    """The bill of materials of a checkout: its two lock files and its pyproject.toml."""
+    """Return the bill of materials of a checkout: its two lock files and its pyproject.toml."""
     runtime, development = (
         pins_of((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
     )

@@ -1,4 +1,4 @@
-"""What commands print for people and scripts. No name, reason or file can forge a line or steer the terminal."""
+"""Output of commands for people and scripts. No name, reason or file can forge a line or steer the terminal."""
 
 import typer
 

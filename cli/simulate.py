@@ -194,7 +194,7 @@ def steps(
 def compare(
     seed: Annotated[int, typer.Option(help="Seed of the simulated side.", min=0)] = 1,
 ) -> None:
-    """How far healthy simulated telemetry is from recorded H100 runs: a Kolmogorov-Smirnov distance a quantity.
+    """Compare healthy simulated telemetry with recorded H100 runs: a Kolmogorov-Smirnov distance per quantity.
 
     Reads telemetry/h100-phases below FLEETCAST_DATA; 0 is alike, 1 has nothing in common.
 
@@ -231,7 +231,7 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
 
 
 def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
-    """Raises BadParameter."""
+    """Return the clock of the simulation. Raises BadParameter."""
     from fleet.clock import ScaledClock
     from simulator.traces import parse_time_ms, shifted_start_ms
 
@@ -244,7 +244,7 @@ def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> 
 
 
 def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
-    """The fleet, and beside it its telemetry on a topic where brokers are named."""
+    """Run the fleet, and write its telemetry to a topic if brokers are named."""
     import asyncio
 
     from simulator.run import run_simulation
@@ -273,7 +273,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
 
 
 async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
-    """`main` to its end, and `other` as long; what ends `other` before ends both."""
+    """Run `main` to its end, and `other` as long. An end of `other` before that ends both."""
     import asyncio
 
     work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)
@@ -288,7 +288,7 @@ async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
 
 
 async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: str) -> None:
-    """The fleet's pages, scraped as anybody would, as records on a topic."""
+    """Scrape the fleet's pages as any scraper would, and write them as records to a topic."""
     import asyncio
 
     from clients.kafka import KafkaWriter

@@ -119,7 +119,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
 
 
 def _tell_ledger(config: "Config") -> None:
-    """A placer that runs writes the ledger itself; where none does, it is written here."""
+    """Write the identity into the ledger, unless a placer runs, which writes it itself."""
     from placement.ledger import Ledger
     from service.placer.state_watch import take_over
     from service.state_folder import StateError, role_lock
@@ -136,7 +136,7 @@ def _tell_ledger(config: "Config") -> None:
 
 
 def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
-    """What `--json` writes; a position is a number, and of the inbox segment -> offset in bytes."""
+    """Return what `--json` writes. A position is a number, and of the inbox segment -> offset in bytes."""
     from ingest.inbox.segments import segment_name
 
     doubts, rows = {doubt.part: doubt for doubt in found}, []

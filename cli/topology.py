@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Keeps `show` a command of its own."""
+    """Keep `show` a command of its own."""
 
 
 @app.command("show")
@@ -90,7 +90,7 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def _levels(topology: "Topology") -> dict[str, int]:
-    """How many domains each level has, of those that are named."""
+    """Return how many domains each level has, of those with names."""
     return {level.value: len(names) for level, names in topology.domain_names.items() if names}
 
 

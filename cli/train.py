@@ -110,7 +110,7 @@ app.command("duration", help=DURATION_HELP)(fit_kind)
 
 
 def _command_line(context: typer.Context) -> str:
-    """What was asked for, with the options that were given; what is secret in URLs is left out."""
+    """Return the command with the options that were given, without the secrets in URLs."""
     words = ["fleetcast", "train", context.info_name or ""]
     for option in context.command.params:
         name = option.name or ""

@@ -71,7 +71,7 @@ class SimulatedJobs:
             yield ExporterPage(node, exporter, body, 0.02 + (self.fleet.delay_s(node) if exporter == "dcgm" else 0.0))
 
     def faults(self) -> list[LabelledFault]:
-        """The true faults so far, without benign decoys."""
+        """Return the true faults so far, without benign decoys."""
         return [
             LabelledFault(row.kind, row.node, row.start_ms, row.end_ms, row.visible)
             for row in self.fleet.faults.records()

@@ -50,8 +50,10 @@ class QuantileTracker:
         )
 
     def apply(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
-        """Take the chosen of (candidate, quantile, step, series), shift them, and sort so that quantiles do not cross:
-        (quantile, step, series). chosen: (step, series)."""
+        """Pick the chosen of (candidate, quantile, step, series), shift them, and sort so that quantiles do not cross.
+
+        chosen: (step, series). Returns (quantile, step, series).
+        """
         taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
         return np.sort(taken + offset * self.trust(), axis=0)
 

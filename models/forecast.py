@@ -13,9 +13,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Regular series of one target, forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000. values:
-    (series, bin), NaN unknown. capacity: (series,), the ceiling in the same unit, NaN for none. covariates: name ->
-    (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …"""
+    """Regular series of one target, forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000.
+
+    values: (series, bin), NaN unknown. capacity: (series,), the ceiling in the same unit, NaN for none. covariates:
+    name -> (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …
+    """
 
     target: str
     names: tuple[str, ...]
@@ -30,12 +32,12 @@ class Panel:
         return int(self.values.shape[1])
 
     def until(self, bins: int) -> "Panel":
-        """What was known at the end of bin `bins` - 1: a view, nothing is copied."""
+        """Return what was known at the end of bin `bins` - 1: a view without copying."""
         known = {name: rows[:, :bins] for name, rows in self.covariates.items()}
         return replace(self, values=self.values[:, :bins], covariates=known)
 
     def end_ms(self, bin: int) -> int:
-        """The end of a bin: when a forecast with this origin may be issued."""
+        """Return the end of a bin: when a forecast with this origin may be issued."""
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
@@ -45,5 +47,7 @@ class Forecaster(Protocol):
     name: str
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """(quantile, step, origin, series): QUANTILES of the value at bin origin + step; NaN where it cannot. It reads
-        no bin after an origin. Quantiles do not decrease; the gate clips and calibrates them."""
+        """Return (quantile, step, origin, series): QUANTILES of the value at bin origin + step. NaN where it cannot.
+
+        It reads no bin after an origin. Quantiles do not decrease. The gate clips and calibrates them.
+        """

@@ -99,7 +99,7 @@ def _median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> 
 
 
 def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Number the groups that have equal keys 0, 1, ... by their keys. Returns (n,) numbers and how many; -1 stays.
+    """Give groups of equal keys the numbers 0, 1, ... by their keys. Returns (n,) numbers and how many. -1 stays.
 
     >>> numbered(np.array([70, -1, 7, 70]))
     (array([ 1, -1,  0,  1]), 2)
@@ -153,7 +153,7 @@ def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array
 
 
 def most_have(counts: NDArray[np.floating]) -> float:
-    """What nine of ten of (n,) do not exceed, NaN unknown; 0 where none is known.
+    """Return the number that nine of ten of (n,) do not exceed, NaN unknown. 0 if none is known.
 
     >>> most_have(np.array([0.0, 0.0, np.nan, 7.0])), most_have(np.array([4.0] * 19 + [90.0])), most_have(np.zeros(0))
     (0.0, 4.0, 0.0)
@@ -166,7 +166,7 @@ def most_have(counts: NDArray[np.floating]) -> float:
 
 
 def middle(values: NDArray[np.floating]) -> float:
-    """The median of (n,) finite numbers, n >= 1; of some hundreds it takes a tenth of numpy's time.
+    """Return the median of (n,) finite numbers, n >= 1. For some hundreds it takes a tenth of numpy's time.
 
     >>> middle(np.array([3.0, 1.0, 2.0])), middle(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)

@@ -53,8 +53,10 @@ class StartJudgement(NamedTuple):
 
 @dataclass(slots=True)
 class AnsweredRequest:
-    """A request and its answers. first_ms: when the first was issued. notes: the start time issued at each age, in the
-    order of LOOKS_S, None where none was known. until_ms: when its wait ended, None while it waits.
+    """A request and its answers. first_ms: when the first was issued.
+
+    notes: the start time issued at each age, in the order of LOOKS_S, None where none was known. until_ms: when its
+    wait ended, None while it waits.
     """
 
     first_ms: int

@@ -41,9 +41,11 @@ Array = NDArray[np.float64]
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """A request that waits. first_ms: when its first answer was issued. answers: what the record judges, None where it
-    does not. since_ms: since when it should start at once, None while it should not. sampled_s: the waits of its first
-    answer at LEVELS, before any correction, None where it had no answer."""
+    """A request that waits. first_ms: when its first answer was issued.
+
+    answers: what the record judges, None where it does not. since_ms: since when it should start at once, None while it
+    should not. sampled_s: the waits of its first answer at LEVELS, before any correction, None where it had no answer.
+    """
 
     first_ms: int
     answers: AnsweredRequest | None = None

@@ -23,7 +23,7 @@ def number(value: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in its natural unit.
+    """Return a duration in its natural unit.
 
     >>> age(45), age(95), age(7300)
     ('45 s', '95 s', '2 h')
@@ -46,7 +46,8 @@ def clock_time(time_ms: int, now_ms: int) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
-    """
+    """Return a rate in its natural unit.
+
     >>> rate(25.2e9), rate(3.1e6)
     ('25.2 GB/s', '3.10 MB/s')
     """

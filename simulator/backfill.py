@@ -29,7 +29,7 @@ class RunTimeSamples:
             insort(self.by_gpus.setdefault(key, []), run_s)
 
     def p90_s(self, gpus: int) -> float:
-        """The p90 of this GPU count, of all jobs while fewer than five have finished, of nothing: an hour."""
+        """Return the p90 of this GPU count, of all jobs while fewer than five have finished. Without any, an hour."""
         for key in (gpus, 0):
             runs = self.by_gpus.get(key, [])
             if len(runs) >= SAMPLES_WANTED:

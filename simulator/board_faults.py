@@ -215,7 +215,7 @@ class GpuOffBus(NeedsReset):
 
 @dataclass(slots=True)
 class Slipping:
-    """What leads up to a loss is structural, not numeric: the scrape takes longer and some are lost."""
+    """The signs before a loss. They are structural, not numeric: scrapes take longer, and some are lost."""
 
     delay_s: float
     lost_share: float
@@ -279,7 +279,7 @@ class CpuContention(Passing):
         return bool(load.busy[node].any())
 
     def _pressed_share(self, age_s: float, dt_s: float) -> float:
-        """Of the last `dt_s` seconds, the share within gusts."""
+        """Return the share of the last `dt_s` seconds within gusts."""
         span = self.gust_s + self.calm_s
 
         def pressed_s(until_s: float) -> float:

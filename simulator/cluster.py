@@ -56,7 +56,7 @@ class FleetSpec:
         return tuple(f"n{number:0{width}d}" for number in range(1, self.nodes + 1))
 
     def topology_toml(self) -> str:
-        """The topology file of this fleet, a [[rack]] a rack."""
+        """Return the topology file of this fleet, a [[rack]] per rack."""
         racks = math.ceil(self.nodes / self.rack_nodes)
         return "\n".join(self._rack_toml(rack, racks) for rack in range(racks))
 
@@ -149,7 +149,10 @@ class SimulatedFleet:
         return step_s, 0.0
 
     def member_steps(self, job: str) -> list[MemberStep]:
-        """The present step by rank: a slow rank computes long, the others wait for it; empty when nothing steps."""
+        """Return the present step by rank: a slow rank computes long, the others wait for it.
+
+        Empty if nothing steps.
+        """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading") or self._hangs(gang):
             return []
@@ -168,9 +171,9 @@ class SimulatedFleet:
         ]
 
     def step_parts(self, job: str, step_s: float) -> StepParts | None:
-        """What a step that takes `step_s` is spent on along its critical path; None when nothing steps.
+        """Return how a step of `step_s` divides along its critical path. None if nothing steps.
 
-        Its slowest rank computes, then all exchange; what is left beyond the usual length they waited for data or, in
+        Its slowest rank computes, then all exchange. What is left beyond the usual length they waited for data or, in
         a checkpoint, for storage.
         """
         gang = self.gangs.by_job.get(job)
@@ -190,12 +193,12 @@ class SimulatedFleet:
         )
 
     def slowdown_of(self, job: str) -> float:
-        """How many times as long a job's steps take because of its worst member; 1 where it does not run."""
+        """Return how many times as long a job's steps take because of its worst member. 1 if it does not run."""
         gang = self.gangs.by_job.get(job)
         return 1.0 if gang is None else self._slowdown(gang)
 
     def phase(self, job: str) -> str:
-        """The phase as job events name it; "init" before the first step of the fleet, "" for no job."""
+        """Return the phase as job events name it: "init" before the first step of the fleet, "" for no job."""
         gang = self.gangs.by_job.get(job)
         if gang is None:
             return ""
@@ -235,7 +238,7 @@ class SimulatedFleet:
         return [(name, exporter) for name in self.names for exporter in EXPORTERS]
 
     def answers(self, node: str, exporter: str) -> bool:
-        """Does this exporter answer at all now?"""
+        """Return whether this exporter answers at all now."""
         return not self.effects.page_down[self.rows[node], EXPORTERS.index(exporter)]
 
     def delay_s(self, node: str) -> float:

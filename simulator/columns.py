@@ -120,7 +120,7 @@ class Recorder:
         return max(1, VALUES_HELD // (cells * (len(self._gpu.names) + len(self._port.names))))
 
     def take(self, now_ms: int) -> None:
-        """The answers of all exporters now."""
+        """Record the answers of all exporters now."""
         fleet = self.fleet
         lost = self._rng.random((2, fleet.spec.nodes)) < self.lost_share
         up = ~(fleet.effects.page_down.T | lost)  # (exporter, node)

@@ -1,8 +1,9 @@
-"""What it was worth: a day of the same jobs and faults under a risk-blind engine and under ours, over several seeds.
+"""The benefit of the forecasts: a day of the same jobs and faults under a risk-blind engine and under ours.
 
-Each seed draws faults by kind at the rates of large fleets (DAY_RATES) with log-normal durations; 22 % of repaired
-nodes fail again within a day. A precursor is only what the kind itself shows, which favours the blind arm. A measured
-DetectionTable says what each fault does and when it is seen. Both arms share the engine; `day.py` states the model.
+Played over several seeds. Each draws faults by kind at the rates of large fleets (DAY_RATES) with log-normal
+durations; 22 % of repaired nodes fail again within a day. A precursor is only what the kind itself shows, which favours
+the blind arm. A measured DetectionTable says what each fault does and when it is seen. Both arms share the engine;
+`day.py` states the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """
+        """Return the mean with its interval over seeds.
+
         >>> Interval.of([2.0, 2.0, 2.0])
         Interval(mean=2.0, low=2.0, high=2.0)
         """
@@ -96,7 +98,7 @@ def _parts(arms: Sequence[Losses]) -> dict[str, float]:
 def _arms(
     trace: JobTrace, replay: TraceReplay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
 ) -> dict[Arm, Losses]:
-    """The same day for every arm."""
+    """Play the same day for every arm."""
     cluster = replay.cluster
     assert cluster is not None
     start_ms, end_ms = trace.start_ms, trace.start_ms + DAY_MS
@@ -121,7 +123,7 @@ def draw_day(
     rng: np.random.Generator,
     rates: Mapping[str, float] = DAY_RATES,
 ) -> tuple[list[DayFault], list[FalseAlarm]]:
-    """The faults and the false alarms of one day; kinds without a measured fault are left out."""
+    """Draw the faults and the false alarms of one day. Leaves out kinds without a measured fault."""
     nodes = len(topology)
     faults: list[DayFault] = []
     for kind, rate in rates.items():
@@ -146,7 +148,7 @@ def _with_repeats(
     day_end_ms: int,
     rng: np.random.Generator,
 ) -> list[DayFault]:
-    """A fault and, now and then, the same again after its repair."""
+    """Return a fault and, now and then, the same again after its repair."""
     gpu = -1 if kind in NODE_KINDS else int(rng.integers(max(1, int(topology.gpus[node]))))
     faults = []
     while at_ms < day_end_ms:

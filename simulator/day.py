@@ -52,7 +52,7 @@ SHOWS_IDLE = frozenset({"gpu_off_bus", "node_lost", "ecc_storm", "ib_flap"})  # 
 
 
 class Arm(StrEnum):
-    """Who knows of the risk, and who acts on it."""
+    """The parties that know the risk, and those that act on it."""
 
     RISK_BLIND = "risk_blind"
     RISK_AWARE = "ours"
@@ -113,7 +113,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flag:
-    """What our arm holds against a node."""
+    """A flag of our arm against a node."""
 
     node: int
     p_fail: float
@@ -262,7 +262,7 @@ class Day:
                 self._plan_end(work)
 
     def _expose(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """A job meets a fault: it is slowed, or will die of it."""
+        """Let a job meet a fault: it is slowed, or will die of it."""
         work.faults.append(fault)
         self._show(fault, now_ms)
         self._consider(work, fault, now_ms)
@@ -327,7 +327,7 @@ class Day:
         self._set_risk(flag.node)
 
     def _set_risk(self, node: int) -> None:
-        """The highest of the node's flags; 0 without one."""
+        """Set the risk of a node to the highest of its flags, 0 without one."""
         here = [flag for flag in self._flags if flag.node == node]
         p_fail, p_slow = self._view.p_fail.copy(), self._view.p_slow.copy()
         p_fail[node] = max((flag.p_fail for flag in here), default=0.0)
@@ -373,7 +373,7 @@ class Day:
 
 
 def _empty_view(topology: Topology) -> ClusterView:
-    """What a scheduler without telemetry knows: no node is riskier than another."""
+    """Return the view of a scheduler without telemetry: no node is riskier than another."""
     nodes, width = len(topology), int(topology.gpus.max(initial=1))
     unknown = np.full(nodes, np.nan)
     return ClusterView(

@@ -27,8 +27,11 @@ class PhaseDecoy(Passing):
 @dataclass(slots=True)
 class PowerCap(Passing):
     """An operator's power limit, on purpose: the board draws no more, so its clocks are lower and the bit says why.
-    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: where in the node the only
-    GPU is that has it, 0 to 1; None for all."""
+
+    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: the place in the node of
+    the
+    only GPU with the limit, 0 to 1. None for all.
+    """
 
     ratio: float
     least_w: float
@@ -128,5 +131,5 @@ class PhaseChange(Passing):
 
 
 def _job_on(load: HardwareLoad, node: int) -> int:
-    """The slot of the first job on a node, 0 for none."""
+    """Return the slot of the first job on a node, 0 for none."""
     return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

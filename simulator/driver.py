@@ -34,7 +34,7 @@ _CATEGORIES = frozenset(get_args(FailureCategory))
 
 
 class JobHost(Protocol):
-    """What the driver needs of the simulated fleet."""
+    """The methods of the simulated fleet that the driver needs."""
 
     def start_job(
         self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
@@ -49,7 +49,7 @@ class JobHost(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """What the driver did since its start; `running` and `queued` are now."""
+    """Counts of the driver since its start. `running` and `queued` are now."""
 
     submitted: int = 0
     placed: int = 0
@@ -162,7 +162,7 @@ class Driver:
             self._requests.task_done()
 
     def _give_up(self, request_id: str) -> None:
-        """The engine will never place this: its owner forgets it."""
+        """Give up a request that the engine will never place: its owner forgets it."""
         if self.waiting.pop(request_id, None) is not None:
             self.counters.refused += 1
         self._decided.pop(request_id, None)
@@ -198,7 +198,7 @@ class Driver:
             await self._start_visitor(row, ranks, now_ms)
 
     async def _start_visitor(self, row: dict[str, Any], ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
-        """A job that somebody else sent runs here, too: for half an hour."""
+        """Start a job that another user submitted, for half an hour."""
         gpus = max(1, sum(len(rank.gpus) for rank in ranks))
         job = TraceJob(row.get("job") or row["request_id"], now_ms, VISITOR_RUN_S, gpus, "", "training")
         live = self._live(job, VISITOR_RUN_S)
@@ -273,7 +273,7 @@ class Driver:
         await self._submit(live.again(), self.clock.now_ms())
 
     def _node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
-        """What a site's own health check says."""
+        """Return an event of a site's own health check."""
         self._node_sequence += 1
         return NodeEvent(
             node=node, source="site", sequence=self._node_sequence, time_ms=now_ms, type=type, message=message

@@ -1,4 +1,4 @@
-"""What faults do to the hardware right now, as arrays over (node, GPU) or (node, port); port i serves GPU i."""
+"""Effects of faults on the hardware now, as arrays over (node, GPU) or (node, port). Port i serves GPU i."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,7 +40,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class HardwareLoad:
-    """What the jobs ask of the hardware now, which decides what a fault can show. Slot 0 is no job."""
+    """The demands of jobs on the hardware now, which decide what a fault can show. Slot 0 is no job."""
 
     slot: NDArray[np.int32]  # (n, g) job slot
     busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
@@ -132,7 +132,7 @@ class FaultShape(Protocol):
         """Write into the cells of (node, unit); True when what runs there shows the fault now."""
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
-        """The fault is over or repaired."""
+        """Undo the fault: it is over or repaired."""
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ BREAKABLE = (
 
 
 class PageSource(Protocol):
-    """What a server shows: a simulated fleet or recorded runs."""
+    """The pages of a server: of a simulated fleet or of recorded runs."""
 
     time_ms: int | None
 
@@ -49,7 +49,7 @@ class Breakage:
     share: float = 0.003
 
     def spoil(self, page: bytes) -> tuple[bytes, int]:
-        """The page, and how many of its lines no decoder can read."""
+        """Return the page, and how many of its lines no decoder can read."""
         if self.rng.random() >= self.share:
             return page, 0
         name = BREAKABLE[int(self.rng.integers(len(BREAKABLE)))]
@@ -121,7 +121,7 @@ class ExporterServer:
             await self._server.wait_closed()
 
     def answer(self, path: str) -> "ExporterResponse":
-        """The response to one GET."""
+        """Return the response to one GET."""
         if path == "/":
             return ExporterResponse(200, json.dumps(self._status()).encode(), content_type=b"application/json")
         target = self._targets.get(path)
@@ -192,7 +192,7 @@ class _Connection(asyncio.Protocol):
             self.drop()
 
     def resume_writing(self) -> None:
-        """The write buffer is empty: what was written has been sent."""
+        """Note that the write buffer is empty: what was written has been sent."""
         self._count()
 
     def drop(self) -> None:

@@ -25,10 +25,11 @@ class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What runs: `sizes` in whole nodes with their `weights` (none: no jobs); run times lognormal around `median_s`.
+    """The jobs that run: `sizes` in whole nodes with their `weights` (none: no jobs). Run times are lognormal.
 
-    `gap_s`: how long nodes stay free on average; `avoid_s`: nobody places on a node that has shown a fault for so long;
-    `step_every_s`: how often each rank tells of a step, 0: never.
+    `median_s`: of run times. `gap_s`: how long nodes stay free on average. `avoid_s`: how long no job is placed on a
+    node
+    that has shown a fault. `step_every_s`: how often each rank reports a step, 0: never.
     """
 
     sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -44,12 +45,12 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How faults come. `scale` multiplies the rates of faults, `decoy_scale` those of decoys; 0: none.
+    """The arrival of faults. `scale` multiplies the rates of faults, `decoy_scale` those of decoys. 0: none.
 
     `precursor_share` replaces every kind's own where it is not negative, but for the kinds that show nothing before
-    they start (power_brake, slow_nic, cpu_contention); a precursor leads up for `precursor_s`; of what was repaired,
-    `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events tell of the drain for a repair and
-    of the return from it.
+    they start (power_brake, slow_nic, cpu_contention). A precursor leads up for `precursor_s`. Of what was repaired,
+    `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events report the drain for a repair and
+    the return from it.
     """
 
     scale: float = 100.0
@@ -110,7 +111,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: Magnitudes = msgspec.field(default_factory=_usual)
 
     def settings(self) -> FaultSettings:
-        """As a fault plan takes them: a Poisson process a kind."""
+        """Return the settings of a fault plan: a Poisson process per kind."""
         draw = self.draw
         faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, FaultKind)}
         rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
@@ -132,7 +133,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_fault_file(path: Path) -> FaultFile:
-    """Raises ConfigError that names the file, the key and the fix."""
+    """Read a file of faults. Raises ConfigError that names the file, the key and the fix."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -170,7 +171,7 @@ def _merged(usual: Any, given: Any) -> Any:
 
 
 def _problem(file: FaultFile) -> str:
-    """What no type can tell; "" where all is well."""
+    """Return a problem that no type can show. "" if all is well."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
     sizes, weights = file.jobs.sizes, file.jobs.weights
@@ -194,7 +195,7 @@ def _problem(file: FaultFile) -> str:
 
 
 def to_toml(file: FaultFile) -> str:
-    """The file as TOML; `parse_fault_file` reads the same settings back."""
+    """Return the file as TOML. `parse_fault_file` reads the same settings back."""
     tables = msgspec.to_builtins(file)
     kinds = tables.pop("kinds")
     head = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
@@ -208,7 +209,7 @@ def to_toml(file: FaultFile) -> str:
 
 
 def _comment(table: object) -> list[str]:
-    """What a table's own words say, as lines of a comment."""
+    """Return a table's docstring as lines of a comment."""
     words = inspect.getdoc(table) if table is not None else None
     return [f"# {line}".rstrip() for line in words.splitlines()] if words else []
 

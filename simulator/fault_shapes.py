@@ -1,4 +1,4 @@
-"""What each kind of fault does by its age. A shape is drawn once and applied at every step.
+"""The effect of each kind of fault by its age. A shape is drawn once and applied at every step.
 
     thermal_throttle  the GPU heats to 83-90 °C; SM clock 1980 -> 1200-1700 (soft), then <= 990 MHz (hard)
     power_brake       all GPUs of the node at half the clock
@@ -56,6 +56,6 @@ _DRAW: dict[str, Callable[[np.random.Generator, Any], FaultShape]] = {
 
 
 def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> FaultShape:
-    """A fault or decoy of this kind, its numbers drawn from `magnitudes`. Raises ValueError for an unknown kind."""
+    """Draw a fault or decoy of this kind, its numbers from `magnitudes`. Raises ValueError for an unknown kind."""
     ranges = magnitudes.of(kind)
     return _DRAW[kind](rng, ranges)

@@ -24,7 +24,7 @@ LEADING_KINDS = PRECURSOR_KINDS | {"gpu_off_bus", "node_lost"}  # whose shape sh
 
 
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How faults are drawn. Times are fleet seconds.
+    """The settings of the draw of faults. Times are fleet seconds.
 
     `every_s` > 0 spaces them evenly (with jitter), kinds in turn; else `rates` (per 1000 node-days, by kind) draw a
     Poisson process. A fault lasts a lognormal time around `median_s`, from `shortest_s` to `limit_s`.
@@ -136,18 +136,18 @@ class FaultPlan:
             self._note(incident, shows, now_ms, dt_s)
 
     def clear(self, node: str, now_ms: int) -> None:
-        """The node was repaired: everything wrong with it ends now (at the next step)."""
+        """End everything that is wrong with a repaired node, at the next step."""
         row = self._row[node]
         for incident in self._incidents:
             if incident.node == row and not incident.benign:
                 incident.end_ms = min(incident.end_ms, now_ms)
 
     def records(self) -> list[FaultRecord]:
-        """The latest truth about every fault that has started, in order of start."""
+        """Return the latest truth about every fault that has started, in order of start."""
         return list(self._records.values())
 
     def changes(self) -> list[FaultRecord]:
-        """Records that are new or changed since the last call: lines for truth.jsonl."""
+        """Return records that are new or changed since the last call: lines for truth.jsonl."""
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
@@ -273,7 +273,7 @@ class FaultPlan:
         return float(min(lasts_s, self.settings.limit_s))
 
     def _place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
-        """A (node, unit) without a fault, busy if possible, and not in a job that another fault already slows."""
+        """Return a (node, unit) without a fault, busy if possible, and in no job that another fault already slows."""
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:
             free[incident.node] = False

@@ -63,7 +63,7 @@ class RecordedSeries:
         return float(self.times_s[-1]) + 0.1
 
     def at(self, age_s: float) -> Array:
-        """The newest values at an age that may be many loops."""
+        """Return the newest values at an age that may be many loops."""
         loops, within_s = divmod(age_s, self.span_s)
         row = max(0, int(np.searchsorted(self.times_s, within_s, side="right")) - 1)
         now: Array = self.values[row] + loops * self.grows
@@ -99,7 +99,7 @@ class RecordedFleet:
         return [(node, "dcgm") for node in self._dcgm] + [(node, "node") for node in self._node]
 
     def advance(self, now_ms: int) -> None:
-        """The first call starts all runs."""
+        """Advance to a time. The first call starts all runs."""
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self.time_ms = now_ms
 

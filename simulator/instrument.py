@@ -43,7 +43,7 @@ class TruthKeeper:
     seen: dict[str, Incident] = field(default_factory=dict)
 
     def note(self, now_ms: int) -> None:
-        """Called after every advance."""
+        """Record the truth. Call it after every advance."""
         for incident in self.plan.active():
             if now_ms < incident.start_ms - incident.lead_ms:
                 continue
@@ -71,7 +71,7 @@ class TruthKeeper:
 
 
 def _numbers(shape: Any) -> dict[str, float]:
-    """The drawn numbers of a shape."""
+    """Return the drawn numbers of a shape."""
     found: dict[str, float] = {}
     for one in fields(shape):
         value = getattr(shape, one.name)
@@ -121,7 +121,7 @@ def start_of(file: FaultFile) -> int:
 
 
 def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) -> Path:
-    """An empty folder of this run with the settings used. Raises ConfigError when it is there already."""
+    """Make an empty folder of this run with the settings used. Raises ConfigError if it exists already."""
     if interval_s is not None:
         file = msgspec.structs.replace(file, interval_s=interval_s)
     start_of(file)

@@ -65,23 +65,23 @@ class LiveJob:
         return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
 
     def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
-        """The next event of this attempt."""
+        """Return the next event of this attempt."""
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
 
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
-        """The first events of an attempt."""
+        """Return the first events of an attempt."""
         shape = self._shape(gpus_per_node) | self.told_at_submission()
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
-        """What it asks of the queue."""
+        """Return the request for the queue."""
         shape = self._shape(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
     def told_at_submission(self) -> dict[str, Any]:
-        """What a trainer says of its model and its checkpoints."""
+        """Return what a trainer states of its model and its checkpoints."""
         told: dict[str, Any] = {}
         if self.tells_steps and self.profile.trains:
             told["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
@@ -125,7 +125,7 @@ class LiveJob:
         return now_ms + int(self.remaining_s * slowed * 1000) if self.remaining_s <= 0 else None
 
     def past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
-        """What it told before `now_ms` of its last checkpoints."""
+        """Return the events of its last checkpoints before `now_ms`."""
         spans = self.profile.checkpoints_before(started_ms, now_ms, CHECKPOINTS_TOLD)
         edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
         return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
@@ -163,7 +163,7 @@ class LiveJob:
         return self.event(Failed, time_ms, category=category, node=node, message=message)
 
     def again(self) -> "LiveJob":
-        """The next attempt, with the work since the last checkpoint still to do."""
+        """Return the next attempt, with the work since the last checkpoint still to do."""
         return LiveJob(
             self.job,
             self.profile,

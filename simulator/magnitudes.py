@@ -1,4 +1,4 @@
-"""How strong each fault and each benign look-alike is: ranges that its numbers are drawn from, one struct a kind.
+"""The strength of each fault and each benign look-alike: ranges that its numbers are drawn from, one struct per kind.
 
 Defaults are those of real fleets (Azure's throttled nodes, InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal
 time around `median_s`, a decoy a uniform one within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults:
@@ -12,7 +12,7 @@ Span = tuple[float, float]
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every kind has: how often it comes, per 1000 node-days."""
+    """The common part of every kind: how often it comes, per 1000 node-days."""
 
     rate: float = 0.0
 
@@ -24,7 +24,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def _problem(name: str, value: object) -> str:
-    """What is wrong with a value, "" for nothing."""
+    """Return what is wrong with a value, "" for nothing."""
     if isinstance(value, tuple) and value and value[0] > value[-1]:
         return f"{name} = {list(value)}: the low end comes first"
     if name.endswith("_share") and isinstance(value, (int, float)) and not 0 <= value <= 1:
@@ -182,7 +182,7 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label_rename: ExporterRestartKind = ExporterRestartKind()
 
     def of(self, kind: str) -> Kind:
-        """Raises ValueError that names the kinds there are."""
+        """Return the ranges of a kind. Raises ValueError that names the known kinds."""
         if kind not in self.__struct_fields__:
             raise ValueError(f"fault kind {kind!r}: expected one of {', '.join(self.__struct_fields__)}")
         found: Kind = getattr(self, kind)

@@ -50,7 +50,7 @@ class ProductApi:
             return None
 
     async def get(self, path: str) -> dict[str, Any] | None:
-        """A JSON object by one try; None when there is none to be had now."""
+        """Return a JSON object by one try. None if there is none now."""
         answer = await self.once("GET", path)
         if answer is None or answer[0] != 200:
             return None

@@ -29,7 +29,7 @@ PACKET_BYTES = 3900.0
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What differs from GPU to GPU and never changes; (n, g), inlet (n, 1)."""
+    """The traits that differ from GPU to GPU and never change. (n, g), inlet (n, 1)."""
 
     inlet_c: NDArray[np.float64]
     resistance_c_per_w: NDArray[np.float64]
@@ -59,7 +59,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What each GPU does now, between the jobs' wishes and the sensors; (n, g)."""
+    """The work of each GPU now, between the jobs' demands and the sensors. (n, g)."""
 
     phase: NDArray[np.int64]
     work: NDArray[np.float64]  # share of the steady work per second that gets done

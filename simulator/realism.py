@@ -1,9 +1,9 @@
-"""How like real runs a healthy simulated fleet looks: distances between distributions, real H100 runs on one side.
+"""The likeness of a healthy simulated fleet to real H100 runs: distances between distributions.
 
 Recorded steady phases meet simulated gangs of the same work. The distance is Kolmogorov and Smirnov's (0 to 1):
 
     power shape         W around each GPU's median, averaged over a second
-    warmth              °C above 29.5 per W, which tells the two cooling groups of a chassis
+    warmth              °C above 29.5 per W, which separates the two cooling groups of a chassis
     port equality       largest over mean of a node's active ports, traffic per second
 """
 
@@ -64,7 +64,7 @@ HEADER = f"{'run':10} {'quantity':14} {'KS':>6}   {'real p10, p50, p90':>29}   {
 
 
 def ks_distance(one: Values, other: Values) -> float:
-    """The largest gap between the two empirical distribution functions.
+    """Return the largest gap between the two empirical distribution functions.
 
     >>> ks_distance(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0
@@ -80,7 +80,7 @@ def _middle(values: Values) -> tuple[float, float, float]:
 
 
 def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
-    """A row a run and quantity; none where the folder does not hold the run. Raises ConfigError."""
+    """Yield a row per run and quantity. None if the folder does not hold the run. Raises ConfigError."""
     for run, kind in KIND_OF.items():
         path = data / FOLDER / f"{run}_telemetry.csv.gz"
         if path.exists():
@@ -117,7 +117,7 @@ def _steady(path: Path, names: list[str]) -> "DataFrame":
 
 
 def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
-    """The same of gangs of one node each, a second apart, after their warm-up."""
+    """Return the quantities of gangs of one node each, a second apart, after their warm-up."""
     fleet = _fleet(kind, seed, nodes_a_job=1)
     rows = [GPU_ROW["DCGM_FI_DEV_POWER_USAGE"], GPU_ROW["DCGM_FI_DEV_GPU_TEMP"]]
     seen = []
@@ -129,7 +129,7 @@ def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
 
 
 def _quantities(power: Values, temp: Values) -> dict[str, Values]:
-    """The quantities of grids (second, GPU)."""
+    """Return the quantities of grids (second, GPU)."""
     return {
         "power shape": (power - np.median(power, axis=0)).ravel(),
         "warmth": ((temp - INLET_C) / power).ravel(),

@@ -75,7 +75,7 @@ def _topology(names: list[str]) -> str:
 
 
 def settings_of(file: FaultFile) -> FaultSettings:
-    """A fault every so often, each kind that the recordings can show in its turn."""
+    """Return settings for a fault at regular times, each kind that the recordings can show in its turn."""
     table = file.recorded
     middle_s = float(np.sqrt(table.shortest_s * table.limit_s))
     share = file.draw.precursor_share
@@ -152,7 +152,7 @@ class RecordingPlayer:
         self._show_ports(levels, moved)
 
     def events(self, now_ms: int) -> list[JobEvent]:
-        """A job begins with each loop of its run, as its next attempt."""
+        """Return job events: a job begins with each loop of its run, as its next attempt."""
         assert self._start_ms is not None
         events: list[JobEvent] = []
         for job in dict.fromkeys(self.jobs):
@@ -173,7 +173,7 @@ class RecordingPlayer:
         return events
 
     def job_and_factor(self, node: int, unit: int) -> tuple[str, float] | None:
-        """The job on a node and how many times as long its steps take."""
+        """Return the job on a node and how many times as long its steps take."""
         return self.jobs[node], float(self.factor[self.slot[node, 0]])
 
     def _loop_of(self, row: int, now_ms: int) -> int:

@@ -156,7 +156,7 @@ def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator
 
 
 def _table(path: Path, columns: list[str]) -> pa.Table:
-    """Raises ConfigError that names the file."""
+    """Read a table. Raises ConfigError that names the file."""
     try:
         return pq.read_table(path, columns=columns)
     except (OSError, ValueError) as error:
@@ -186,7 +186,7 @@ def bytedance_run(path: Path) -> Run:
 
 
 def _worker(rows: "object", total_s: float) -> Stretches:
-    """Computing goes before communicating, which may run beside it; the rest is waiting."""
+    """Divide a worker's time. Computing goes before communicating, which may run beside it. The rest is waiting."""
     from pandas import DataFrame
 
     assert isinstance(rows, DataFrame)

@@ -27,7 +27,7 @@ class Repairs:
     _sequences: dict[str, int] = field(default_factory=dict)
 
     def step(self, now_ms: int) -> list[NodeEvent]:
-        """The drains and returns since the last call."""
+        """Return the drains and returns since the last call."""
         active = {row.fault_id: row for row in self.plan.active() if _is_repaired(row)}
         over = [row for name, row in self._under_way.items() if name not in active]
         self._under_way = {name: row for name, row in self._under_way.items() if name in active}

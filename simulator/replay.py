@@ -87,7 +87,7 @@ def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -
 
 
 def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
-    """The members of a running job as named ranks."""
+    """Return the members of a running job as named ranks."""
     return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
 
 
@@ -108,8 +108,10 @@ def opening_events(
     ranks: tuple[RankPlacement, ...] = (),
     **told: Any,
 ) -> tuple[JobEvent, ...]:
-    """`submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits. told: more fields of
-    `submitted`."""
+    """Return `submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits.
+
+    told: more fields of `submitted`.
+    """
     members, each = job.shape(gpus_per_node)
     submitted = Submitted(
         job=job.job,

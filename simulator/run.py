@@ -120,7 +120,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
 def make_driver(
     options: SimulationOptions, fleet: SimulatedFleet, trace: JobTrace, replay: TraceReplay, api: ProductApi
 ) -> Driver:
-    """A driver for the part of the trace after the start."""
+    """Make a driver for the part of the trace after the start."""
 
     def profile(job: TraceJob) -> WorkloadProfile:
         return profile_of(job.job, job.gpus, job.class_, seed=options.seed)
@@ -146,7 +146,7 @@ async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSetting
 
 
 def load_fault_settings(path: Path | None) -> FaultSettings:
-    """The demonstration's settings, or those of a TOML file. Raises ConfigError that names the key."""
+    """Return the demonstration's settings, or those of a TOML file. Raises ConfigError that names the key."""
     if path is None:
         return DEMO
     try:
@@ -216,7 +216,7 @@ class _Served:
 
 @asynccontextmanager
 async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
-    """Exporter pages on loopback; the targets file is written last, when everything answers."""
+    """Serve exporter pages on loopback. Writes the targets file last, when everything answers."""
     breakage = Breakage(np.random.default_rng([options.seed, 5]), 0.0)
     source.advance(options.clock.now_ms())
     server = ExporterServer(source, options.clock, breakage)

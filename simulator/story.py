@@ -57,7 +57,7 @@ class Story:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _throttle(self, gang: LiveJob) -> str:
-        """A fan fails: one GPU of the gang's first node begins to throttle, hard."""
+        """Let a fan fail: one GPU of the gang's first node begins to throttle, hard."""
         rank = gang.ranks[0]
         gpu = rank.gpus[0]
         now_ms = self.driver.clock.now_ms()
@@ -85,7 +85,7 @@ class Story:
                 self.write("straggler", f"{gang.name} is slow: {sentence}")
 
     async def _send_next(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
-        """The owner queues the next gang, elastic and first in line, then stops the slow one."""
+        """Queue the owner's next gang, elastic and first in line, then stop the slow one."""
         driver = self.driver
         members = len(hosts(gang))
         each = driver.gpus_per_node
@@ -112,7 +112,10 @@ def hosts(job: LiveJob) -> tuple[str, ...]:
 
 
 def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
-    """The running gang on the most nodes that is healthy and will run for another hour; ties go to the hottest."""
+    """Return the running gang on the most nodes that is healthy and will run for another hour.
+
+    Ties go to the hottest.
+    """
     fit = [
         job
         for job in driver.running.values()
@@ -122,7 +125,7 @@ def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
 
 
 def flag_of(node: dict[str, Any] | None) -> str:
-    """The first reason of a flagged node (else what to do), "" while it is not flagged."""
+    """Return the first reason of a flagged node (else what to do), "" while it is not flagged."""
     if not node or node.get("action", {}).get("code", "none") in QUIET_CODES:
         return ""
     reasons = node.get("reasons") or [node["action"]]
@@ -130,7 +133,7 @@ def flag_of(node: dict[str, Any] | None) -> str:
 
 
 def culprit_of(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
-    """The sentence that names a culprit, "" while nobody is blamed (`measured`: or no step time has risen yet)."""
+    """Return the sentence that names a culprit, "" while there is none (`measured`: or no step time has risen yet)."""
     if not stragglers or not stragglers.get("slow") or stragglers["culprit"]["kind"] == "nobody":
         return ""
     if measured and not (stragglers.get("ratio") or 0) > 1.0:

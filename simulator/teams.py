@@ -33,7 +33,7 @@ TEAMS = (
 
 
 def with_teams(trace: JobTrace) -> JobTrace:
-    """The trace with a queue and a user for each job, the same in every run."""
+    """Return the trace with a queue and a user for each job, the same in every run."""
     teams = [team_of(job) for job in trace.job]
     queues = tuple(_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
     users = tuple(_person(team, job) for team, job in zip(teams, trace.job, strict=True))
@@ -41,7 +41,8 @@ def with_teams(trace: JobTrace) -> JobTrace:
 
 
 def team_of(job: str) -> Team:
-    """
+    """Return the team of a job.
+
     >>> team_of("g1-000007").name
     'teaching'
     """
@@ -64,7 +65,7 @@ def _person(team: Team, job: str) -> str:
 
 
 def queues_toml(gpus: int) -> str:
-    """The file of queues for a fleet of so many GPUs."""
+    """Return the file of queues for a fleet of so many GPUs."""
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
     return f"""\

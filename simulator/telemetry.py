@@ -153,7 +153,7 @@ SATURATES_AT = {
 
 
 def gpu_uuid(node: str, gpu: int) -> str:
-    """A UUID that is the same in every run."""
+    """Return a UUID that is the same in every run."""
     digest = hashlib.sha256(f"{node}/{gpu}".encode()).hexdigest()
     return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
@@ -180,7 +180,7 @@ class DcgmPage:
         self._template = b""
 
     def write(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
-        """The page of `values` (field, gpu) in the order of the fields; absent GPUs have no lines."""
+        """Write the page of `values` (field, gpu) in the order of the fields. Absent GPUs have no lines."""
         xids = values[self._xid_row] if self._xid_row >= 0 else np.zeros(len(present))
         key = (present.tobytes(), xids.tobytes())
         if key != self._key:
@@ -239,7 +239,7 @@ class NodePage:
         self._template = "".join(parts).encode()
 
     def write(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
-        """The page of `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
+        """Write the page of `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
         return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 
 

@@ -1,4 +1,4 @@
-"""Who uses a simulated fleet: jobs of whole nodes that come, step, checkpoint, die of faults and start again."""
+"""The users of a simulated fleet: jobs of whole nodes that come, step, checkpoint, die of faults and start again."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -83,7 +83,7 @@ class Tenants:
         return events + self._start_some(now_ms, first)
 
     def job_on(self, node: int, unit: int) -> str | None:
-        """The job on a GPU (-1: on any of the node), None for none."""
+        """Return the job on a GPU (-1: on any of the node), None for none."""
         cells = self.fleet.gangs.slot[node] if unit < 0 else self.fleet.gangs.slot[node, unit : unit + 1]
         held = cells[cells > 0]
         return self.fleet.gangs.by_slot[int(held[0])].job if len(held) else None
@@ -122,7 +122,7 @@ class Tenants:
         return events
 
     def _report_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
-        """A step of each rank; the time a rank needs grows with the length of its sequences."""
+        """Report a step of each rank. The time that a rank needs grows with the length of its sequences."""
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
             total_s = member.compute_s + member.communication_s + member.data_s
@@ -174,7 +174,7 @@ class Tenants:
         return events
 
     def _rate(self) -> float:
-        """The chance that somebody submits within one step, when nodes are free for `gap_s` on average."""
+        """Return the chance that a job is submitted within one step, if nodes are free for `gap_s` on average."""
         return 1.0 if self.table.gap_s <= 0 else min(1.0, self.step_s / self.table.gap_s)
 
     def _start(

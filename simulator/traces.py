@@ -84,7 +84,7 @@ class JobTrace:
         )
 
     def rows(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
-        """The jobs under a mask (n,), in order of submission."""
+        """Return the jobs under a mask (n,), in order of submission."""
         return [self.row(int(index)) for index in np.flatnonzero(mask)]
 
 
@@ -128,7 +128,7 @@ def parse_time_ms(text: str) -> int:
 
 
 def shifted_start_ms(at_ms: int, now_ms: int) -> int:
-    """The latest instant not after now that lies whole weeks from `at_ms`.
+    """Return the latest instant not after now that lies whole weeks from `at_ms`.
 
     >>> (shifted_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
     2
@@ -137,7 +137,7 @@ def shifted_start_ms(at_ms: int, now_ms: int) -> int:
 
 
 def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace:
-    """The trace without jobs that this fleet can never hold; they are counted in `skipped`."""
+    """Return the trace without jobs that this fleet can never hold. `skipped` counts them."""
     shapes = {gpus: gang_shape(gpus, gpus_per_node)[0] for gpus in np.unique(trace.gpus).tolist()}
     fits = np.array([shapes[gpus] <= nodes for gpus in trace.gpus.tolist()], bool)
     if bool(fits.all()):
@@ -176,7 +176,7 @@ def _venus(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
 
 
 def _class_of(job: str, gpus: int) -> JobClass:
-    """A class by size and, for small jobs, by name, so that it is the same in every run."""
+    """Return a class by size and, for small jobs, by name, so that it is the same in every run."""
     if gpus >= 8:
         return "training"
     draw = zlib.crc32(job.encode()) % 100
@@ -188,7 +188,7 @@ def _class_of(job: str, gpus: int) -> JobClass:
 def generate_trace(
     capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14, rush_h: int = 0
 ) -> JobTrace:
-    """A trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
+    """Generate a trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
 
     Submits come in bursts by hour and weekday, run times are heavy-tailed, load is half the capacity until a last rush.
     For `rush_h` hours after the start, the jobs that would still run without any wait need more than the fleet. So a

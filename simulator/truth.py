@@ -38,7 +38,7 @@ def append_truth(path: Path, records: list[FaultRecord]) -> None:
 
 
 def read_truth(path: Path) -> list[FaultRecord]:
-    """The last whole line of each fault, in order of first mention; an empty list when there is no file yet."""
+    """Return the last whole line of each fault, in order of first mention. Empty if there is no file yet."""
     if not path.exists():
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")

@@ -1,4 +1,4 @@
-"""What a job does to its GPUs: levels of power and activity, a step, phases. Drawn per job by a seeded generator.
+"""The load of a job on its GPUs: levels of power and activity, a step, phases. Drawn per job by a seeded generator.
 
 The levels were measured on eight-GPU H100 hosts. Activities are ratios 0..1, traffic is bytes/s per GPU or node.
 """
@@ -22,7 +22,7 @@ USEFUL_SHARE = 0.9  # of the time in which tensor cores are active they do the m
 
 
 class JobPhase(IntEnum):
-    """What a job is doing. EMPTY is the phase of a GPU that no job holds, HUNG a collective that never ends."""
+    """The present phase of a job. EMPTY is the phase of a GPU that no job holds, HUNG a collective that never ends."""
 
     EMPTY = 0
     LOADING = 1
@@ -118,7 +118,10 @@ _LEVELS: dict[str, tuple[tuple[float, float] | float | None, ...]] = {
 
 
 def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training") -> WorkloadProfile:
-    """A job of `gpus` GPUs; `job_class` as in job events (training, fine_tuning, inference, batch, interactive)."""
+    """Draw a job of `gpus` GPUs.
+
+    `job_class` as in job events (training, fine_tuning, inference, batch, interactive).
+    """
     if job_class == "inference":
         return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
     if job_class == "interactive":
@@ -128,7 +131,7 @@ def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training
 
 
 def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
-    """The profile of a named job: the same name and seed give the same profile, whatever ran before."""
+    """Return the profile of a named job: the same name and seed give the same profile, whatever ran before."""
     return draw_profile(np.random.default_rng([seed, zlib.crc32(job.encode())]), gpus, job_class)
 
 
@@ -141,7 +144,7 @@ def _training(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
 
 
 def _drawn(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfile:
-    """A profile with the levels of a kind: ranges are drawn in the order of the table, but for what is `fixed`."""
+    """Draw a profile with the levels of a kind, in the order of the table, but for what is `fixed`."""
     levels = {name: values[_KINDS.index(kind)] for name, values in _LEVELS.items()} | fixed
     drawn: dict[str, Any] = {
         name: rng.uniform(*level) if isinstance(level, tuple) else level
@@ -156,7 +159,7 @@ def _alone(profile: WorkloadProfile) -> WorkloadProfile:
 
 
 def _with_stalls(profile: WorkloadProfile, rng: np.random.Generator, gpus: int) -> WorkloadProfile:
-    """Loading time, checkpoints (longer for larger jobs) and, for half of the jobs, evaluations."""
+    """Add loading time, checkpoints (longer for larger jobs) and, for half of the jobs, evaluations."""
     evaluates = rng.random() < 0.5
     return replace(
         profile,

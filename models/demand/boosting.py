@@ -42,8 +42,10 @@ BANDS = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to fit a model. rows: at most so many a band; threads: for the quantiles. A leaf holds at least `leaf_rows`
-    rows, and LEAF_SHARE of a long history: neighbouring rows tell nearly the same."""
+    """The settings of a fit. rows: the most per band. threads: for the quantiles.
+
+    A leaf holds at least `leaf_rows` rows, and LEAF_SHARE of a long history: neighbouring rows say nearly the same.
+    """
 
     trees: int = 100
     learning_rate: float = 0.08
@@ -76,7 +78,7 @@ Bands = dict[str, BandModel]
 
 
 def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Bands:
-    """A model of every band of one target; bands without an outcome are left out."""
+    """Fit a model of every band of one target. Leaves out bands without an outcome."""
     found: Bands = {}
     long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
     for number, band in enumerate(BANDS):
@@ -93,7 +95,7 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
 
 
 def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int) -> list[Any]:
-    """A booster of each quantile; they share the binned columns."""
+    """Fit a booster of each quantile. They share the binned columns."""
     import lightgbm
 
     data = _data(x, z, by_change, parameters).construct()
@@ -113,8 +115,10 @@ def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) 
 
 
 def _trees_that_help(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
-    """The fewest trees, fitted on the early rows, whose loss on the late ones is within PARSIMONY of the least. One
-    tree counts as none: its leaves add only `learning_rate` of what they found."""
+    """Return the fewest trees, fitted on the early rows, whose loss on the late ones is within PARSIMONY of the least.
+
+    One tree counts as none: its leaves add only `learning_rate` of what they found.
+    """
     import lightgbm
 
     early = _data(rows.x[rows.early], rows.z[rows.early], True, parameters)
@@ -163,8 +167,10 @@ def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> 
 
 
 def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
-    """At most `most` rows of a band with known outcomes, evenly over the panels' origins. Neighbouring origins tell
-    nearly the same, so the far band has at most one an hour, the near one six."""
+    """Return at most `most` rows of a band with known outcomes, evenly over the panels' origins.
+
+    Neighbouring origins say nearly the same, so the far band has at most one per hour, the near one six.
+    """
     parts = [_panel_rows(past, band, most, rng) for past in pasts]
     x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     kept = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
@@ -172,7 +178,7 @@ def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.ran
 
 
 def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
-    """The columns of TrainingRows of one panel."""
+    """Return the columns of TrainingRows of one panel."""
     panel = past.panel
     steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
     first, last = DAY_S // panel.bin_s, panel.bins - 1 - (steps[0] if steps else 0)

@@ -24,8 +24,11 @@ TESTS_A_CALL = 3_000  # origins times series: about two seconds
 
 
 class Contest:
-    """One writer. `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`;
-    the number of a bin is its end time in bins."""
+    """The contest of forecasters over one target. One writer.
+
+    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`. The number of a
+    bin is its end time in bins.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class Contest:
         return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
 
     def _first_bin(self, panel: Panel) -> int:
-        """The number of column 0."""
+        """Return the number of column 0."""
         return panel.end_ms(-1) // (self.bin_s * 1000)
 
     def _over(self, panel: Panel) -> NDArray[np.intp]:
@@ -80,7 +83,7 @@ class Contest:
             self._done = bin
 
     def serve(self, panel: Panel, back: int = 0) -> Served:
-        """As of `back` bins before the last one."""
+        """Return the served forecasts as of `back` bins before the last one."""
         origin = panel.bins - 1 - back
         self._fit(panel, origin + 1)
         return self._gate.serve(self._raw(without_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
@@ -90,8 +93,10 @@ class Contest:
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
     def _fit(self, panel: Panel, seen: int) -> None:
-        """Fit the gate to the panel: series that stayed keep their state. The `seen` columns tell which count in whole
-        numbers, and no ceiling is below them."""
+        """Fit the gate to the panel: series that stayed keep their state.
+
+        The `seen` columns say which series count in whole numbers, and no ceiling is below them.
+        """
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._new_gate(panel.names)
             if known.series:
@@ -106,7 +111,7 @@ class Contest:
         self._gate.forget(name)
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """The gate's record, a row per series of the last panel."""
+        """Return the gate's record, a row per series of the last panel."""
         return self._gate.record()
 
     def losses(self) -> dict[str, tuple[float, int]]:
@@ -119,7 +124,7 @@ class Contest:
         return {"done": self._done, "gate": about}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into a new one; where the gate cannot take it, the history is tested again."""
+        """Restore what `dump` returned, into a new one. If the gate cannot use it, the history is tested again."""
         self._gate = self._new_gate(about["gate"]["series"])
         if self._gate.load(about["gate"], arrays):
             self._done = int(about["done"])

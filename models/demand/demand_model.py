@@ -121,8 +121,10 @@ def _row(
 
 
 def _stood_still(fleet: Array) -> NDArray[np.bool_]:
-    """(bin,) where the whole fleet's jobs were away, as in an outage or a test of the machine; nowhere where that is
-    no exception. fleet: GPUs that run, of all queues and classes."""
+    """Return (bin,) where the whole fleet's jobs were away, as in an outage or a test of the machine.
+
+    Nowhere, if that is no exception. fleet: GPUs that run, of all queues and classes.
+    """
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
     return away if away.sum() <= MOST_AWAY * len(known) else np.zeros(len(fleet), bool)
@@ -133,7 +135,7 @@ def _known(values: Iterable[float | None]) -> Array:
 
 
 def held(levels: Array, share: float) -> float:
-    """The most GPUs that are in use for at least this share of the bins.
+    """Return the most GPUs that are in use for at least this share of the bins.
 
     >>> held(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
     3.0
@@ -148,8 +150,11 @@ def _bands(known: Array) -> list[dict[str, float]] | str:
 
 
 def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
-    """Bursts of the last day. cold: (job,) seconds; without them nothing is noise. ceiling_gpus: highest level outside
-    noise; shortest_s: its shortest burst; noise_share: part of GPU time above the quarter-day level that is noise."""
+    """Return the bursts of the last day. cold: (job,) seconds. Without them nothing is noise.
+
+    ceiling_gpus: highest level outside noise. shortest_s: its shortest burst. noise_share: part of GPU time above the
+    quarter-day level that is noise.
+    """
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
         return "less than an hour of history"
@@ -214,7 +219,7 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
 
 
 def _given_up(records: Sequence[JobRecord]) -> float | None:
-    """The wait by which GIVE_UP_SHARE has given up; None when it never comes to that."""
+    """Return the wait by which GIVE_UP_SHARE has given up, or None if it never comes to that."""
     rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
     waited = np.array([wait for wait, _ in rows])
     gave_up = np.array([gone for _, gone in rows])

@@ -1,4 +1,4 @@
-"""How sure it is that a candidate beats persistence: what the gate makes of four weeks of losses of one lead.
+"""The evidence that a candidate beats persistence: what the gate makes of four weeks of losses of one lead.
 
 All is in units of persistence's own loss in that series, so nothing depends on the unit of a series.
 """
@@ -16,8 +16,11 @@ FEWEST_DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class LeadRecord:
-    """Four weeks of one lead, in units of persistence's loss. ratio: (candidate, series); gain over persistence:
-    (block, candidate, series); known: (block, series); origins: (series,) those that do not overlap."""
+    """Four weeks of one lead, in units of persistence's loss.
+
+    ratio: (candidate, series). gain over persistence: (block, candidate, series). known: (block, series). origins:
+    (series,) those that do not overlap.
+    """
 
     ratio: Array
     gain: Array
@@ -42,9 +45,11 @@ def mean_of_others(values: Array, known: Mask) -> Array:
 
 
 def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
-    """(block, candidate, series) -> (candidate, series): mean over its standard error. Over days, which even out what
-    one hour of the day gains and another loses, where there are enough; else over blocks. lead: in blocks; a_day:
-    blocks of a day."""
+    """Return the mean over its standard error: (block, candidate, series) -> (candidate, series).
+
+    Over days, which even out what one hour of the day gains and another loses, if there are enough. Else over blocks.
+    lead: in blocks. a_day: blocks of a day.
+    """
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
     many = known.sum(axis=0) >= FEWEST_DAYS * a_day

@@ -187,7 +187,10 @@ def _level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> 
 
 
 def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Sums of the last hours, less the usual. The usual itself is no feature: trees would tell the months by it."""
+    """Return the sums of the last hours, less the usual.
+
+    The usual is no feature: trees would learn the months by it.
+    """
     unknown = np.full(scale.shape, np.nan)
     recent = []
     for name in FLOWS:
@@ -236,8 +239,10 @@ def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
 
 
 def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
-    """(origin, series, feature) of one step. `moved`: the move over the same span of the day or week; `was`: the value
-    at the target's time of day, less now."""
+    """Return (origin, series, feature) of one step.
+
+    `moved`: the move over the same span of the day or week. `was`: the value at the target's time of day, less now.
+    """
     seconds = step * past.panel.bin_s
     day, week = past.bins(DAY_S), past.bins(WEEK_S)
     days, weeks = -(-step // day), -(-step // week)
@@ -264,7 +269,7 @@ def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: A
 
 
 def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
-    """The values `back` bins before the origin and before the target; `back` >= step, so both are known."""
+    """Return the values `back` bins before the origin and before the target. `back` >= step, so both are known."""
     return past.at(origins, back), past.at(origins, back - step)
 
 
@@ -308,7 +313,7 @@ def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
 
 
 def mean_known(parts: Sequence[Array]) -> Array:
-    """The mean over the parts that are known, element by element; NaN where none is.
+    """Return the mean over the parts that are known, element by element. NaN if none is.
 
     >>> mean_known([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
     array([ 2., nan])

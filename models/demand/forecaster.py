@@ -66,14 +66,17 @@ class SeriesKey(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Of a user group (or, of request rates, of one served model)."""
+        """Return whether the series is of a user group or, for request rates, of one served model."""
         return self.group != EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """Series of one target that end now, NaN unknown. minutes, ten_minute: (series, bin); capacity: (series,) the
-    ceiling, NaN for none; covariates: name -> (series, bin) of ten minutes."""
+    """Series of one target that end now, NaN unknown.
+
+    minutes, ten_minute: (series, bin). capacity: (series,) the ceiling, NaN for none. covariates: name -> (series, bin)
+    of ten minutes.
+    """
 
     target: str
     keys: tuple[SeriesKey, ...]
@@ -83,7 +86,7 @@ class Histories:
     covariates: Mapping[str, Array] = field(default_factory=dict)
 
     def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
-        """Some of the series as what a forecaster sees; the last bin is the one that holds `now_ms`."""
+        """Return some of the series as a forecaster sees them. The last bin is the one that holds `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
         names = tuple(self.keys[row].name for row in rows.tolist())
         first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
@@ -112,8 +115,11 @@ class ForecastSeries:
 
 
 class DemandForecaster(Stateful):
-    """Forecasts of all series of a fleet. One writer. challengers compete with the built-in forecasters by ten minutes,
-    sparse ones for groups alone; shadows are scored and never serve. Names must not change afterwards."""
+    """Forecasts of all series of a fleet. One writer.
+
+    Challengers compete with the built-in forecasters by ten minutes, sparse ones for groups alone. Shadows are scored
+    and never serve. Names must not change afterwards.
+    """
 
     def __init__(
         self,
@@ -141,7 +147,7 @@ class DemandForecaster(Stateful):
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more history to test than the last call did."""
+        """Return whether there is more history to test than the last call did."""
         return self._behind > 0
 
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
@@ -195,8 +201,10 @@ class DemandForecaster(Stateful):
                 series.forget_half_told(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Whether a forecast of an hour ago must be made up from what is known of then: after a start, or where what
-        was known then was not all."""
+        """Return whether a forecast of an hour ago must be made from what is known of then.
+
+        That is so after a start, or if not everything of then was known at the time.
+        """
         now_bin = self._now_ms // BIN_MS
         found = (self._of(inputs.keys[row], inputs.target) for row in rows.tolist())
         return any(series.old is None and series.bin != now_bin for series in found)
@@ -254,7 +262,7 @@ class DemandForecaster(Stateful):
                 contest.forget(name)
 
     def losses(self) -> dict[str, dict[str, tuple[float, int]]]:
-        """target -> forecaster of pools and classes -> mean loss in units of persistence's, and of how many."""
+        """Return target -> forecaster of pools and classes -> (mean loss in persistence's units, number of losses)."""
         return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
 
     def record(self) -> dict[str, Any]:
@@ -280,7 +288,7 @@ class DemandForecaster(Stateful):
         }
 
     def dump(self) -> Dump:
-        """Copies for a snapshot: JSON-able parts, and arrays by name."""
+        """Return copies for a snapshot: JSON-able parts, and arrays by name."""
         contests: list[dict[str, Any]] = []
         arrays: dict[str, NDArray[Any]] = {}
         for number, ((target, which), contest) in enumerate(self._contests.items()):
@@ -295,7 +303,7 @@ class DemandForecaster(Stateful):
         return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`. What gates lack there is tested again, from the histories."""
+        """Restore what `dump` returned. What gates lack there is tested again, from the histories."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
@@ -328,7 +336,7 @@ class _Forecast:
             self.records.setdefault(row, []).append(record)
 
     def record(self, row: int) -> dict[str, float | int | None]:
-        """Of ten minutes and more, once any of that has matured."""
+        """Return the record of ten minutes and more, once any of that has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
 
@@ -345,7 +353,7 @@ def _heard(inputs: Histories) -> NDArray[np.bool_]:
 
 
 def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
-    """The series of each contest; contests without any are left out."""
+    """Return the series of each contest. Leaves out contests without any."""
     heard, is_part = _heard(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: heard, POOLS: heard & ~is_part, GROUPS: heard & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
@@ -363,14 +371,14 @@ def _ceilings(inputs: Histories) -> Array:
 
 
 def _drawn(ten_minute: Array) -> Array:
-    """The newest DRAWN_BINS from the first known one on; a gap carries the last value on."""
+    """Return the newest DRAWN_BINS from the first known one on. A gap carries the last value on."""
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))
     return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
 
 
 def _agrees(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
-    """Whether a forecast's first median is near a level of the bin in which it was issued, or of the one before."""
+    """Return whether a forecast's first median is near a level of its own bin, or of the bin before."""
     issued_ms, points = issued
     at = len(levels) - 1 - (now_bin - issued_ms // BIN_MS)
     known = levels[max(0, at - 1) : at + 1] if 0 <= at < len(levels) else levels[:0]

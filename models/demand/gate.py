@@ -89,9 +89,12 @@ class Pending:
 
 
 class Gate:
-    """The gate of one target's series. One writer. names: the forecasters, persistence first. ceiling: (series,), inf
-    or NaN for none; nothing is below 0. shadows are scored like the others and never serve, alone or in the mean.
-    whole: (series,) which count in whole numbers, and so are served in whole numbers, until an outcome is none."""
+    """The gate of one target's series. One writer.
+
+    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. Nothing is below 0. shadows are
+    scored like the others and never serve, alone or in the mean. whole: (series,) which count in whole numbers, and so
+    are served in whole numbers, until an outcome is none.
+    """
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class Gate:
         return served
 
     def serve(self, raw: Array) -> Served:
-        """What would be served now; nothing is remembered."""
+        """Return what would be served now. Remembers nothing."""
         return self._serve(self._candidates(raw))
 
     def mature(self, bin: int, outcomes: Array) -> None:
@@ -161,8 +164,12 @@ class Gate:
             self._choose()
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """Return, for each series, the served forecasts against the better naive one over four weeks and all leads, the
-        coverage of DAYS_OF_COVERAGE days without forecasts of one value that came, and how many forecasts matured."""
+        """Return, for each series, the served forecasts against the better naive one over four weeks and all leads.
+
+        Each row also has the coverage of DAYS_OF_COVERAGE days, without forecasts of one value that came true, and how
+        many
+        forecasts matured.
+        """
         sums = self._losses.sum(axis=0)  # (candidate, step, series)
         recent, counts = self._blocks > self._blocks.max() - DAYS_OF_COVERAGE * A_DAY, self._counts.sum(axis=(0, 1))
         hits, moved = (rows[recent].sum(axis=(0, 1)) for rows in (self._hits, self._moved))
@@ -187,8 +194,10 @@ class Gate:
         return {name: (float(scaled[at].sum() / n) if n else 1.0, n) for at, name in enumerate(self.names)}
 
     def forget(self, name: str) -> None:
-        """Switch a forecaster to another version: its record becomes persistence's. The mean keeps its own, as its
-        weights follow outcomes whoever forecasts."""
+        """Switch a forecaster to another version: its record becomes persistence's.
+
+        The mean keeps its own record, as its weights follow outcomes of any forecaster.
+        """
         at = self.names.index(name)
         for table in (self._standing, self._behind, self._apart):
             table[at] = table[0]
@@ -226,8 +235,10 @@ class Gate:
         self._standing[:, at] = np.where(known, moved, self._standing[:, at])
 
     def _fall_behind(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
-        """Page's test: how far each candidate has lost to persistence since it was last level. losses: (candidate,
-        series)."""
+        """Apply Page's test: how far each candidate has lost to persistence since it was last level.
+
+        losses: (candidate, series).
+        """
         lost = _in_units(losses - losses[0], self.tracker.size[at], -np.inf) / np.sqrt(self.tracker.overlap[at])
         moved = (self._behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
@@ -245,14 +256,18 @@ class Gate:
         return Served(values, np.array(self.names)[chosen])
 
     def _held_back(self) -> NDArray[np.bool_]:
-        """(candidate, step, series) who fell behind at a lead that it had won serves no longer lead either: there the
-        outcomes come later."""
+        """Return (candidate, step, series) of candidates that fell behind at a lead that they had won.
+
+        Such a candidate serves no longer lead either: there the outcomes come later.
+        """
         fell = np.isfinite(self._earned) & (self._behind > MOST_BEHIND)
         return np.asarray(np.logical_or.accumulate(fell, axis=1))
 
     def _beyond(self, candidates: Array) -> NDArray[np.bool_]:
-        """(candidate, step, series) who is farther from persistence, and from the last outcomes, than its record
-        reaches: a level that has shifted, where a single spike is none."""
+        """Return (candidate, step, series) where a candidate is farther from persistence than it was ever right.
+
+        It is also farther from the last outcomes: a level has shifted. A single spike is no shift.
+        """
         few = FEW_ORIGINS * self.tracker.overlap[:, None] / np.maximum(self.tracker.seen, 1.0)
         near = _apart(candidates, candidates[0, MEDIAN])
         for outcome in self._last:
@@ -260,9 +275,10 @@ class Gate:
         return np.asarray(near > MOST_APART * (1 + few) * self._apart)
 
     def _bounded(self, values: Array) -> Array:
-        """Within what can be: the nearest whole numbers where a series has no others, from 0 to the ceiling.
+        """Bound values from 0 to the ceiling, and round to whole numbers where a series has no others.
 
-        Offsets of counts swing around a whole number, which is the quantile; a band then covers no less than before."""
+        Offsets of counts swing around a whole number, which is the quantile. A band then covers no less than before.
+        """
         if self.whole.any():
             values = np.where(self.whole, np.rint(values), values)
         return np.clip(values, 0.0, self.ceiling)
@@ -307,8 +323,10 @@ class Gate:
                 self._earned[:, at] = self._earning(one, t, lead)
 
     def _earning(self, one: LeadRecord, t_band: Array, lead: float) -> Array:
-        """(candidate, series) loss in units of persistence's of who may serve one lead, else inf. Where a candidate
-        gains at this lead, its t is the greater of that and the band's. lead: in blocks."""
+        """Return (candidate, series) loss in units of persistence's for candidates that may serve one lead, else inf.
+
+        If a candidate gains at this lead, its t is the greater of that and the band's. lead: in blocks.
+        """
         win, sure = (np.full((len(self.names), 1), limit) for limit in (WIN, SURE_T))
         win[-1], sure[-1] = WIN_MEAN, SURE_T_MEAN
         t = t_of(one.gain, one.known, lead, A_DAY)

@@ -111,8 +111,9 @@ def divide(amount: Array, weight: Array, room: Array) -> Array:
 
 
 def in_whole_numbers(parts: Array) -> Array:
-    """(quantile, horizon, part) rounded, quantiles in order. Medians that sum to a whole number still do (largest
-    remainders are rounded up).
+    """Round (quantile, horizon, part), with quantiles in order.
+
+    Medians that sum to a whole number still do: the largest remainders are rounded up.
 
     >>> in_whole_numbers(np.full((7, 1, 3), 10 / 3))[3].tolist()
     [[4.0, 3.0, 3.0]]

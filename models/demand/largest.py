@@ -38,7 +38,7 @@ def largest(panel: Panel, most: int) -> NDArray[np.intp]:
 
 
 def panel_of(panel: Panel, rows: NDArray[np.intp]) -> Panel:
-    """Some series of a panel."""
+    """Return some series of a panel."""
     names = tuple(panel.names[row] for row in rows.tolist())
     covariates = {name: table[rows] for name, table in panel.covariates.items()}
     return Panel(panel.target, names, panel.bin_s, panel.first_ms, panel.values[rows], panel.capacity[rows], covariates)

@@ -166,9 +166,11 @@ def window_quantiles(
     overlap: int = 1,
     alike: tuple[Mask, Mask] | None = None,
 ) -> tuple[Array, NDArray[np.intp]]:
-    """(quantile, origin, series) QUANTILES of the last `count` known values, `thin` bins apart; how many were known.
-    overlap: bins within which values tell the same. alike: (series, bin) values, and the (origin, series) that use
-    no others."""
+    """Return (quantile, origin, series) QUANTILES of the last `count` known values, and how many were known.
+
+    The values are `thin` bins apart. overlap: bins within which values say the same. alike: (series, bin) values, and
+    the (origin, series) that use no others.
+    """
     series = len(values)
     padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
     back = np.arange(count) * thin
@@ -214,8 +216,10 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp], told: Array) -> Ar
 
 
 def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
-    """(origin, series) typical move within one bin, from all moves so far; while they are few, no less than a share of
-    the highest value so far."""
+    """Return (origin, series) the typical move within one bin, from all moves so far.
+
+    While they are few, it is no less than a share of the highest value so far.
+    """
     moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
     known = np.isfinite(moves)
     count = known.cumsum(axis=1)[:, origins].T

@@ -87,8 +87,11 @@ def sums_upto(rows: NDArray[Any], origins: Bins) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Intermittent series at some origins. values, some (any demand), none: (series, bin). last, share (bins with any):
-    (series, origin). sizes: (series, origin, SIZES). age: (bin,) weights: an origin's bin weighs 1, older ones less."""
+    """Intermittent series at some origins.
+
+    values, some (any demand), none: (series, bin). last, share (bins with any): (series, origin). sizes: (series,
+    origin, SIZES). age: (bin,) weights: an origin's bin weighs 1, older ones less.
+    """
 
     values: Array
     some: Mask

@@ -106,9 +106,10 @@ def _smoothed_few(values: Array, factor: float) -> Array:
 
 
 def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
-    """(series, bin) of the smoothed level whose errors at this lead were the smallest within the window.
+    """Return (series, bin) of the smoothed level whose errors at this lead were the smallest within the window.
 
-    All levels are known at the same bins, so that sums of errors compare as their means do."""
+    All levels are known at the same bins, so that sums of errors compare as their means do.
+    """
     known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
     best = levels[-1].copy()
     least = np.full_like(best, np.inf)

@@ -82,8 +82,10 @@ class DemandTrees:
     def fit(
         self, panels: Sequence[Panel], until: Sequence[int], say: Callable[[str], None] = lambda line: None
     ) -> Self:
-        """Fit a model of each target; of panel k it reads the bins before until[k] alone. A target without a known
-        outcome gets no model. Raises ModelError where no target gets one."""
+        """Fit a model of each target. Of panel k it reads the bins before until[k] alone.
+
+        A target without a known outcome gets no model. Raises ModelError if no target gets one.
+        """
         known = [panel.until(max(bins, 0)) for panel, bins in zip(panels, until, strict=True)]
         self.models = {}
         self.survival = _fit_survival(known)
@@ -154,7 +156,7 @@ class DemandTrees:
 
 
 def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
-    """How long GPUs stay, from the last months of the panel that tells most of it; None where none does."""
+    """Fit how long GPUs stay, from the last months of the panel that says most of it. None if none does."""
     able = [panel for panel in panels if {"started", "ended", "running"} <= {*panel.covariates, panel.target}]
     if not able:
         return None
@@ -176,7 +178,7 @@ def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Ro
 
 
 def _by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
-    """The bands that these steps need, with the rows of the steps."""
+    """Yield the bands that these steps need, with the rows of the steps."""
     start_s = 0.0
     for band in BANDS:
         rows = [row for row, step in enumerate(steps) if start_s < step * bin_s <= band.end_s]

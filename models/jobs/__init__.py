@@ -1,1 +1,1 @@
-"""What jobs look like and how they affect each other: phases, templates, interference, checkpoints."""
+"""Models of jobs and how they affect each other: phases, templates, interference, checkpoints."""

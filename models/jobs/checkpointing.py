@@ -24,7 +24,7 @@ class CheckpointPlan:
 
 
 def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
-    """The ratio at any interval, 0..1.
+    """Return the ratio at any interval, 0..1.
 
     >>> round(ettr(1200.0, 30.0, 512 * 0.0065), 3)
     0.941
@@ -34,7 +34,7 @@ def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float
 
 
 def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
-    """The best interval, never so short that more than half of the time goes to checkpoints. Both above 0.
+    """Return the best interval, never so short that more than half of the time goes to checkpoints. Both above 0.
 
     >>> plan = plan_of(30.0, 512 * 0.0065)
     >>> round(plan.interval_s), round(plan.expected_ettr, 2)

@@ -35,7 +35,7 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def co_runs(self) -> list[CoRun]:
-        """As the service has them."""
+        """Return the co-runs in the form that the service has."""
         return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
 
     def load_of(self) -> dict[int, tuple[float, ...]]:
@@ -48,7 +48,7 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, folder: Path) -> "CoRunFit":
-        """The fit of a version's folder. Raises ModelError."""
+        """Load the fit of a version's folder. Raises ModelError."""
         path = folder / CO_RUN_FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls, strict=False)

@@ -38,8 +38,10 @@ MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """n jobs, each beside a partner; NaN and key 0: unknown. load, partner_load: (n, LOADS) ratios of each alone; keys,
-    partner_keys: (n, 2) the job and its kind."""
+    """n jobs, each beside a partner. NaN and key 0: unknown.
+
+    load, partner_load: (n, LOADS) ratios of each alone. keys, partner_keys: (n, 2) the job and its kind.
+    """
 
     load: Array
     partner_load: Array
@@ -67,8 +69,11 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """What n observed co-runs teach. weight: (n,) of each in the mean; errors: (n,) actual less the mean without that
-    one; strange: (k,) actual less the mean without all co-runs of one of its two kinds."""
+    """The lessons of n observed co-runs.
+
+    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that one. strange: (k,) actual less the
+    mean without all co-runs of one of its two kinds.
+    """
 
     pairs: Pairs
     weight: Array
@@ -176,8 +181,9 @@ def _strange(pairs: Pairs, inverse: Array, weight: Array) -> Array:
 
 
 def margin(errors: Array) -> float:
-    """What to add to a prediction so that BOUND of outcomes lie above it; NaN with too few errors. It is the k-th
-    smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005).
+    """Return what to add to a prediction so that BOUND of outcomes lie above it. NaN with too few errors.
+
+    It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005).
 
     >>> margin(np.arange(-9.0, 0.0)), margin(np.arange(-8.0, 0.0))
     (-9.0, nan)

@@ -39,7 +39,10 @@ def at_present_level(readings: Array) -> Array:
 
 
 def _came_back(readings: Array, begins: list[int]) -> bool:
-    """Whether the last level was there before and was left, or is not one level: a rhythm, in which no level stays."""
+    """Return whether the last level was there before and was left, or is not one level.
+
+    Then the readings are a rhythm, in which no level stays.
+    """
     before, last = readings[begins[-2] : begins[-1]].mean(), readings[begins[-1] :].mean()
     near = np.abs(readings[: begins[-1]] - last) < BACK_SHARE * abs(before - last)
     swings = abs(readings[-LATEST:].mean() - last) > AWAY_SHARE * abs(before - last)

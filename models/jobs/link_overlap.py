@@ -29,7 +29,7 @@ CELLS = 720  # of the circle
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How a job uses a link: every `period_s` it sends for `busy_share` of the time at `rate` of the capacity."""
+    """The use of a link by a job: every `period_s` it sends for `busy_share` of the time at `rate` of the capacity."""
 
     period_s: float
     busy_share: float
@@ -47,15 +47,18 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """How well jobs fit on a link. compatibility: 0..1; shifts_s: how long after the first each should begin, None
-    where they drift, so that no shift stays."""
+    """The fit of jobs on a link.
+
+    compatibility: 0..1. shifts_s: how long after the first each should begin, None if they drift, so that no shift
+    stays.
+    """
 
     compatibility: float
     shifts_s: tuple[float, ...] | None
 
 
 def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
-    """Turns of a and of b that take about as long; None where no small numbers do, or a period is none.
+    """Return the turns of a and of b that take about as long. None if no small numbers do, or a period is none.
 
     >>> ratio_of(1.0, 2.01), ratio_of(1.0, 1.0), ratio_of(1.0, 1.387)
     ((2, 1), (1, 1), None)
@@ -117,7 +120,7 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
 
 
 def _common(jobs: Sequence[Turns]) -> list[int] | None:
-    """Turns of each on the circle of all; None where there is none of at most MOST_TURNS."""
+    """Return the turns of each on the circle of all. None if there is none of at most MOST_TURNS."""
     ratios = [ratio_of(jobs[0].period_s, job.period_s) for job in jobs]
     if None in ratios:
         return None

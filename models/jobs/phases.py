@@ -37,8 +37,11 @@ USUAL_S = 120.0  # the usual is the median of so much active time
 
 @dataclass(frozen=True, slots=True)
 class JobLevels:
-    """Means over a job's GPUs, each (sample,), regular in time; NaN unreported. activity: SM activity 0..1; exchange:
-    bytes/s between GPUs (NVLink, InfiniBand); host: PCIe bytes/s; age_s: the job's at the first sample, 0 unknown."""
+    """Means over a job's GPUs, each (sample,), regular in time. NaN unreported.
+
+    activity: SM activity 0..1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe bytes/s. age_s: the
+    job's at the first sample, 0 unknown.
+    """
 
     interval_s: float
     activity: Array
@@ -96,7 +99,7 @@ class _Track:
         self.stopped: int | None = None  # since when it does not
 
     def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
-        """The phase at the next sample."""
+        """Return the phase at the next sample."""
         memory = memory if math.isfinite(memory) else self.most_gib
         if memory > self.most_gib * 1.02:
             self.most_gib, self.grew = memory, at

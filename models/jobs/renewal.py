@@ -29,7 +29,7 @@ class Next:
 
 
 def next_of(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
-    """The next beginning after `begins_ms` (n,); None below two beginnings, or long after it was due.
+    """Return the next beginning after `begins_ms` (n,). None below two beginnings, or long after it was due.
 
     >>> next_of(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000

@@ -71,7 +71,7 @@ class Spike(msgspec.Struct):
 def spikes(
     loads: Sequence[JobLoad], now_ms: int, capacity: Mapping[Domain, float], rng: np.random.Generator
 ) -> list[Spike]:
-    """A row a domain and quantity, in order of domains; capacity: of those where it is known."""
+    """Return a row per domain and quantity, in order of domains. capacity: of those where it is known."""
     sums: dict[tuple[Domain, str], Array] = {}
     jobs: dict[tuple[Domain, str], int] = {}
     for name in ("power_w", "sent_bytes_per_s"):

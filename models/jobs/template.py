@@ -70,7 +70,8 @@ def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels
 
 
 def weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...]) -> list[float]:
-    """
+    """Return the quantiles of weighted values.
+
     >>> weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.0, 1.0, 1.0]), (0.5, 0.9))
     [1.5, 2.0]
     """

@@ -33,7 +33,10 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of `span_s`, ten minutes at most; None where it is not known. idle_s: no GPU of it computed so long, at least."""
+    """The use of GPUs over `span_s`, at most ten minutes. None if unknown.
+
+    idle_s: how long none of the GPUs has computed, at least.
+    """
 
     span_s: float | None
     loaded_share: float | None
@@ -64,7 +67,10 @@ def use_of(
     steps: Sequence[Step],
     idle_before_s: float = 0.0,
 ) -> Use:
-    """The use from (slot, GPU) readings, oldest first, NaN unknown. idle_before_s: up to the first slot; 0: unknown."""
+    """Return the use from (slot, GPU) readings, oldest first, NaN unknown.
+
+    idle_before_s: up to the first slot. 0: unknown.
+    """
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
     idle_s = _idle_s(activity, interval_s, idle_before_s)
     lately = min(len(activity), max(1, round(LATELY_S / interval_s)))
@@ -93,7 +99,7 @@ def use_of(
 
 
 def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
-    """The shares of step time that go to data loading and to communication; None where no step tells its parts."""
+    """Return the shares of step time that go to data loading and to communication. None if no step states its parts."""
     timed = [(step.duration_s, step.parts) for step in steps if step.parts is not None and step.duration_s > 0]
     total = sum(duration for duration, _ in timed)
     if not total:

@@ -18,8 +18,10 @@ class AlikeDevices:
         self._made_of: tuple[int, ...] = ()
 
     def refresh(self, names: Sequence[str], node: NDArray[np.int32], traits: Mapping[str, str], changes: int) -> None:
-        """Number the groups of `names`. node: (device,) owners; traits: name → model or link layer; changes: a number
-        that grows with owners and traits."""
+        """Give each group of `names` a number.
+
+        node: (device,) owners. traits: name → model or link layer. changes: a number that grows with owners and traits.
+        """
         key = (len(names), changes)
         if key == self._made_of:
             return

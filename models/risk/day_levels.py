@@ -47,12 +47,12 @@ class DayLevels:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps; rules by name."""
+        """Return a copy for a snapshot, with rules by name."""
         rules = [rule.name for rule in RULES]
         return {"names": list(self.names), "time_ms": self.time_ms, "rules": rules}, {"values": self.values.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; rules that are gone are left out."""
+        """Restore what `dump` returned, into an empty one. Leaves out rules that no longer exist."""
         self.names, self.time_ms = tuple(about["names"]), about["time_ms"]
         self.values = np.zeros((len(self.names), len(RULES)), np.float32)
         column = {name: at for at, name in enumerate(about["rules"])}

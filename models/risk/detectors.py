@@ -59,9 +59,11 @@ def newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What one rule sees on the entities of its kind, all (entity,). on: the condition holds. telling: the condition
-    would have shown, so its absence speaks for the entity. An idle GPU shows no link downgrade, and a value that
-    nobody can read shows nothing. strength: 0..1. since_ms: 0 unknown."""
+    """The entities of a kind on which one rule sees its condition, all (entity,).
+
+    on: the condition holds. telling: the condition would have shown, so its absence speaks for the entity. An idle GPU
+    shows no link downgrade, and an unreadable value shows nothing. strength: 0..1. since_ms: 0 unknown.
+    """
 
     on: Mask
     value: Array
@@ -80,8 +82,10 @@ class Detection:
         since: Times | None = None,
         telling: Mask | None = None,
     ) -> "Detection":
-        """Make a detection. Strength is clipped to 0..1, NaN is 0; one number stands for all entities. By default it
-        tells wherever its value is known."""
+        """Make a detection. Strength is clipped to 0..1, NaN is 0. One number stands for all entities.
+
+        By default it tells wherever its value is known.
+        """
         n = len(on)
         return cls(
             on,
@@ -122,14 +126,17 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
 
 
 def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
-    """What each rule of a kind sees, in the order of OF_KIND; nothing of rules that are raised elsewhere."""
+    """Return the detections of each rule of a kind, in the order of OF_KIND.
+
+    Nothing for rules that are raised elsewhere.
+    """
     nothing = Detection.of(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
     return [nothing if detector is None else detector(view) for detector in detectors]
 
 
 def check_complete() -> None:
-    """Raises ValueError if a rule has no function; called once all that have one are imported."""
+    """Check that each rule has a function, once all modules with one are imported. Raises ValueError."""
     missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
     if missing:
         raise ValueError(f"no function sees or reports {', '.join(missing)}")

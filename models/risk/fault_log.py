@@ -100,11 +100,11 @@ class FaultLog:
         return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
 
     def begun(self, after_ms: int, until_ms: int) -> set[str]:
-        """The nodes of which a fault began in (after, until]."""
+        """Return the nodes of which a fault began in (after, until]."""
         return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
 
     def history(self, rows: Mapping[str, int]) -> FaultHistory:
-        """The faults of known nodes, in days since 1970. rows: name → row."""
+        """Return the faults of known nodes, in days since 1970. rows: name → row."""
         own = [fault for fault in self.faults if fault.node in rows]
         seen = np.array([fault.seen_ms for fault in own], np.float64)
         return FaultHistory(
@@ -122,12 +122,15 @@ class FaultLog:
         return (self.fit or self.prior).hazard(columns, horizons_s)
 
     def fit_due(self, now_ms: int) -> bool:
-        """Whether there is enough own history, and no fit of the last week."""
+        """Return whether there is enough own history, and no fit of the last week."""
         watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
     def fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
-        """What `fit_history` takes: a copy, so that it may fit in a thread. It begins where faults are still kept."""
+        """Return the arguments of `fit_history` as a copy, so that a thread may fit.
+
+        It begins where faults are still stored.
+        """
         rows = {name: row for row, name in enumerate(names)}
         since_ms = max(self.since_ms, now_ms - KEPT_MS)
         if len(self.faults) >= MOST:
@@ -139,13 +142,13 @@ class FaultLog:
         self.fit, self.fitted_ms = fit, now_ms
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         fit = None if self.fit is None else msgspec.to_builtins(self.fit, str_keys=True)
         times = {"since_ms": self.since_ms, "now_ms": self._now_ms, "fitted_ms": self.fitted_ms}
         return {"faults": msgspec.to_builtins(self.faults), "fit": fit, "common": sorted(self._common), **times}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self.faults = msgspec.convert(about["faults"], list[LoggedFault])
         self._last = {fault.node: fault for fault in self.faults}
         self._common = set(about["common"])

@@ -55,8 +55,10 @@ class FaultRate:
         now_ms: int,
         known: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record one tick. day_hazard: (node,) faults that the history expects within a day; warned: (node,).
-        known: (node,) whether there is telemetry of the node now; None: of all."""
+        """Record one tick. day_hazard: (node,) faults that the history expects within a day. warned: (node,).
+
+        known: (node,) whether there is telemetry of the node now. None: of all.
+        """
         elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
         self._now_ms = now_ms
         if not before_ms or elapsed_ms > WATCHED_MS:
@@ -95,8 +97,10 @@ class FaultRate:
             self._heard_ms = {name: times for name, times in self._heard_ms.items() if now_ms - times[1] <= AWAY_MS}
 
     def _has_joined(self, name: str, at_ms: int) -> bool:
-        """Return whether a node was heard for less than JOINING_MS at that time, or never. A fleet's first nodes were
-        not, since the start of watching counts for them."""
+        """Return whether a node was heard for less than JOINING_MS at that time, or never.
+
+        A fleet's first nodes have not joined, since the start of watching counts for them.
+        """
         since_ms, _ = self._heard_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 

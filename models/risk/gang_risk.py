@@ -26,8 +26,11 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 
 @dataclass(frozen=True, slots=True)
 class GangRisk:
-    """p_interrupted, p_slow: of the gang; node, slow: (n,) the chances that each member interrupts it and slows it;
-    hazard: expected interruptions; weakest, slowest: indices of the likeliest members; domains: the shared ones."""
+    """The risk of a gang.
+
+    p_interrupted, p_slow: of the gang. node, slow: (n,) the chances that each member interrupts it and slows it.
+    hazard: expected interruptions. weakest, slowest: indices of the likeliest members. domains: the shared ones.
+    """
 
     hazard: float
     p_interrupted: float
@@ -56,8 +59,11 @@ def gang_risk(
     prior: Array,
     gpu_temp_c: Array | None = None,
 ) -> GangRisk:
-    """Risk of a gang of n >= 1 members. risk: (kind, horizon, n) probabilities; where NaN, `prior` (kind, horizon)
-    stands in. domains: (level of FAULTS_PER_DAY, (n,) each member's domain, "" unknown); gpu_temp_c: (n,)."""
+    """Return the risk of a gang of n >= 1 members.
+
+    risk: (kind, horizon, n) probabilities. Where NaN, `prior` (kind, horizon) stands in. domains: (level of
+    FAULTS_PER_DAY, (n,) each member's domain, "" unknown). gpu_temp_c: (n,).
+    """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
     hazard = hazard_within(known, RISK_HORIZONS_S, duration_s)
     usual = hazard_within(prior[:, :, None], RISK_HORIZONS_S, duration_s)

@@ -108,9 +108,12 @@ def at_limit(view: GpuView) -> Mask:
 
 
 def cap_evidence(view: GpuView) -> Array:
-    """(gpu,) whether a low clock would be that of a power cap: TOLD by the reason bit or by power at the limit. Where
-    neither is exported and it is not hot, LIKELY by its power beside its node's GPUs, else OPEN. DENIED otherwise.
-    WAITS where the bit is set and the limit was lowered, but it draws far less, as one of a gang that waits does."""
+    """Return (gpu,) the evidence that a low clock would be that of a power cap.
+
+    TOLD by the reason bit or by power at the limit. If neither is exported and it is not hot, LIKELY by its power
+    beside its node's GPUs, else OPEN. DENIED otherwise. WAITS if the bit is set and the limit was lowered, but it draws
+    far less, as a GPU of a gang that waits does.
+    """
     limit = view["power_limit_w"]
     faulty = (view.bits & (THERMAL | BRAKE)) > 0
     bit = (view.bits & POWER_CAP) > 0
@@ -123,8 +126,10 @@ def cap_evidence(view: GpuView) -> Array:
 
 
 def on_plateau(view: GpuView) -> Mask:
-    """(gpu,) whether it draws less than its node's working GPUs, steadily, as its clock is lower, and is no warmer: one
-    that is held down by heat is. Brakes and hardware slowdowns halve clocks."""
+    """Return (gpu,) whether it steadily draws less than its node's working GPUs, with a lower clock, and no warmer.
+
+    Heat that holds a GPU down makes it warmer. Brakes and hardware slowdowns halve clocks.
+    """
     clock = view.clock / view.usual_clock
     now, lately = (
         power / view.peer_median(np.where(view.loaded & (power > 0), power, np.nan))
@@ -138,8 +143,11 @@ def on_plateau(view: GpuView) -> Mask:
 
 @sees("thermal_throttle")
 def thermal_throttle(view: GpuView) -> Detection:
-    """A thermal or hardware slowdown bit, and a clock that fell. Bit 4 (software power cap) is normal under load. A
-    power brake sets the hardware bit, too, which then says nothing of heat."""
+    """Detect a thermal or hardware slowdown bit with a clock that fell.
+
+    Bit 4 (software power cap) is normal under load. A power brake sets the hardware bit, too, which then says nothing
+    of heat.
+    """
     braked = (view.bits & BRAKE) > 0
     return _slowed(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
 
@@ -150,7 +158,7 @@ def power_brake(view: GpuView) -> Detection:
 
 
 def _slowed(view: GpuView, bit: Mask) -> Detection:
-    """A clock that fell while a bit says why, of GPUs that do not idle."""
+    """Detect a clock that fell while a bit says why, on GPUs that do not idle."""
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
@@ -160,8 +168,10 @@ def _slowed(view: GpuView, bit: Mask) -> Detection:
 
 @sees("clock_low")
 def clock_low(view: GpuView) -> Detection:
-    """Much slower than itself before and than its node's working GPUs now, where no reason is exported and its power
-    is below its limit, and not as that of a capped one."""
+    """Detect a GPU much slower than itself before and than its node's working GPUs now, without an exported reason.
+
+    Its power is below its limit, and not as that of a capped one.
+    """
     peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
@@ -172,8 +182,10 @@ def clock_low(view: GpuView) -> Detection:
 
 @sees("clock_halved")
 def clock_halved(view: GpuView) -> Detection:
-    """At half its usual clock or less under load, where no reason is exported, with peers as slow: a whole node that
-    brakes. Power limits end above that, and somebody who locks clocks so low does it to a gang as a whole."""
+    """Detect half the usual clock or less under load, without an exported reason, with peers as slow: a braking node.
+
+    Power limits end above that, and an operator who locks clocks so low does it to a gang as a whole.
+    """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
     return Detection.of(on, view.clock, view.usual_clock, strength, None, view.works_with(view.clock))
@@ -208,7 +220,10 @@ def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
 
 @sees("xid_hard")
 def xid_hard(view: GpuView) -> Detection:
-    """A hardware XID that appeared before our eyes: the gauge is sticky, an old code says nothing of today."""
+    """Detect a hardware XID that appeared while we watched.
+
+    The gauge is sticky, so an old code says nothing of today.
+    """
     return _xid(view, frozenset(HARD) - PART, fresh=True)
 
 
@@ -280,7 +295,10 @@ def pcie_width(view: GpuView) -> Detection:
 
 @sees("pcie_gen")
 def pcie_gen(view: GpuView) -> Detection:
-    """An older generation under load than its maximum or its node's GPUs. An idle link rests low: that says nothing."""
+    """Detect an older generation under load than the maximum or the node's GPUs.
+
+    An idle link rests low: no evidence.
+    """
     gen = view["pcie_link_gen"]
     full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
     on = view.loaded & (gen < full - 0.5)

@@ -36,8 +36,11 @@ ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th day
 
 @dataclass(frozen=True, slots=True)
 class FaultHistory:
-    """f faults. node: (f,) row of the node; start_day: (f,); end_day: (f,) its return from repair, NaN unknown;
-    hardware: (f,) a part was at fault, False where nobody knows."""
+    """f faults. node: (f,) row of the node.
+
+    start_day: (f,). end_day: (f,) its return from repair, NaN unknown. hardware: (f,) a part was at fault, False where
+    unknown.
+    """
 
     node: NDArray[np.int64]
     start_day: Array
@@ -45,7 +48,7 @@ class FaultHistory:
     hardware: Mask
 
     def until(self, at_day: float) -> "FaultHistory":
-        """What is known at a moment: faults that had begun, and returns that had happened."""
+        """Return what is known at a moment: faults that had begun, and returns that had happened."""
         begun = self.start_day <= at_day
         end_day = np.where(self.end_day <= at_day, self.end_day, np.nan)
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
@@ -135,7 +138,7 @@ def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
 
 
 def load_history(folder: Path) -> HistoryFit:
-    """What `fleetcast train history` wrote into a folder, PUBLISHED where nothing is. Raises ConfigError."""
+    """Load what `fleetcast train history` wrote into a folder, or PUBLISHED if it is empty. Raises ConfigError."""
     path = folder / HISTORY_FILE
     if not path.is_file():
         return PUBLISHED
@@ -180,7 +183,7 @@ class PastDays:
 
 
 def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
-    """The working nodes on each of one or more days."""
+    """Return the working nodes on each of one or more days."""
     parts = []
     for day in days:
         known = history.until(day)
@@ -190,8 +193,10 @@ def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
 
 
 def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: int) -> HistoryFit:
-    """Coefficients from what had matured by `until_day`; first_day: since when faults are recorded. Raises ValueError
-    where that is not longer than WARM_UP_DAYS and the longest horizon together."""
+    """Fit coefficients from what had matured by `until_day`. first_day: since when faults are recorded.
+
+    Raises ValueError if that is not longer than WARM_UP_DAYS and the longest horizon together.
+    """
     known = history.until(until_day)
     begin = first_day + WARM_UP_DAYS
     if until_day - begin <= HORIZONS_DAYS[-1]:
@@ -223,8 +228,10 @@ def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[fl
 
 
 def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
-    """(1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1. Without BLAS: for so narrow
-    matrices its threads only wait for each other, on a busy machine for minutes."""
+    """Return (1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1.
+
+    It uses no BLAS: for so narrow matrices its threads only wait for each other, on a busy machine for minutes.
+    """
     rows = np.column_stack((np.ones(len(scaled)), scaled))
     ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))
     share = float(np.clip(labels.mean(), 1e-6, 1 - 1e-6))
@@ -245,6 +252,6 @@ def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
 
 
 def _loss(rows: Array, labels: Mask, ridge: Array, theta: Array) -> float:
-    """The negative logarithm of the likelihood, and the penalty."""
+    """Return the negative logarithm of the likelihood, and the penalty."""
     logit = np.einsum("ni,i->n", rows, theta)
     return float(np.logaddexp(0.0, logit).sum() - logit[labels].sum() + (ridge * theta**2).sum() / 2)

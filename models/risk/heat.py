@@ -40,8 +40,10 @@ class Slots:
     _of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
-        """(gpu,) °C above the usual of its slot at its power, less what its node's GPUs share; NaN unknown. slot:
-        (gpu,) as `of` says. temp_c, power_w: means over minutes, NaN where the GPU does not work."""
+        """Return (gpu,) °C above the usual of its slot at its power, less what its node's GPUs share. NaN unknown.
+
+        slot: (gpu,) as `of` says. temp_c, power_w: means over minutes, NaN where the GPU does not work.
+        """
         key, known = self._key(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
         above = temp_c - np.where(known, usual[key] if len(usual) else np.nan, np.nan)
@@ -68,8 +70,10 @@ class Slots:
     def of(
         self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology, models: Mapping[str, str] | None = None
     ) -> NDArray[np.int64]:
-        """(gpu,) row of its slot, -1 where the topology does not know its node. gpus: "node/index". models: GPU → its
-        model, where it is known; else the node's."""
+        """Return (gpu,) row of its slot, -1 where the topology does not know its node.
+
+        gpus: "node/index". models: GPU → its model, where it is known, else the node's.
+        """
         models = models or {}
         key = (len(gpus), topology.generation, len(models))
         if self._made_of == key and len(self._of) == len(gpus):
@@ -88,14 +92,14 @@ class Slots:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps: the usuals that are known."""
+        """Return the known usual values for a snapshot."""
         slot, step = np.nonzero(self.rounds)
         parts = (slot, step, self.usual_c[slot, step], self.rounds[slot, step])
         rows = zip(*(part.tolist() for part in parts), strict=True)
         return {"slots": self.names, "learned_ms": self.learned_ms, "rows": [list(row) for row in rows]}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self.names, self.learned_ms = list(about["slots"]), about["learned_ms"]
         self.usual_c = np.full((len(self.names), STEPS), np.nan)
         self.rounds = np.zeros((len(self.names), STEPS), np.int64)

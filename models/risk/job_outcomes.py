@@ -68,7 +68,7 @@ class JobOutcomes:
             own[1] += failed
 
     def _known(self, job: str, name: str, end_ms: int) -> bool:
-        """Whether a failure of the job on that node was counted lately; it is from now on."""
+        """Return whether a failure of the job on that node was counted lately. It counts from now on."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
@@ -85,7 +85,7 @@ class JobOutcomes:
 
     @reports("failed_jobs")
     def signals(self, rows: Mapping[str, int]) -> list[Signal]:
-        """The nodes on which jobs fail too often. strength: 1 where it is MOST_TIMES the usual; rows: name → row."""
+        """Return the nodes on which jobs fail too often. strength: 1 at MOST_TIMES the usual. rows: name → row."""
         names = [name for name in self._sums if name in rows]
         if not names:
             return []
@@ -101,14 +101,14 @@ class JobOutcomes:
         ]
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         counted: Sequence[Any] = [[job, attempt, at_ms] for (job, attempt), at_ms in self._counted.items()]
         failed: Sequence[Any] = [[job, node, at_ms] for (job, node), at_ms in self._failed.items()]
         sums = {name: list(own) for name, own in self._sums.items()}
         return {"sums": sums, "at_ms": self._at_ms, "counted": counted, "failed": failed}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self._sums = {name: list(own) for name, own in about["sums"].items()}
         self._at_ms = about["at_ms"]
         self._counted = {(job, attempt): at_ms for job, attempt, at_ms in about["counted"]}

@@ -13,12 +13,12 @@ class Learned:
     times: ClassVar[tuple[str, ...]] = ()
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         arrays = {name: getattr(self, name).copy() for name in self.arrays}
         return {name: getattr(self, name) for name in self.times}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         for name in self.arrays:
             setattr(self, name, arrays[name].copy())
         for name in self.times:

@@ -33,8 +33,10 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """One pipeline's evidence, and the columns that gangs are compared by, in its own node rows. own: (node,) this
-    pipeline hears of the node itself; heard_ms: (2, node) the newest of its GPUs, of its ports."""
+    """One pipeline's evidence, and the columns that compare gangs, in its own node rows.
+
+    own: (node,) this pipeline hears of the node itself. heard_ms: (2, node) the newest of its GPUs, of its ports.
+    """
 
     time_ms: int
     nodes: tuple[str, ...]
@@ -145,7 +147,7 @@ def _node_signals(
 
 
 def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
-    """The raised ones as columns; entities that no node owns are left out."""
+    """Return the raised signals as columns. Leaves out entities without a node."""
     owner = node[raised.entity]
     kept = owner >= 0
     return Signals(
@@ -162,7 +164,7 @@ def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDAr
 
 
 def _padded(frame: FeatureFrame, rows: int) -> FeatureFrame:
-    """The node frame with unknown rows for nodes that joined after it was extracted."""
+    """Return the node frame with unknown rows for nodes that joined after it was extracted."""
     more = rows - len(frame.values)
     if more <= 0:
         return frame

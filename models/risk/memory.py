@@ -33,8 +33,10 @@ Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, b
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The signals of one kind that are shown now, a row each, by rule and then by entity. Their evidence is that of
-    when they were last seen. rule: (row,) as in OF_KIND; entity: (row,)."""
+    """The signals of one kind that are shown now, a row each, by rule and then by entity.
+
+    Their evidence is that of when they were last seen. rule: (row,) as in OF_KIND. entity: (row,).
+    """
 
     rule: NDArray[np.intp]
     entity: NDArray[np.intp]
@@ -153,14 +155,14 @@ class RuleMemory:
         return Raised(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """The evidence where something was seen; elsewhere it has no effect. Rows are those of `Entities`."""
+        """Return the evidence where something was seen. Elsewhere it has no effect. Rows are those of `Entities`."""
         rule, entity = np.nonzero((self.streak > 0) | self.firm)
         about = {"rules": [row.name for row in self.rules], "tick_ms": self.tick_ms}
         arrays = {name: getattr(self, name)[rule, entity] for name in EVIDENCE}
         return about, {**arrays, "rule": rule, "entity": entity, "sample_ms": self.sample_ms.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; rules that are gone are left out."""
+        """Restore what `dump` returned, into an empty one. Leaves out rules that no longer exist."""
         here = {rule.name: at for at, rule in enumerate(self.rules)}
         rows = np.array([here.get(name, -1) for name in about["rules"]], np.intp)
         self._grow(len(arrays["sample_ms"]))
@@ -179,7 +181,7 @@ class RuleMemory:
 
 
 def _often(rule: Rule, interval_s: float) -> float:
-    """Samples that count as one: early signs ask for minutes, which are more samples where they come oftener."""
+    """Return how many samples count as one. Early signs ask for minutes, which are more samples at short intervals."""
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
 
 

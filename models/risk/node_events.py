@@ -83,21 +83,21 @@ def _of_health(event: NodeEvent, row: int) -> Signal | None:
 
 
 def _where(event: NodeEvent) -> str:
-    """The entity that it speaks of: a GPU, a port such as mlx5_0/1, or else the node."""
+    """Return the entity of an event: a GPU, a port such as mlx5_0/1, or else the node."""
     if event.gpu is not None:
         return f"{event.node}/{event.gpu}"
     return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
 
 
 def _words(event: NodeEvent) -> str:
-    """The reporter's check, message and advice in a line."""
+    """Return the reporter's check, message and advice in a line."""
     said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
     about = f"{event.source}: {': '.join(said)}" if said else event.source
     return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
 
 
 def drained_before(record: NodeRecord, time_ms: int) -> bool:
-    """Whether the node was drained when something happened to it: the last word before `time_ms` is a drain."""
+    """Return whether the node was drained at `time_ms`: the last event before that is a drain."""
     told = [event for event in record.events if event.type in ("drain", "undrain")]
     before = [event for event in told if event.time_ms < time_ms]
     return before[-1].type == "drain" if before else record.drained and not told and time_ms > 0

@@ -56,7 +56,7 @@ class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `fleetcast train risk` writes. `notes`: how it was made (seed, sizes, scores on held-out nodes)."""
+    """The coefficients that `fleetcast train risk` writes. `notes`: seed, sizes, scores on held-out nodes."""
 
     version: int
     kinds: dict[str, KindFit]
@@ -69,13 +69,13 @@ class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def shipped_fit() -> RiskFit | None:
-    """The coefficients in the wheel; None when the build carries none (then rule priors stand alone)."""
+    """Return the coefficients in the wheel. None if the build has none (then rule priors stand alone)."""
     file = resources.files("models") / "fitted" / FIT_FILE
     return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
 
 
 def load_fit(folder: Path) -> RiskFit:
-    """The coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError when there are none."""
+    """Load the coefficients that `fleetcast train risk` wrote into a folder. Raises ConfigError if there are none."""
     path = folder / FIT_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=RiskFit)
@@ -140,7 +140,7 @@ def _no_excess(levels: Array) -> Excess:
 
 
 def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
-    """The logistic's hazard above the base, divided among the rules by what each adds to the logit."""
+    """Divide the logistic's hazard above the base among the rules, by what each adds to the logit."""
     found, rows = _no_excess(levels), _burdened(levels)
     own = levels[rows]
     for k, kind in enumerate(RISK_KINDS):
@@ -198,7 +198,7 @@ def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard 
 
 
 def explained(excess: Excess, site: SiteHazard | None) -> Excess:
-    """What reasons are told by: the parts of a site's fit, where it has them."""
+    """Return the hazard that reasons refer to: the parts of a site's fit, where it has them."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
@@ -215,9 +215,11 @@ def score_nodes(
     topology: Topology | None = None,
     site: SiteHazard | None = None,
 ) -> RiskScores:
-    """Probabilities, reasons and actions of all nodes. known: (node,) something was ever heard of it; history:
-    (horizon, node) hazard by own faults, None: none ever had one; topology: None: no risk of parts; site:
-    what a site's own fit expects."""
+    """Return probabilities, reasons and actions of all nodes.
+
+    known: (node,) something was ever heard of it. history: (horizon, node) hazard by own faults, None: none ever had
+    one. topology: None: no risk of parts. site: what a site's own fit expects.
+    """
     nodes = len(known)
     levels = signals.levels(nodes)
     excess = excess_hazard(levels, fit)
@@ -235,8 +237,11 @@ def score_nodes(
 
 
 def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
-    """(signal,) its part of the hazard of its node's worst kind within a day, and (node,) that hazard; signals divide
-    their rule's. history: (node,) of the day; what exceeds the least burdened node's is the recent fault's."""
+    """Return (signal,) its part of the hazard of its node's worst kind within a day, and (node,) that hazard.
+
+    Signals divide their rule's part. history: (node,) of the day. What exceeds the least burdened node's is the recent
+    fault's.
+    """
     own = history / times_usual(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _unburdened(own, levels), 0.0), 0.0)
     total = excess.total + BASE_SHARE[:, None] * history
@@ -254,8 +259,10 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
 
 
 def _unburdened(own: Array, levels: Array) -> float:
-    """The least hazard of a node without a recent fault, of all nodes where each had one: a repaired node may have
-    less than one that never failed."""
+    """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
+
+    A repaired node may have less than one that never failed.
+    """
     quiet = own[levels[:, REPEAT_ROW] == 0]
     return float((quiet if len(quiet) else own).min(initial=np.inf))
 
@@ -291,7 +298,7 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
 
 
 def _with(text: str, words: str, places: bool) -> str:
-    """A sentence with the reporter's words, or with where its port is.
+    """Return a sentence with the reporter's words, or with where its port is.
 
     >>> _with("port mlx5_3: link down", "rail 3, GPU 3", True)
     'port mlx5_3 (rail 3, GPU 3): link down'
@@ -317,7 +324,7 @@ def _action(signals: Signals, gravest: int | None, first: str) -> Action:
 
 
 def _advice(signals: Signals, at: int) -> str:
-    """What NVIDIA would do about an XID, as a sentence."""
+    """Return NVIDIA's advice about an XID, as a sentence."""
     code = signals.value[at]
     if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
         return ""

@@ -28,8 +28,10 @@ MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """(node,) seconds without a word from a node's GPUs, its ports and its host, NaN where nothing ever came. They
-    count up to our last look (the node's own samples tell): when we are late, nobody is silent."""
+    """Seconds (node,) without a word from a node's GPUs, its ports and its host. NaN if nothing ever came.
+
+    They count up to our last look, as the node's own samples show: when we are late, no node is silent.
+    """
 
     gpu_s: Array
     port_s: Array
@@ -98,7 +100,7 @@ class NodeView:
         scrapes: ScrapeTimes,
         interval_s: float,
     ) -> "NodeView":
-        """Writes `scrapes`."""
+        """Make the view of the nodes. Writes `scrapes`."""
         usual_s = scrapes.learn(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
         return cls(node, gpu, quiet, _silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
 
@@ -109,8 +111,10 @@ class NodeView:
 
 
 def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
-    """(node,) asked in vain, or nobody asks and the node sends by itself. When most are silent at once, it is us: then
-    only those count that fell silent long before the rest."""
+    """Return (node,) whether scrapes fail, or nothing scrapes the node and it no longer sends.
+
+    When most are silent at once, the cause is on our side: then only nodes count that fell silent long before.
+    """
     unanswered = ~(node["scrape_up"] > 0)
     silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
     common = silent.sum() > max(MOST * np.isfinite(quiet.any_s).sum(), 1) and node.rows > 1
@@ -156,8 +160,10 @@ def scrape_slow(view: NodeView) -> Detection:
 
 @sees("scrapes_late")
 def scrapes_late(view: NodeView) -> Detection:
-    """For minutes its pages take longer than usual, compared with the fleet's middle: when all are late, it is us or
-    the network. It looks at the mean, so that one late page is none."""
+    """Detect nodes whose pages take longer than usual for minutes, compared with the fleet's middle.
+
+    When all are late, the cause is us or the network. The mean decides, so that one late page is no signal.
+    """
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
     known = ratio[np.isfinite(ratio)]
@@ -198,8 +204,10 @@ def memory_short(view: NodeView) -> Detection:
 
 
 def _frozen(gpu: FeatureColumns, nodes: int) -> Array:
-    """(node,) how long none of its GPUs' values changed while scrapes arrive. NaN for a page that has hardly ever
-    moved: a file served by hand is no sick exporter."""
+    """Return (node,) how long none of its GPUs' values changed while scrapes arrive.
+
+    NaN for a page that has hardly ever moved: a file served by hand is no sick exporter.
+    """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)
     least, longest = np.full(nodes, np.inf), np.zeros(nodes)

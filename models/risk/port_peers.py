@@ -21,8 +21,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PortPeers:
-    """Class of each of p ports, and the speed that the topology states (bytes/s, NaN unknown). `of` returns the one
-    before unless ports or the topology change."""
+    """The class of each of p ports, and the speed that the topology states (bytes/s, NaN unknown).
+
+    `of` returns the one before unless ports or the topology change.
+    """
 
     made_of: tuple[int, int, int]  # ports, topology generation, known link layers
     group: NDArray[np.int32]
@@ -37,8 +39,10 @@ class PortPeers:
         before: "PortPeers | None" = None,
         layers: Mapping[str, str] | None = None,
     ) -> "PortPeers":
-        """names: "node/device/port" of each port; node: (port,) rows of the topology, which may not have them all.
-        layers: port → its link layer, where that is known."""
+        """Make the classes of ports. names: "node/device/port" of each port.
+
+        node: (port,) rows of the topology, which may not have them all. layers: port → its link layer, where known.
+        """
         layers = layers or {}
         key = (len(names), topology.generation, len(layers))
         if before is not None and before.made_of == key:

@@ -38,7 +38,7 @@ class PortLinks(Learned):
     def peers(
         self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
     ) -> PortPeers:
-        """As `PortPeers.of`."""
+        """Return the classes of ports, as `PortPeers.of` makes them."""
         self._peers = PortPeers.of(names, node, topology, self._peers, layers)
         return self._peers
 
@@ -57,7 +57,7 @@ class PortView:
 
     @classmethod
     def of(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
-        """Writes `links`."""
+        """Make the view of the ports. Writes `links`."""
         speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
         links.learn(port["state"] == ACTIVE, speed)
         was_up, was_speed = links.was_up, links.was_speed
@@ -68,7 +68,7 @@ class PortView:
 
 @sees("link_down")
 def link_down(view: PortView) -> Detection:
-    """A port that was up and is not. A port that its administrator disabled is down by intent."""
+    """Detect a port that was up and is not. A port that its administrator disabled is down by intent."""
     state = view["state"]
     on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
     return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))

@@ -118,7 +118,7 @@ class RiskRecord:
         self.squares[issue.horizon] += ((p - came) ** 2).sum()
 
     def summary(self) -> list["Calibration"]:
-        """A row a horizon."""
+        """Return a row per horizon."""
         return [self._summary(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
     def _summary(self, at: int, horizon_s: int) -> "Calibration":
@@ -144,7 +144,7 @@ class RiskRecord:
         )
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps: JSON-able parts, and arrays by name."""
+        """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
         about = {
             "since_ms": self.since_ms,
             "now_ms": self.now_ms,
@@ -159,7 +159,7 @@ class RiskRecord:
         return about, {**arrays, "squares": self.squares.copy(), "p": p}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; sums of other bins or horizons begin anew."""
+        """Restore what `dump` returned, into an empty one. Sums of other bins or horizons start again."""
         self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
         self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}

@@ -58,7 +58,10 @@ class RepairLog:
         streaks: GangStreaks,
         now_ms: int,
     ) -> Signals:
-        """The signals less those that a repair has made void. Writes `streaks`: those of repaired nodes are dropped."""
+        """Return the signals less those that a repair has made void.
+
+        Writes `streaks`: drops those of repaired nodes.
+        """
         found = self._given_back(nodes)
         for name, back_ms in found.items():
             node = name.partition("/")[0]
@@ -122,7 +125,7 @@ class RepairLog:
                 self._pardons.setdefault(_key(signals, at), pardon)
 
     def _still_void(self, signals: Signals, at: int, now_ms: int) -> bool:
-        """Whether this is what was pardoned; a count that falls is remembered at its lowest."""
+        """Return whether a signal is the one that was pardoned. A count that falls is remembered at its lowest."""
         key = _key(signals, at)
         pardon = self._pardons.get(key)
         if pardon is None:
@@ -139,12 +142,12 @@ class RepairLog:
         return True
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         pardons = [[*key, msgspec.to_builtins(pardon)] for key, pardon in self._pardons.items()]
         return {"honoured_ms": dict(self._honoured_ms), "back_ms": dict(self._back_ms), "pardons": pardons}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one; pardons of rules that are gone are left out."""
+        """Restore what `dump` returned, into an empty one. Leaves out pardons of rules that no longer exist."""
         self._honoured_ms, self._back_ms = dict(about["honoured_ms"]), dict(about["back_ms"])
         self._pardons = {
             (rule, entity): msgspec.convert(row, Pardon) for rule, entity, row in about["pardons"] if rule in ROW
@@ -178,7 +181,7 @@ def _back_ms(record: NodeRecord) -> int:
 
 
 def _healthy_ms(record: NodeRecord) -> dict[str, int]:
-    """The node, or a GPU of it, -> when a reporter last called it healthy as a whole."""
+    """Return the node, or a GPU of it, -> when a reporter last called it healthy as a whole."""
     found: dict[str, int] = {}
     for event in record.events:
         if event.type == "health" and event.severity == "ok" and not event.check and not event.code:

@@ -35,7 +35,7 @@ ACTION_WORDS = {
 
 
 class Cause(StrEnum):
-    """What slows a gang down where a member has the signal."""
+    """The causes by which a member with a signal slows its gang down."""
 
     COMPUTE = "compute"
     LINK = "link"
@@ -43,7 +43,7 @@ class Cause(StrEnum):
 
 
 class EvidenceKind(StrEnum):
-    """What a signal rests on: it decides how a repair makes it void (models/risk/repairs.py)."""
+    """The kinds of evidence of a signal, which decide how a repair makes it void (models/risk/repairs.py)."""
 
     CODE = "code"  # a code or a row count, sticky until a reset
     COUNT = "count"  # of errors, in a window
@@ -57,10 +57,12 @@ CODE, COUNT, STATE, STANDING = EvidenceKind.CODE, EvidenceKind.COUNT, EvidenceKi
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of `RULES`. hard: acts at once, is published in the urgent section, and counts as a fault of the node.
-    feature: as answers name it; says: a template in `signals.WORDS`; by_ratio: a gang slows as far as the value is
-    below its usual; names_part: a hard signal of it puts the fault down to hardware; intended: somebody wants it so,
-    and it is no fault."""
+    """One row of `RULES`.
+
+    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature: as answers name
+    it. says: a template in `signals.WORDS`. by_ratio: a gang slows as far as the value is below its usual. names_part:
+    a hard signal of it puts the fault down to hardware. intended: an operator wants it so, and it is no fault.
+    """
 
     name: str
     kind: EntityKind

@@ -44,7 +44,10 @@ check_complete()  # the imports above register the function of every rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEvents:
-    """What events say of jobs and nodes. ended: within the last hour; nodes: by name; remembered: see `placements`."""
+    """The state of jobs and nodes by their events. ended: within the last hour. nodes: by name.
+
+    remembered: see `placements`.
+    """
 
     running: Sequence[JobAttempt]
     ended: Sequence[JobAttempt]
@@ -82,9 +85,12 @@ def score_fleet(
     site: SiteRisk | None = None,
     shadow: SiteRisk | None = None,
 ) -> ScoredFleet:
-    """The fleet's risk by topology rows, and its stragglers. fit: None for the shipped coefficients; site: a site's own
-    fit; shadow: another one, which is only recorded. Nodes not in the topology wait for its next generation. Writes
-    `record`, `rate`, `shadow`, `paces` and what `fold_evidence` does."""
+    """Return the fleet's risk by topology rows, and its stragglers.
+
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: another one, which is only recorded. Nodes
+    not in the topology wait for its next generation. Writes `record`, `rate`, `shadow`, `paces` and what
+    `fold_evidence` writes.
+    """
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
     seen = fold_evidence(moment, state)
@@ -108,7 +114,10 @@ def score_fleet(
 
 
 def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
-    """What `fleet_evidence` finds, noted as the faults and the day of each node. It writes `faults` and `days`, too."""
+    """Return the evidence of `fleet_evidence`, noted as the faults and the day of each node.
+
+    Writes `faults` and `days`.
+    """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = fleet_evidence(moment, state)
     state.faults.note(_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
@@ -128,8 +137,10 @@ class Evidence:
 
 
 def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
-    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs, each outcome once. It
-    writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`."""
+    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs, each outcome once.
+
+    Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
+    """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
     state.outcomes.note(moment.events.ended, now_ms)
     rows = {name: row for row, name in enumerate(names)}
@@ -163,9 +174,11 @@ def _joined(
 
 
 def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
-    """For each pipeline (KINDS, node) rows of the topology, -1 where the node is not in it, or others know better.
+    """Return, for each pipeline, (KINDS, node) rows of the topology. -1: the node is not in it, or others know better.
+
     After the number of pipelines changed, a former owner sees its node fall silent. So a pipeline counts for a node not
-    its own only while nobody else has heard later of the same things."""
+    its own only while no other has heard later of the same things.
+    """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
     heard = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
     newest = np.zeros((len(KINDS), len(rows) + 1), np.int64)  # the last is of those that are not in the topology
@@ -181,8 +194,10 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
 def _hard_faults(
     signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
 ) -> dict[str, tuple[int, bool]]:
-    """The nodes with a firm hard signal: since when, and whether a part is at fault. A node that goes away after it was
-    drained has no fault: it is rebooted, powered off or worked on."""
+    """Return the nodes with a firm hard signal: since when, and whether a part is at fault.
+
+    A node that goes away after it was drained has no fault: it is rebooted, powered off or worked on.
+    """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():
         name, rule, since_ms = names[signals.node[at]], RULES[signals.rule[at]], int(signals.since_ms[at])

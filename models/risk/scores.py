@@ -28,7 +28,10 @@ class HardReason(Reason, frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What to do: `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`, `replace_part`."""
+    """The action to take.
+
+    One of `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`, `replace_part`.
+    """
 
     code: str
     sentence: str
@@ -44,8 +47,11 @@ class PartRisk(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RiskScores:
-    """values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by node row,
-    where there are any; hard: (node,) a hard signal (XID, lost, ...)."""
+    """The scores of all nodes.
+
+    values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by node row,
+    where there are any. hard: (node,) a hard signal (XID, lost, ...).
+    """
 
     values: NDArray[np.float64]
     reasons: dict[int, tuple[Reason, ...]]

@@ -27,8 +27,10 @@ COLUMNS = {  # of Signals beside `rule`, by name
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES. seen_ms: when samples last showed
-    it, 0 where no sample does. words: what a reporter said, empty where our own rules saw it; no words at all: of none.
+    """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES.
+
+    seen_ms: when samples last showed it, 0 where no sample does. words: what a reporter said, empty where our own rules
+    saw it. No words at all: none has any.
     """
 
     rule: NDArray[np.int16]
@@ -65,7 +67,7 @@ class Signals:
         return cls(entity=tuple(name for part in parts for name in part.entity), words=words, **columns)
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "Signals":
-        """The same signals with node rows translated by `rows` (old row -> new row)."""
+        """Return the same signals with node rows translated by `rows` (old row -> new row)."""
         return replace(self, node=rows[self.node] if len(self) else self.node)
 
     def where(self, mask: Mask) -> "Signals":

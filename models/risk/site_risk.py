@@ -61,7 +61,7 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, folder: Path) -> "SiteFit":
-        """The fit of a version's folder. Raises ModelError."""
+        """Load the fit of a version's folder. Raises ModelError."""
         path = folder / SITE_FILE
         try:
             fit = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -101,8 +101,11 @@ def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Se
 
 @dataclass(frozen=True, slots=True)
 class SiteHazard:
-    """What a site's fit expects. hazard: (kind, horizon, node) of RISK_HORIZONS_S, NaN of kinds that it does not know;
-    past: the same of the day (kind, node) without the rules; parts: (kind, node, rule) what rules add to that."""
+    """The hazard that a site's fit expects.
+
+    hazard: (kind, horizon, node) of RISK_HORIZONS_S, NaN of kinds that it does not know. past: the same of the day
+    (kind, node) without the rules. parts: (kind, node, rule) what rules add to that.
+    """
 
     hazard: Array
     past: Array
@@ -121,7 +124,7 @@ class SiteRisk:
     def hazard(
         self, faults: FaultLog, days: DayLevels, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int
     ) -> SiteHazard:
-        """Of every node now. days: with the levels of this moment."""
+        """Return the hazard of every node now. days: with the levels of this moment."""
         made_of = names, now_ms // EVENTS_MS
         if made_of != self._made_of:
             self._events, self._made_of = event_columns(faults, records, names, now_ms), made_of

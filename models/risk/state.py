@@ -65,13 +65,16 @@ class RiskState(Stateful):
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:
-        """What a snapshot keeps, by owner; names of arrays begin with the owner's."""
+        """Return a copy for a snapshot, by owner. Names of arrays begin with the owner's."""
         parts = {name: part.dump() for name, part in self._owners().items()}
         arrays = {f"{name}/{array}": values for name, (_, own) in parts.items() for array, values in own.items()}
         return {name: about for name, (about, _) in parts.items()}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty state. KeyError names an owner or an array that is not there."""
+        """Restore what `dump` returned, into an empty state.
+
+        Raises KeyError with the owner or array that is missing.
+        """
         own: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in self._owners()}
         for name, values in arrays.items():
             owner, _, array = name.partition("/")

@@ -26,9 +26,11 @@ from models.risk.state import RiskState
 
 
 class FleetWatch:
-    """Telemetry store, job fold, node table and the memory of the rules. fit: None for the shipped coefficients; site:
-    a site's own fit; shadow: one that is scored beside it. `local`, `evidence` and `score` write only the memory: a
-    thread may run them on fixed frames while more come in."""
+    """Telemetry store, job fold, node table and the memory of the rules.
+
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: one that is scored beside it. `local`,
+    `evidence` and `score` write only the memory: a thread may run them on fixed frames while more come in.
+    """
 
     def __init__(self, store: WindowStore) -> None:
         self.store = store
@@ -43,7 +45,7 @@ class FleetWatch:
 
     @classmethod
     def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
-        """An empty one, whose node rows are those of `topology`. interval_s: from scrape to scrape."""
+        """Make an empty watch, whose node rows are those of `topology`. interval_s: from scrape to scrape."""
         entities = Entities()
         for name in topology.names:
             entities.node(name)
@@ -84,12 +86,12 @@ class FleetWatch:
         return extract(self.store, now_ms, topology.generation)
 
     def events(self, now_ms: int) -> FoldedEvents:
-        """As they are now; the next event changes them."""
+        """Return the folded events as they are now. The next event changes them."""
         running, ended = self.fold.jobs.running(), self.ended.lately(now_ms)
         return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.placements(running))
 
     def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
-        """What this process knows of the nodes that it hears of. Once for every `frames`."""
+        """Return this process's evidence of the nodes that it hears of. Call it once for every `frames`."""
         return score_local(frames, self.entities, topology, self.memory, now_ms)
 
     def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:

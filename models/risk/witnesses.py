@@ -86,11 +86,11 @@ class Witnesses:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         return {"confirmed": sorted(self._confirmed)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self._confirmed = set(about["confirmed"])
 
     def move(self, by_ms: int) -> None:

@@ -38,7 +38,7 @@ class BoostedQuantiles:
         self._boosters: list[Any] = []
 
     def fit(self, features: Features, target: Array, weight: Array) -> "BoostedQuantiles":
-        """features (row, feature), target (row,) or (row, level), weight (row,)."""
+        """Fit on features (row, feature), target (row,) or (row, level), weight (row,)."""
         import lightgbm
 
         columns = target if target.ndim == 2 else np.repeat(target[:, None], len(self.levels), axis=1)
@@ -67,7 +67,7 @@ class BoostedQuantiles:
 
     @classmethod
     def load(cls, folder: Path, name: str, about: dict[str, Any], threads: int = 1) -> "BoostedQuantiles":
-        """The inverse of `save`. Raises ModelError where a file is missing or is not what was written."""
+        """Restore what `save` wrote. Raises ModelError if a file is missing or is not what was written."""
         import lightgbm
 
         made = cls(about["levels"], threads=threads)

@@ -49,8 +49,12 @@ class DurationModel:
         self._remaining = RemainingModel(seed=seed, threads=threads)
 
     def fit(self, rows: RunRows, until_s: float) -> "DurationModel":
-        """rows: submissions, and moments while jobs ran. Outcomes after until_s do not count: a job that still runs
-        then is right-censored. With fewer than FEWEST_ROWS ended jobs nothing is fitted."""
+        """Fit on submissions, and on moments while jobs ran.
+
+        Outcomes after until_s do not count: a job that still runs then is right-censored. With fewer than FEWEST_ROWS
+        ended
+        jobs nothing is fitted.
+        """
         known = rows.until(until_s)
         first = known.elapsed_s == 0
         everyone = known.take(first)
@@ -138,7 +142,7 @@ class DurationModel:
 
     @classmethod
     def load(cls, folder: Path, threads: int = 1) -> "DurationModel":
-        """The inverse of `save`. Raises ModelError when the folder is damaged or of other features than these."""
+        """Restore what `save` wrote. Raises ModelError if the folder is damaged or has other features."""
         path = folder / FILE
         try:
             about = msgspec.json.decode(path.read_bytes())

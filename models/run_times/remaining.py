@@ -113,7 +113,7 @@ class RemainingModel:
         return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
 
     def _inputs(self, features: Features, elapsed_s: Array) -> Features:
-        """The features, the elapsed time, and what similar jobs that ran longer had left."""
+        """Return the features, the elapsed time, and what similar jobs that ran longer had left."""
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         left = [np.log(np.maximum(SHORTEST_S, beyond(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
         limit_s = np.exp(features[:, COLUMN["log_limit"]].astype(np.float64)) - elapsed_s
@@ -128,7 +128,7 @@ class RemainingModel:
 
     @classmethod
     def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
-        """The inverse of `save`."""
+        """Restore what `save` wrote."""
         made = cls(threads=threads)
         times, alive = about["survival"]
         made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
@@ -139,7 +139,7 @@ class RemainingModel:
 
 
 class _Tried(NamedTuple):
-    """Of moments held out: elapsed_s, begin_s of their jobs, weight, and errors (blend, row) of the median."""
+    """Moments held out: elapsed_s, begin_s of their jobs, weight, and errors (blend, row) of the median."""
 
     elapsed_s: Array
     begin_s: Array
@@ -174,8 +174,10 @@ def _log_left(left_s: Array, otherwise: Array) -> Array:
 
 
 def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
-    """(row,) seconds left at this level, from each row's run-time quantiles at LEVELS; NaN where these are unknown.
-    Linear in log time between the levels; past the last of them as long again as it has run, at the median."""
+    """Return (row,) seconds left at this level, from each row's run-time quantiles at LEVELS. NaN where unknown.
+
+    Linear in log time between the levels. Past the last of them, as long again as it has run, at the median.
+    """
     log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
     levels = np.array(LEVELS)
     below = log_quantiles <= log_elapsed[:, None]

@@ -19,8 +19,11 @@ PARETO = 1.0  # beyond all that was seen, half of what has run t runs another t
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """One row a moment, all times in seconds on one clock: at_s when it is forecast (the submission, or while it runs),
-    begin_s the start (inf: waits), end_s the end (NaN: not known). features: (row, feature), as of at_s."""
+    """One row per moment, all times in seconds on one clock.
+
+    at_s: when it is forecast (the submission, or while it runs). begin_s: the start (inf: waits). end_s: the end (NaN:
+    not known). features: (row, feature), as of at_s.
+    """
 
     features: NDArray[np.float32]
     at_s: Array
@@ -40,7 +43,7 @@ class RunRows:
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
     def until(self, now_s: float) -> "RunRows":
-        """What was known at now_s: later moments are left out, later ends not known, later starts neither."""
+        """Return what was known at now_s: no later moments, and neither ends nor starts after it."""
         rows = self.take(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
@@ -64,7 +67,7 @@ class Survival:
 
     @classmethod
     def of(cls, run_s: Array, ended: NDArray[np.bool_]) -> "Survival":
-        """The curve of run times (those still running: so far)."""
+        """Return the curve of run times. Jobs that still run count with their time so far."""
         if not ended.any():
             return cls(np.empty(0), np.empty(0))
         times, where = np.unique(run_s, return_inverse=True)

@@ -81,7 +81,7 @@ class RunTracker:
         }
 
     def load(self, kept: dict[str, Any]) -> None:
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         self.offset, self._push = (np.array(kept[name], np.float64) for name in ("offset", "push"))
         self._jobs, self._since_s = kept["jobs"], kept["since_s"]
         self._weight = {tuple(kind): np.array(row, np.float64) for kind, row in kept["weight"]}

@@ -60,7 +60,7 @@ class Scale:
         return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
     def usual(self, before: Array) -> tuple[float, float]:
-        """The usual of logarithms `before` (step,), and how far windows stray from it (one sigma)."""
+        """Return the usual of logarithms `before` (step,), and how far windows stray from it (one sigma)."""
         if self.steps > LONGEST_OF_MEDIAN:
             cut = int(TRIMMED * len(before))
             ordered = np.sort(before)
@@ -72,7 +72,7 @@ class Scale:
         return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
 
     def may_show(self, before: Array, last: Array) -> bool:
-        """Whether the window is above the least possible limit. In few ticks it is, so this saves work."""
+        """Return whether the window is above the least possible limit. In few ticks it is, so this saves work."""
         if self.steps > LONGEST_OF_MEDIAN:
             return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
         return float(self.of(last)) > middle(before) + math.log(self.ratio) - ROUNDING
@@ -89,7 +89,7 @@ SCALES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a job's steps are compared with. limit_s: slow above it; steps: window."""
+    """The reference of a job's steps. limit_s: slow above it. steps: window."""
 
     usual_s: float
     limit_s: float
@@ -97,7 +97,7 @@ class Measure:
 
 
 def measure_of(duration: Array, scale: Scale) -> Measure | None:
-    """The measure for the last steps of `duration` (seconds) at one scale; None before there is enough to compare.
+    """Return the measure for the last steps of `duration` (seconds) at one scale. None while there are too few.
 
     >>> measure_of(np.array([2.0] * 20), SCALES[0])
     Measure(usual_s=2.0, limit_s=2.24, steps=3)
@@ -114,7 +114,7 @@ def measure_of(duration: Array, scale: Scale) -> Measure | None:
 
 
 def slowed(duration: Array) -> Measure | None:
-    """The measure of the shortest scale at which the last steps of `duration` are slow; None: at none.
+    """Return the measure of the shortest scale at which the last steps of `duration` are slow. None: at none.
 
     >>> slowed(np.array([2.0] * 30 + [2.4] * 3)).steps
     3
@@ -155,7 +155,9 @@ def best_pace(duration: Array, before_s: float | None = None) -> float | None:
 
 
 def crept(duration: Array, best_s: float | None) -> Measure | None:
-    """The measure by which the last steps are slow beside the job's best ones, however slowly it came; None: not.
+    """Return the measure by which the last steps are slow beside the job's best ones, however slowly it came.
+
+    None: not.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
     >>> slowed(after) is None, crept(after, 1.0) is None
@@ -176,8 +178,10 @@ def crept(duration: Array, best_s: float | None) -> Measure | None:
 
 
 def still_slow(duration: Array, measure: Measure) -> bool:
-    """Whether the slowdown goes on: the last steps are nearer to the limit than to the usual. Of a short window any of
-    the last two counts, of a longer one the median of the last eight."""
+    """Return whether the slowdown goes on: the last steps are nearer to the limit than to the usual.
+
+    Of a short window any of the last two counts, of a longer one the median of the last eight.
+    """
     ends_s = (measure.usual_s * measure.limit_s) ** 0.5
     if measure.steps <= LONGEST_OF_FEW:
         return bool(duration[-2:].max() > ends_s)
@@ -203,7 +207,7 @@ def _median(windows: Array) -> Array:
 
 
 def _peak(values: Array) -> float:
-    """The PEAK_QUANTILE, between the two nearest as numpy has it.
+    """Return the PEAK_QUANTILE, between the two nearest as numpy has it.
 
     >>> _peak(np.arange(11.0))
     9.5

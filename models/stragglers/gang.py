@@ -60,7 +60,7 @@ class GangColumns:
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": waited, BEFORE: before})
 
     def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
-        """The entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
+        """Return the entities with node rows translated by `rows` (old row -> new row, -1 to leave them out)."""
         if not len(self.node):
             return self
         node = rows[self.node]
@@ -93,8 +93,11 @@ def _shared(parts: Sequence[GangColumns]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GangMembers:
-    """Running attempts and their members. of_gpu, of_port: (entity,) index into `attempts`, -1 for none; together:
-    (attempt,) a gang of 2 nodes or 4 GPUs at least; nodes: names by row."""
+    """Running attempts and their members.
+
+    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) a gang of 2 nodes or 4 GPUs at
+    least. nodes: names by row.
+    """
 
     attempts: Sequence[JobAttempt]
     placements: RunningPlaces
@@ -195,8 +198,11 @@ def _only_attempt(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[
 
 
 def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
-    """(port,) the job that a port works for, -1 unknown. A job alone on a node has all its ports. On a shared node with
-    as many ports as GPUs, port i serves GPU i (rail-optimised hosts are built so)."""
+    """Return (port,) the job that a port works for, -1 unknown.
+
+    A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves GPU i
+    (rail-optimised hosts are built so).
+    """
     if not len(port.node) or not len(gpu.node):
         return np.full(len(port.node), -1, np.int32)
     least = np.full(nodes, np.iinfo(np.int32).max, np.int32)

@@ -26,8 +26,10 @@ COMPUTE_RULES = np.array([rule.blames is COMPUTE for rule in RULES])
 
 
 class GangStreaks:
-    """Signals of comparisons, since when and until when each was seen without a pause; by rule and entity.
-    interval_s: between scrapes, as ticks come oftener and see the same sample again."""
+    """Signals of comparisons, since when and until when each was seen without a pause, by rule and entity.
+
+    interval_s: between scrapes, as ticks come oftener and see the same sample again.
+    """
 
     def __init__(self, interval_s: float = 15.0) -> None:
         self._sustained_ms = max(SUSTAINED_MS, round(interval_s * 1000))
@@ -39,8 +41,12 @@ class GangStreaks:
         return len(self._seen)
 
     def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
-        """Those seen for long enough without a pause. At once what is intended, which accuses nobody, and what was
-        counted. They stay for their rule's `clears_s` after the last time."""
+        """Return the signals seen for long enough without a pause.
+
+        Intended signals, which accuse no member, and counted ones pass at once. All stay for their rule's `clears_s`
+        after
+        the last time.
+        """
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
             if now_ms - last_ms > self._forget_ms:
@@ -71,12 +77,12 @@ class GangStreaks:
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         seen = [[*times, msgspec.to_builtins(signal)] for *times, signal in self._seen.values()]
         return {"seen": seen, "drops": self.drops}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`; signals of rules that are gone are left out."""
+        """Restore what `dump` returned. Leaves out signals of rules that no longer exist."""
         rows = [(first, last, msgspec.convert(seen, Signal)) for first, last, seen in about["seen"]]
         self._seen = {(seen.rule, seen.entity): (first, last, seen) for first, last, seen in rows if seen.rule in ROW}
         self.drops = {name: list(times) for name, times in about.get("drops", {}).items()}

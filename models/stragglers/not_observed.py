@@ -1,4 +1,4 @@
-"""What nobody tells of a gang, so that an answer says what it cannot see, not that nothing is wrong."""
+"""The measurements that are missing for a gang, so that an answer says what it cannot see, not that all is well."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ HIDES = {  # what cannot be said without it
 
 
 def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> list[tuple[str, ...]]:
-    """Of each attempt, what of HIDES nobody tells of any of its members."""
+    """Return, for each attempt, the entries of HIDES that no member's telemetry has."""
     count = len(gangs.attempts)
     gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
     open_why = _any(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)

@@ -22,7 +22,7 @@ class Paces:
         return len(self._paces)
 
     def of(self, attempt: JobAttempt) -> StepPace:
-        """The attempt's pace by the steps so far."""
+        """Return the attempt's pace by the steps so far."""
         if not attempt.steps:
             return StepPace(0)
         stamp = (attempt.attempt, attempt.steps_told, attempt.written.get("placement"))
@@ -39,12 +39,12 @@ class Paces:
         self._paces = {job: known for job, known in self._paces.items() if job in running}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a snapshot keeps."""
+        """Return a copy for a snapshot."""
         return {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self._paces.items()}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`."""
+        """Restore what `dump` returned."""
         self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
 
     def move(self, by_ms: int) -> None:
-        """Steps keep the times that events told."""
+        """Move nothing: steps have the times of their events."""

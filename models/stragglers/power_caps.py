@@ -30,7 +30,7 @@ AS_MUCH = 0.97  # of its gang's power: who draws that is not held down by a cap
 
 @reports("power_cap")
 def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """A signal for every node with capped GPUs: the lowest of their clocks beside the usual one, and what it costs."""
+    """Return a signal for every node with capped GPUs: the lowest of their clocks, the usual one, and the cost."""
     if not len(gpu.names):
         return []
     usual, low, power = _low(gangs, gpu)
@@ -88,8 +88,10 @@ def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
 
 
 def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: int, lost: float) -> str:
-    """What the cap is, what is not exported of it, and what it costs: at 450 W, 11 % slower; the gang of 16 nodes waits
-    for it."""
+    """Describe the cap, what is not exported of it, and what it costs.
+
+    For example: at 450 W, 11 % slower; the gang of 16 nodes waits for it.
+    """
     limit, power = gpu.last["power_limit_w"][rows], gpu.last["power_w"][rows]
     watts = limit if np.isfinite(limit).any() else power
     at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""

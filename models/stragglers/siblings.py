@@ -1,4 +1,4 @@
-"""Who of alike members moves less than its siblings: ports of a node, or the GPUs behind ports that nobody tells of."""
+"""Ports or GPUs that move less data than their siblings: ports of a node, or the GPUs behind ports without counters."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,10 @@ def slow_siblings(
 
 
 def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
-    """(port,) whether the used ports of its node carry equal rates, but for one or two; of its gang, where a node uses
-    too few of them."""
+    """Return (port,) whether the used ports of its node carry equal rates, but for one or two.
+
+    If a node uses too few of them, the ports of its gang count.
+    """
     even, enough = _even(moved, by_node, FEWEST_SIBLINGS)
     even_gang, enough_gang = _even(moved, by_gang, FEWEST_IN_GANG)
     return np.where(enough, even, even_gang & enough_gang)
@@ -78,8 +80,12 @@ def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
 
 
 def _dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
-    """(port,) which move nothing now though their siblings do, and moved as much as them before; the siblings' median.
-    A gang with a link down stalls as a whole, but the other ports still retry."""
+    """Return (port,) which move nothing now though their siblings do, and moved as much before.
+
+    And the siblings' median.
+
+    A gang with a link down stalls as a whole, but the other ports still retry.
+    """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
     now, count = by_node.median(np.where(last > 0, last, np.nan))
     before = by_node.middle(np.where(mean > 0, mean, np.nan))

@@ -1,7 +1,7 @@
-"""What a step should take, from what was in it: T = a N + b sum l^2 + c, N tokens in sequences of length l.
+"""The expected time of a step from its work: T = a N + b sum l^2 + c, N tokens in sequences of length l.
 
 The linear layers cost by the token, attention by the square of a sequence (tokens times their usual length). There is
-no model for jobs that do not tell N, or whose times do not follow it.
+no model for jobs that do not report N, or whose times do not follow it.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,10 @@ class StepModel:
 
 
 def work_of(steps: list[Step]) -> Array | None:
-    """(step, 2) tokens N and sum of l^2; None where a step does not tell its tokens, or only some tell their length.
-    Where no step tells a length, all are taken for alike: times go by the token alone."""
+    """Return (step, 2) tokens N and sum of l^2. None if a step lacks its tokens, or only some state their length.
+
+    If no step states a length, all count as alike: times go by the token alone.
+    """
     if not steps or not steps[-1].tokens:
         return None
     tokens = np.array([step.tokens or 0 for step in steps], np.float64)

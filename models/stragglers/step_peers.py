@@ -53,8 +53,10 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowStage:
-    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer. grown_s: how much longer than at its
-    least share so far, the others as they are; 0 where it did not grow."""
+    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer.
+
+    grown_s: how much longer than at its least share so far, the others as they are. 0 if it did not grow.
+    """
 
     stage: int
     ratio: float
@@ -64,8 +66,10 @@ class SlowStage:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Slow ranks, worst first; the slow stage; whether ranks pause in turns. firm: slow in 3 of 4 steps; begun_ms:
-    start of the first slow step; stages: each one's time over the mean of all."""
+    """Slow ranks, worst first, the slow stage, and whether ranks pause in turns.
+
+    firm: slow in 3 of 4 steps. begun_ms: start of the first slow step. stages: each one's time over the mean of all.
+    """
 
     ranks: tuple[SlowRank, ...] = ()
     firm: bool = False
@@ -86,7 +90,10 @@ class _Peers:
 
 
 def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
-    """Who holds the gang back in its newest steps since `since_ms`. least: each stage's least share so far."""
+    """Find the ranks that hold the gang back in its newest steps since `since_ms`.
+
+    least: each stage's least share so far.
+    """
     told = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
     if not told:
         return Blame()
@@ -115,7 +122,7 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
 
 
 def _whole(rank_steps: RankSteps) -> list[GangStep]:
-    """The steps that most ranks reported, in the order of their ends."""
+    """Return the steps that most ranks reported, in the order of their ends."""
     most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
     rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
     return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
@@ -135,7 +142,7 @@ def _peers(steps: Iterable[Step]) -> list[_Peers]:
 
 
 def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
-    """Who is over its peers in one step."""
+    """Return the ranks that are over their peers in one step."""
     found: dict[int, SlowRank] = {}
     for group in groups:
         if len(group.ranks) < FEWEST_PEERS:
@@ -166,7 +173,10 @@ def _middle_row(values: Array) -> Array:
 
 
 def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
-    """Who is slow in 3 of the last 4 steps, or plainly in the last one and nobody else in any; worst first."""
+    """Return the ranks that are slow in 3 of the last 4 steps, or plainly in the last one and no other in any.
+
+    The worst is first.
+    """
     votes: dict[int, list[SlowRank]] = {}
     for step in slow:
         for rank, row in step.items():
@@ -196,7 +206,7 @@ def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
 
 
 def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
-    """The stages, and (step, stage) seconds that their ranks work; no stages where not every step tells of them."""
+    """Return the stages, and (step, stage) seconds that their ranks work. No stages if a step does not state them."""
     stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
     tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
     table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
@@ -208,8 +218,10 @@ def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
 def _slow_stage(
     stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
 ) -> SlowStage | None:
-    """The slowest stage in nearly every step, by 10 % of the mean; whether it grew beside its least share. At share l
-    of n stages it would take l / (n - l) of what the others take together."""
+    """Return the slowest stage in nearly every step, by 10 % of the mean, and whether it grew beside its least share.
+
+    At share l of n stages it would take l / (n - l) of what the others take together.
+    """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())
     stage = stages[at]

@@ -81,8 +81,12 @@ class StepPace:
 
 
 def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
-    """The pace of an attempt from the steps it kept. `before`: its last pace, whose measure stays while slow. Steps
-    that all take 0 s are not timed: there is no pace."""
+    """Return the pace of an attempt from the steps that it has.
+
+    `before`: its last pace, whose measure stays while slow.
+
+    Steps that all take 0 s are not timed: there is no pace.
+    """
     steps = attempt.steps
     if not steps:
         return StepPace(0)
@@ -104,7 +108,7 @@ def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
 def _by_past(
     attempt: JobAttempt, steps: list[Step], duration: Array, end_ms: NDArray[np.int64], before: StepPace | None
 ) -> StepPace:
-    """The pace by the job's own step times alone."""
+    """Return the pace by the job's own step times alone."""
     if not len(duration):
         return StepPace(0)
     observed_s = middle(duration[-LAST:])
@@ -140,7 +144,7 @@ def _by_past(
 
 
 def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Measure | None:
-    """The measure by which the job is slow: the one it was slow by, while it is, else that of a new change."""
+    """Return the measure by which the job is slow: the one of before while that holds, else one of a new change."""
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = Measure(before.usual_s, before.limit_s, before.window)
         alone = not before.ranks and before.stage is None
@@ -152,8 +156,10 @@ def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Me
 def _held_to_their_past(
     pace: StepPace, attempt: JobAttempt, found: Blame, before: StepPace | None
 ) -> tuple[StepPace, Blame]:
-    """The pace with its memory of stages and uneven ranks, and the blame without ranks that were always so. Where a job
-    tells no stages, a long one looks like many slow ranks on several nodes."""
+    """Return the pace with its memory of stages and uneven ranks, and the blame without ranks that were always so.
+
+    If a job states no stages, a long one looks like many slow ranks on several nodes.
+    """
     if attempt.phase in PAUSES:
         return replace(pace, stages=before.stages, uneven=before.uneven) if before else pace, found
     stages = dict(before.stages) if before else {}
@@ -185,7 +191,7 @@ def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
 def _by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
-    """The pace with blame by the ranks' own times, which may show a slowdown that its past does not."""
+    """Return the pace with blame by the ranks' own times, which may show a slowdown that its past does not."""
     if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
         return pace
     ranks = tuple(row.rank for row in found.ranks if row.excess_s >= found.ranks[0].excess_s / 2)

@@ -43,7 +43,10 @@ class Suspect:
 def find_stragglers(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, paces: Paces, now_ms: int
 ) -> dict[str, dict[str, Any]]:
-    """job -> body of `/jobs/{id}/stragglers` less `as_of_ms`, of running gangs and jobs with steps. Writes `paces`."""
+    """Return job -> body of `/jobs/{id}/stragglers` less `as_of_ms`, of running gangs and jobs with steps.
+
+    Writes `paces`.
+    """
     suspects = _suspects(gangs, signals, gpu, port, now_ms)
     missing = not_observed(gangs, gpu, port)
     answers = {}
@@ -137,7 +140,7 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
 
 
 def _tells_more(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
-    """Whether the steps tell who it is, and of no less than a member with a reason elsewhere costs."""
+    """Return whether the steps say who is slow, and cost no less than a member with a reason elsewhere."""
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
     cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
@@ -153,7 +156,7 @@ WORK = {"compute": "compute", "data": "data loading"}
 
 
 def _cause(culprit: Suspect) -> str:
-    """As answers name it."""
+    """Return the cause as answers name it."""
     if culprit.rule.intended:
         return culprit.rule.name
     return "compute" if culprit.rule.blames is COMPUTE else "communication"
@@ -191,8 +194,11 @@ def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]
 
 
 def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
-    """(slow, as its own steps show). Steps decide where they compare: the last four against the job's own noise, or
-    plainly the last two or three if a member has a reason. Without such steps, a grave and firm reason does."""
+    """Return (slow, as its own steps show).
+
+    Steps decide where they compare: the last four against the job's own noise, or plainly the last two or three if a
+    member has a reason. Without such steps, a grave and firm reason does.
+    """
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False
     firm = culprit is not None and culprit.firm
@@ -208,8 +214,10 @@ def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tu
 
 
 def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
-    """The gravest suspect, unless most nodes of a gang of several have the same trouble: then nobody is to blame, or
-    the next one where all of them are so on purpose."""
+    """Return the gravest suspect, unless most nodes of a gang of several have the same trouble.
+
+    Then no node is to blame, or the next suspect if all of them are so on purpose.
+    """
     hosts = gangs.hosts(index)
     while suspects:
         first = suspects[0]
@@ -237,7 +245,7 @@ def _stopped(attempt: JobAttempt, now_ms: int) -> str:
 
 
 def _slower(pace: StepPace) -> str:
-    """How slow, in words, without the reference where there is none."""
+    """Return how slow the job is, in words, without the reference if there is none."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
     if pace.by_peers:
@@ -269,7 +277,10 @@ def _steady(pace: StepPace, phase: str) -> str:
 
 
 def _longest(pace: StepPace, phase: str) -> str:
-    """What of a job that is not slow takes longer than the rest, as it always did; empty where nothing does."""
+    """Return the part of a job that takes longer than the rest, as it always did, though the job is not slow.
+
+    Else "".
+    """
     if pace.even_s is None or phase in PAUSES:
         return ""
     if pace.longest is None:

@@ -36,8 +36,9 @@ class Attribution:
 
 
 def step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
-    """(step,) seconds from the first operation to the last of `seconds` (step, replica, stage, type, micro-batch).
-    Raises ValueError when the order waits for itself.
+    """Return (step,) seconds from the first operation to the last.
+
+    seconds: (step, replica, stage, type, micro-batch). Raises ValueError if the order waits for itself.
 
     >>> two = np.ones((1, 1, 2, 2, 1))  # one micro-batch through two stages, there and back
     >>> step_time(two, [[(0, 0), (1, 0)], [(0, 0), (1, 0)]])
@@ -68,8 +69,10 @@ def step_time(seconds: Array, order: Order, transfer_s: float = 0.0) -> Array:
 
 
 def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
-    """Who costs what, over all steps of `seconds` (step, replica, stage, type, micro-batch). Raises ValueError when the
-    order waits for itself, and when nothing takes any time."""
+    """Return the cost of each rank and stage, over all steps of `seconds` (step, replica, stage, type, micro-batch).
+
+    Raises ValueError if the order waits for itself, and if nothing takes any time.
+    """
     _, replicas, stages, types, _ = seconds.shape
     typical = np.nanmean(seconds, axis=(0, 1, 2, 4))
     ideal = np.broadcast_to(typical[:, None], seconds.shape)

@@ -14,7 +14,7 @@ CARD_FILE, PAGE_FILE = "card.json", "card.html"
 
 
 class FitSpan(msgspec.Struct, frozen=True):
-    """What was fitted on of one data set: its first and last moment, and how many rows."""
+    """The rows of one data set that a model was fitted on: its first and last moment, and how many rows."""
 
     dataset: str
     first_ms: int
@@ -39,7 +39,10 @@ class CardMetric(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Of n outcomes, the share `observed` that lay where the share `nominal` should; horizon_s: None where none is."""
+    """The share `observed` of n outcomes that lay where the share `nominal` should.
+
+    horizon_s: None if there is none.
+    """
 
     target: str
     horizon_s: int | None
@@ -58,7 +61,9 @@ class TargetVerdict(msgspec.Struct, frozen=True):
 
 
 class GateVerdict(msgspec.Struct, frozen=True):
-    """The gate's answer. ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
+    """The gate's answer.
+
+    ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
     e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins".
 
     targets: of a model of several targets, each with its own answer. It wins if it wins one, and serves those.
@@ -88,8 +93,10 @@ class FileSum(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a version but the model itself; the registry fills `version` and `files`. fitted_until_ms:
-    nothing known only later went into the model. gate: None where nothing was judged."""
+    """Everything about a version but the model itself. The registry fills `version` and `files`.
+
+    fitted_until_ms: nothing known only later went into the model. gate: None if nothing was judged.
+    """
 
     kind: str
     created_ms: int
@@ -108,19 +115,19 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """Of the gate: "won", "lost" or "not judged"."""
+        """Return the gate's verdict: "won", "lost" or "not judged"."""
         if self.gate is None:
             return "not judged"
         return "won" if self.gate.won else "lost"
 
 
 def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
-    """The rows of an evaluation as a card keeps them."""
+    """Return the rows of an evaluation as a card stores them."""
     return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
 
 
 def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
-    """The calibration table out of the rows `coverage_50`, `coverage_80` … of ours, pooled over their sets.
+    """Return the calibration table from the rows `coverage_50`, `coverage_80` … of ours, pooled over their sets.
 
     >>> row = CardMetric("venus", "running", "all", 3600, "ours", "trees", "coverage_80", 0.79, None, None, 500)
     >>> calibration_of([row])
@@ -138,7 +145,7 @@ def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
 
 
 def versions_of(*packages: str) -> dict[str, str]:
-    """The installed versions of these packages, of those that are there."""
+    """Return the versions of those of these packages that are installed."""
     found = {}
     for package in packages:
         try:
@@ -149,12 +156,12 @@ def versions_of(*packages: str) -> dict[str, str]:
 
 
 def write_card(card: Card, folder: Path) -> None:
-    """The card as `card.json`."""
+    """Write the card as `card.json`."""
     (folder / CARD_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
 
 
 def read_card(folder: Path) -> Card:
-    """The card of a version's folder. Raises ModelError where there is none, or one that cannot be read."""
+    """Read the card of a version's folder. Raises ModelError if it is missing or unreadable."""
     path = folder / CARD_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Card)

@@ -43,8 +43,11 @@ class DriftLimits(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """What came of a model's forecasts lately; None unknown. loss_ratio: WQL over the best naive forecast's; of run
-    times, the pinball loss of log seconds over that of similar jobs' quantiles, which serve without a fit."""
+    """The recent outcomes of a model's forecasts. None unknown.
+
+    loss_ratio: WQL over the best naive forecast's. Of run times, the pinball loss of log seconds over that of similar
+    jobs' quantiles, which serve without a fit.
+    """
 
     coverage_80: float | None = None
     loss_ratio: float | None = None
@@ -64,9 +67,12 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """How far the distribution of one feature moved. ks: largest gap of the distribution functions; n: later values;
-    independent: rows that the smaller sample is worth; by_chance: the PSI that such samples of one population pass
-    once in a thousand; verdict: too_few where chance may have made the PSI."""
+    """The move of the distribution of one feature.
+
+    ks: largest gap of the distribution functions. n: later values. independent: rows that the smaller sample is worth.
+    by_chance: the PSI that such samples of one population pass once in a thousand. verdict: too_few where chance may
+    have made the PSI.
+    """
 
     feature: str
     psi: float
@@ -80,7 +86,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
-    """A version against its own card."""
+    """Judge a version against its own card."""
     limits = limits or DriftLimits()
     expected, reasons = card_coverage(card), {}
     age_days = max(0.0, (now_ms - card.fitted_until_ms) / DAY_MS)
@@ -100,7 +106,7 @@ def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = 
 
 
 def card_coverage(card: Card) -> float:
-    """The share in the 80 % band when the model was judged; 0.8 where the card does not say."""
+    """Return the share in the 80 % band when the model was judged. 0.8 if the card does not say."""
     rows = [row for row in card.calibration if abs(row.nominal - NOMINAL) < 1e-9 and row.n]
     total = sum(row.n for row in rows)
     return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
@@ -124,8 +130,10 @@ def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
 
 
 def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
-    """Features that are known on both sides, those that moved most first. before, now: (row, feature) or, of several
-    series, (row, series, feature); rows by time, NaN unknown."""
+    """Return the features that are known on both sides, those that moved most first.
+
+    before, now: (row, feature) or, of several series, (row, series, feature). Rows by time, NaN unknown.
+    """
     found = []
     for column, name in enumerate(names):
         sides = before[..., column], now[..., column]
@@ -146,7 +154,7 @@ def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> M
 
 
 def independent_rows(values: Array) -> float:
-    """How many independent rows the rows of one or more series, (row,) or (row, series), are worth.
+    """Return how many independent rows the rows of one or more series, (row,) or (row, series), are worth.
 
     >>> independent_rows(np.arange(1000.0)) < 5  # a slow rise
     True
@@ -163,7 +171,9 @@ def independent_rows(values: Array) -> float:
 
 
 def by_chance(rows: float, others: float) -> float:
-    """The PSI that two samples of one population pass once in a thousand; Wilson and Hilferty's chi-squared quantile.
+    """Return the PSI that two samples of one population pass once in a thousand.
+
+    Wilson and Hilferty's chi-squared quantile.
 
     >>> round(by_chance(1000, 1000), 3), round(by_chance(1e9, 30), 1)
     (0.056, 0.9)
@@ -174,7 +184,9 @@ def by_chance(rows: float, others: float) -> float:
 
 
 def psi(before: Array, now: Array) -> float:
-    """Population stability index over equally filled bins of `before`: 0 the same, above 0.25 another population.
+    """Return the population stability index over equally filled bins of `before`.
+
+    0: the same. Above 0.25: another population.
 
     >>> round(psi(np.arange(100.0), np.arange(100.0)), 6), psi(np.arange(100.0), np.arange(100.0) + 60) > 0.25
     (0.0, True)
@@ -190,7 +202,7 @@ def _shares(at: NDArray[np.intp], bins: int) -> Array:
 
 
 def ks(before: Array, now: Array) -> float:
-    """The Kolmogorov-Smirnov statistic: the largest gap of the two distribution functions.
+    """Return the Kolmogorov-Smirnov statistic: the largest gap of the two distribution functions.
 
     >>> ks(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0

@@ -63,13 +63,15 @@ class Registry:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def current_version(self, kind: str) -> str | None:
-        """The version that serves, None where none does: one small file is read, so it may be asked every tick."""
+        """Return the version that serves, or None. It reads one small file, so a caller may ask every tick."""
         served = self._served(kind)
         return served[0] if served else None
 
     def current(self, kind: str) -> Path | None:
-        """The folder of the version that serves, its files checked against their sums; None where none serves. A
-        damaged one gives way to the one before, with a warning. ModelError when none is whole."""
+        """Return the folder of the version that serves, its files checked against their sums. None if none serves.
+
+        A damaged one gives way to the one before, with a warning. Raises ModelError if none is whole.
+        """
         served = self._served(kind)
         reasons: list[str] = []
         for version in dict.fromkeys(served):
@@ -84,8 +86,10 @@ class Registry:
         return None
 
     def challenger(self, kind: str) -> str | None:
-        """The version to run in the shadow: the chosen one while it does not serve, else the newest if it is newer;
-        None for none. It may be damaged. As cheap as `current_version`."""
+        """Return the version to run in the shadow: the chosen one while it does not serve, else the newest if newer.
+
+        Returns None for none. It may be damaged. As cheap as `current_version`.
+        """
         chosen, serving, names = self._chosen(kind), self.current_version(kind), self.names(kind)
         if chosen not in (NEWEST, serving):
             return None if chosen == OFF else chosen
@@ -104,7 +108,7 @@ class Registry:
         return word
 
     def versions(self, kind: str) -> list[Card]:
-        """The cards of all versions that have a readable one, oldest first."""
+        """Return the cards of all versions that have a readable one, oldest first."""
         cards = []
         for version in self.names(kind):
             try:
@@ -114,14 +118,14 @@ class Registry:
         return cards
 
     def names(self, kind: str) -> list[str]:
-        """The names of all versions, damaged ones too, oldest first."""
+        """Return the names of all versions, damaged ones too, oldest first."""
         folder = self._folder(kind)
         if not folder.is_dir():
             return []
         return sorted((path.name for path in folder.iterdir() if VERSION_NAME.fullmatch(path.name)), key=int)
 
     def path(self, kind: str, version: str) -> Path:
-        """The folder of a version; "3" is 0003. UnknownEntity where there is none."""
+        """Return the folder of a version. "3" is 0003. Raises UnknownEntity if there is none."""
         name = version.zfill(4)
         folder = self._folder(kind) / name
         if not VERSION_NAME.fullmatch(name) or not folder.is_dir():
@@ -133,7 +137,7 @@ class Registry:
         return read_card(self.path(kind, version))
 
     def damage(self, kind: str, version: str) -> str | None:
-        """What is wrong with a version: a file that is missing or has another sum; None when it is whole."""
+        """Return what is wrong with a version: a file that is missing or has another sum. None if it is whole."""
         try:
             folder = self.path(kind, version)
             for file in read_card(folder).files:
@@ -146,7 +150,7 @@ class Registry:
         return None
 
     def promotions(self, kind: str) -> list[Promotion]:
-        """Who served when, oldest first; a line that a crash cut short is passed over."""
+        """Return which version served when, oldest first. Skips a line that a crash cut short."""
         path = self._folder(kind) / LOG
         lines = path.read_bytes().splitlines() if path.exists() else []
         kept = []
@@ -156,7 +160,7 @@ class Registry:
         return kept
 
     def _served(self, kind: str) -> list[str]:
-        """The version that serves, then those that served before it, newest first."""
+        """Return the version that serves, then those that served before it, newest first."""
         try:
             lines = (self._folder(kind) / CURRENT).read_text(encoding="ascii").split()
         except FileNotFoundError:
@@ -175,8 +179,11 @@ class Registry:
     def add(
         self, kind: str, write: Callable[[Path], None], card: Card, page: Callable[[Card], str] | None = None
     ) -> str:
-        """Add a version, not promoted: `write` fills an empty folder; the card gets its number and the sums of its
-        files; `page` makes card.html. When `write` raises, nothing is left; OSError (full disk) becomes ModelError."""
+        """Add a version without promoting it: `write` fills an empty folder.
+
+        The card gets its number and the sums of its files. `page` makes card.html. If `write` raises, nothing is left.
+        OSError (full disk) becomes ModelError.
+        """
         folder = self._folder(kind)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -198,12 +205,12 @@ class Registry:
         return version
 
     def _last_number(self, kind: str) -> int:
-        """The greatest number ever used: one that was pruned or served is not used again."""
+        """Return the greatest number ever used. A number that was pruned or served is not used again."""
         return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
 
     @contextlib.contextmanager
     def _new_folder(self, folder: Path) -> Iterator[Path]:
-        """An empty folder that is ours while we live, removed at the end unless renamed."""
+        """Yield an empty folder that is ours while we live. Removes it at the end unless it is renamed."""
         with self._locked(folder):
             _sweep(folder)
             new = folder / f"{NEW}{secrets.token_hex(8)}"
@@ -219,8 +226,12 @@ class Registry:
     # -- serving ----------------------------------------------------------------------------------------------------
 
     def promote(self, kind: str, version: str, force: bool = False) -> None:
-        """Let a version serve. ModelError when its card says that it lost or was never judged, or it is damaged. force:
-        in spite of the gate, which the registry records. A version that already serves stays."""
+        """Let a version serve.
+
+        Raises ModelError if its card says that it lost or was never judged, or if it is damaged.
+
+        force: in spite of the gate, which the registry records. A version that already serves stays.
+        """
         folder = self.path(kind, version)
         damage = self.damage(kind, folder.name)
         if damage is not None:
@@ -266,7 +277,7 @@ class Registry:
             self._replace(kind, SHADOW, [version])
 
     def old(self, kind: str, keep: int) -> list[str]:
-        """What `prune` would delete: all but the newest `keep`, what serves, served before it or runs in the shadow."""
+        """Return what `prune` would delete: not the newest `keep`, nor what serves, served before or runs as shadow."""
         kept = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
         names = self.names(kind)
         return [name for name in names[: max(0, len(names) - keep)] if name not in kept]
@@ -310,7 +321,7 @@ class Registry:
 
 
 def _objection(card: Card) -> str | None:
-    """Why a card's model must not serve; None when nothing speaks against it."""
+    """Return why a card's model must not serve, or None if nothing speaks against it."""
     gate = card.gate
     if gate is None:
         return "no gate has judged it against a baseline; --force promotes it all the same, and that is recorded"
