@@ -31,8 +31,10 @@ WIN = 0.99  # a model that is as good as the best baseline is not worth a change
 
 @dataclass(frozen=True, slots=True)
 class BacktestWindow:
-    """One fit and what it is judged on: sets of one task, cut at the window's end, that know where their fit ends.
-    own: further forecasters of demand."""
+    """One fit and the sets that judge it: sets of one task, cut at the window's end, that know where their fit ends.
+
+    own: further forecasters of demand.
+    """
 
     seed: int
     demand: tuple[DemandSet, ...] = ()
@@ -148,7 +150,7 @@ def _mean(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
-    """How far the interval of a mean of independent numbers reaches to one side."""
+    """Return how far the interval of a mean of independent numbers reaches to one side."""
     off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
     return float(np.sqrt(np.square(off).sum()))
 

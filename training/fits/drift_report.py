@@ -1,4 +1,4 @@
-"""How far the features of a model moved since a moment, on the history that it was fitted on and what came after."""
+"""The drift of a model's features since a moment: the history that it was fitted on, and what came after."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +26,10 @@ CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h
 
 @dataclass(frozen=True, slots=True)
 class FeatureDrift:
-    """The drift of one target or history. before, now: (row, feature) samples that the numbers were made of, with an
-    axis of series between for more than one."""
+    """The drift of one target or history.
+
+    before, now: (row, feature) samples that the numbers were made of, with an axis of series between for more than one.
+    """
 
     name: str
     rows: list[Moved]
@@ -47,7 +49,7 @@ class FeatureDrift:
 
 
 def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
-    """Of each set and target: features of forecasts an hour ahead, issued before and after a moment."""
+    """Return, for each set and target, the drift of forecasts an hour ahead, issued before and after a moment."""
     found = []
     newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
     for row in sets:
@@ -65,7 +67,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
 
 
 def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
-    """Of each history: features of jobs submitted before and after a moment."""
+    """Return, for each history, the drift of jobs submitted before and after a moment."""
     from features.past_runs import FEATURES
     from training.sets.duration_rows import replay
 
@@ -109,7 +111,7 @@ def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[Feat
 
 
 def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
-    """A page: what asks for a new fit, and of each target the features that moved most, with their distributions."""
+    """Return a page: the reasons for a new fit, and per target the features that moved most, with distributions."""
     from training.reports.page import listed, page, panels, section, table
 
     said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
@@ -135,7 +137,7 @@ def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, 
 
 
 def _plots(one: FeatureDrift) -> Iterator[str]:
-    """The three that moved most."""
+    """Yield plots of the three features that moved most."""
     from training.reports.page import panel
 
     for row in one.rows[:PLOTTED]:

@@ -38,7 +38,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How to train. windows: of the back-test that judges; address: of a Dask scheduler; own: further baselines."""
+    """The settings of a training. windows: of the back-test that judges.
+
+    address: of a Dask scheduler. own: further baselines.
+    """
 
     kind: str
     made_by: str
@@ -126,7 +129,7 @@ def _card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> 
 
 
 def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: None) -> FitResult:
-    """The trees of every target, on all bins."""
+    """Fit the trees of every target, on all bins."""
     import msgspec
 
     from models.demand.features import FEATURES

@@ -24,7 +24,7 @@ class RunPools:
         self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
 
     def ended(self, kinds: Sequence[Key], run_s: float) -> None:
-        """A job of these kinds ran so long."""
+        """Record that a job of these kinds ran for `run_s`."""
         for kind in kinds:
             self._runs[kind].append(math.log(max(run_s, 1.0)))
 

@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 
 
 def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
-    """How many of each kind had begun."""
+    """Return how many faults of each kind had begun."""
     return {kind: days.begun[kind].until(until_ms) for kind in RISK_KINDS}
 
 

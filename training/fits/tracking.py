@@ -50,7 +50,10 @@ def track_run(uri: str, card: Card, folder: Path) -> str:
 
 
 def _experiment(client: Any, name: str) -> str:
-    """The id of the experiment, made where it is not there yet, by us or by another at the same moment."""
+    """Return the id of the experiment.
+
+    Makes it unless it exists, even if another process makes it at the same moment.
+    """
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -83,7 +86,7 @@ def _tags(card: Card) -> dict[str, str]:
 
 
 def params_of(card: Card) -> dict[str, str]:
-    """What the version was made of: seed, settings, data and packages."""
+    """Return what the version was made of: seed, settings, data and packages."""
     return {
         "version": card.version,
         "seed": str(card.seed),

@@ -66,7 +66,7 @@ class SiteCoRuns:
 
 
 def read_co_runs(files: ArchiveFiles, end_ms: int, topology: Topology | None = None) -> SiteCoRuns:
-    """The co-runs of an archive up to a moment. Raises FleetcastError where it has nothing."""
+    """Read the co-runs of an archive up to a moment. Raises FleetcastError if it has none."""
     span = span_of(files, end_ms)
     if topology is None:
         topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
@@ -117,7 +117,7 @@ def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
 
 
 def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
-    """What the model sees, and the speeds."""
+    """Return the inputs of the model, and the speeds."""
     told = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
     return Pairs.of(told), np.array([row.co_run.speed for row in rows], np.float64)
 
@@ -166,8 +166,10 @@ def train_interference(
 
 
 def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
-    """The later half with the earlier one known, beside the rule alone; where a version serves, what came after its
-    data, beside its co-runs."""
+    """Judge the later half with the earlier one known, beside the rule alone.
+
+    If a version serves, judge what came after its data, beside its co-runs.
+    """
     results = Results(KIND)
     if len(rows) < FEWEST:
         sentence = f"{len(rows)} co-runs on GPUs, {FEWEST} needed"

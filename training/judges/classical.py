@@ -39,8 +39,10 @@ SINGULAR = "The design matrix is rank-deficient"  # then statsmodels' weights ar
 
 @dataclass(frozen=True, slots=True)
 class SeriesSpan:
-    """A series from the first bin that is fitted on to the last that is forecast from. values: (bin,), all known;
-    fitted: of its bins, those that the fit may read; steps: leads in bins."""
+    """A series from the first bin that is fitted on to the last that is forecast from.
+
+    values: (bin,), all known. fitted: of its bins, those that the fit may read. steps: leads in bins.
+    """
 
     values: Array
     fitted: int
@@ -119,7 +121,7 @@ class Refitted:
 
 
 def autoreg(span: SeriesSpan) -> Array:
-    """An autoregression with a few lags, by least squares."""
+    """Fit an autoregression with a few lags, by least squares."""
     from statsmodels.tsa.ar_model import AutoReg
 
     lags = sorted({max(1, lag_s // span.bin_s) for lag_s in LAGS_S})

@@ -60,8 +60,10 @@ def evaluate(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] = METHODS,
 ) -> Results:
-    """Judge every set that has outcomes after the train part. windows: 0 for as many as each set gives; own: further
-    forecasters, a row each."""
+    """Judge every set that has outcomes after the train part.
+
+    windows: 0 for as many as each set gives. own: further forecasters, a row each.
+    """
     results = Results("demand")
 
     def skip(line: str) -> None:
@@ -144,7 +146,7 @@ class Models:
 
 
 def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
-    """The windows of the sets of one folder: from where the first is judged to where the last ends."""
+    """Return the windows of the sets of one folder: from where the first is judged to where the last ends."""
     begins = [one.panel.end_ms(one.begin - 1) for one in sets]
     ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]
     return rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
@@ -194,7 +196,7 @@ def _fitted(sets: Sequence[DemandSet], until: Sequence[int], seed: int, settings
 
 
 def warm_start(train_bins: int, bin_s: int) -> int:
-    """The first bin of the warm-up within a train part."""
+    """Return the first bin of the warm-up within a train part."""
     return train_bins - min(WARM_DAYS * day_bins(bin_s), int(train_bins * WARM_SHARE))
 
 
@@ -244,7 +246,7 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
 
 
 def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
-    """The gate bin by bin: outcomes first, then the forecast of that moment."""
+    """Run the gate bin by bin: outcomes first, then the forecast of that moment."""
     waiting = {int(origin): number for number, origin in enumerate(origins)}
     for bin in range(int(origins[0]), int(origins[-1]) + 1):
         gate.mature(bin, panel.values[:, bin])

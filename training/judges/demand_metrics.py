@@ -1,4 +1,4 @@
-"""How good quantile forecasts of demand were: metrics in long form, with intervals, per series and pooled.
+"""Metrics of quantile forecasts of demand in long form, with intervals, per series and pooled.
 
 `coverage_80` counts outcomes within the band or at its ends, `inside_80` those strictly between them. Where a series
 often stays at a number, that number is a quantile and a band of no width covers more than it says: bands are right
@@ -57,8 +57,10 @@ class JudgedForecasts:
 
 
 def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
-    """Add the rows and the predictions of one set. All methods are judged on the same outcomes: where a baseline says
-    nothing persistence stands in for it, and `stood_in` is the share of that."""
+    """Add the rows and the predictions of one set. All methods are judged on the same outcomes.
+
+    Where a baseline says nothing, persistence stands in for it, and `stood_in` is the share of that.
+    """
     missing = {name: _stand_ins(judged, name) for name in judged.methods}
     for at in range(len(judged.steps)):
         outcomes, known = _known(judged, at)
@@ -119,7 +121,7 @@ def _stood_in(judged: JudgedForecasts, at: int, method: str, share: float, n: in
 def _pooled(
     judged: JudgedForecasts, at: int, method: str, metric: str, parts: Mapping[str, tuple[Array, Array]]
 ) -> ResultRow:
-    """A number over all series, without an interval."""
+    """Return a number over all series, without an interval."""
     top, below = (float(np.nansum(part)) for part in parts[metric])
     n, lead_s = int(np.isfinite(parts[metric][0]).sum()), judged.steps[at] * judged.panel.bin_s
     told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, metric)
@@ -177,13 +179,13 @@ def _rows(
 
 
 def _most(models: NDArray[np.str_]) -> str:
-    """The models that served, most often first."""
+    """Return the models that served, most often first."""
     names, counts = np.unique(models, return_counts=True)
     return "+".join(names[np.argsort(-counts, kind="stable")].tolist())
 
 
 def _predict(results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]) -> None:
-    """A block of predictions: a line for every origin, series and quantile of ours."""
+    """Add a block of predictions: a line for every origin, series and quantile of ours."""
     panel = judged.panel
     values = judged.methods[OURS][:, at]  # (quantile, origin, series)
     mask = np.broadcast_to(known, values.shape)

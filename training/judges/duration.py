@@ -131,9 +131,12 @@ def kin(table: HistoryJobs) -> NDArray[np.object_]:
 
 
 def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
-    """last_two: mean of the user's (else the group's) last two runs. group: median of the last 20 and quantiles of the
+    """Return the forecasts of each baseline.
+
+    last_two: mean of the user's (else the group's) last two runs. group: median of the last 20 and quantiles of the
     last 200 runs of its group with as many GPUs. group_train: the same group's quantiles in all that was
-    known at the fit. limit: what the user asked for. train: that history."""
+    known at the fit. limit: what the user asked for. train: that history.
+    """
     features = rows.features.astype(np.float64)
     two = features[:, COLUMN["user_mean_two"]]
     for other in ("group_mean_two", "all_mean_two"):

@@ -43,7 +43,7 @@ class Judged:
     late_in: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
     def within(self, number: int) -> "Judged":
-        """The predictions of one window."""
+        """Return the predictions of one window."""
         run, late = self.run_in == number, self.late_in == number
         return replace(
             self,
@@ -151,6 +151,6 @@ def _add(
 
 
 def _names(judged: Judged, jobs: NDArray[np.int64]) -> NDArray[np.object_]:
-    """The set's names of jobs; the row number where it has none."""
+    """Return the set's names of jobs, or row numbers where it has none."""
     names = judged.table.job[jobs]
     return np.where(names != "", names, np.array([f"row {row}" for row in jobs.tolist()], object))

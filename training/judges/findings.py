@@ -33,13 +33,13 @@ class FlagSpell:
 
 @dataclass(slots=True)
 class Findings:
-    """What one method flagged in a run."""
+    """The flags of one method in a run."""
 
     rows: list[FlagSpell] = field(default_factory=list)
     _open: dict[str, FlagSpell] = field(default_factory=dict)
 
     def note(self, node: str, now_ms: int, name: str = "") -> None:
-        """A flag at this moment, and what it names."""
+        """Record a flag at this moment, and what it names."""
         row = self._open.get(node)
         if row is None or now_ms - row.last_ms > HOLE_MS:
             row = self._open[node] = FlagSpell(node, now_ms, now_ms)
@@ -77,7 +77,7 @@ class Score:
 def score(
     findings: Sequence[FlagSpell], truth: Sequence[RunTruth], hosts: Hosts | None = None, kind: str | None = None
 ) -> Score:
-    """Findings against the truth; with `kind`, of faults of that kind alone (no false alarms are counted then)."""
+    """Score findings against the truth. With `kind`, of faults of that kind alone (without false alarms)."""
     faults = [row for row in truth if not row.benign]
     scored = Score()
     finders: set[int] = set()
@@ -102,12 +102,15 @@ def score(
 
 
 def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
-    """The findings that begin where and when no fault is or has just been."""
+    """Return the findings that begin where and when no fault is or has just been."""
     return [one for one in findings if _is_false(one, {one.node}, faults)]
 
 
 def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
-    """The findings on jobs (`node` is the job's name) that begin when no node of theirs has or had just had a fault."""
+    """Return the findings on jobs that begin while none of its nodes has or just had a fault.
+
+    `node` of such a finding is the job's name.
+    """
     return [one for one in findings if _is_false(one, hosts.get(one.node, frozenset()), faults)]
 
 
@@ -132,7 +135,7 @@ class HealthyTime:
 def healthy_time(
     names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[RunTruth], findings: Sequence[FlagSpell] = ()
 ) -> HealthyTime:
-    """The healthy time of a run, beside the findings of a method."""
+    """Return the healthy time of a run, beside the findings of a method."""
     faults = [row for row in truth if not row.benign]
     false = {id(one) for one in false_alarms(findings, faults)}
     sums = HealthyTime()
@@ -161,14 +164,14 @@ def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunT
 
 
 def own_unit(fault: RunTruth) -> str:
-    """The name of the faulty GPU or port; "" where the whole node is the culprit."""
+    """Return the name of the faulty GPU or port, "" if the whole node is the culprit."""
     if fault.gpu is not None:
         return f"{fault.node}/{fault.gpu}"
     return f"{fault.node}/mlx5_{fault.port}/1" if fault.port is not None else ""
 
 
 def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
-    """The truth with every fault on some other node than its own."""
+    """Return the truth with every fault on some other node than its own."""
     found = []
     for row in truth:
         others = [name for name in names if name != row.node] or list(names)
@@ -179,7 +182,7 @@ def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Gen
 def at_random(
     findings: Sequence[FlagSpell], names: Sequence[str], first_ms: int, last_ms: int, rng: np.random.Generator
 ) -> list[FlagSpell]:
-    """As many findings, as long, on any nodes at any times: what chance would find."""
+    """Return as many findings, as long, on any nodes at any times: what chance would find."""
     moved = []
     for row in findings:
         lasts_ms = row.last_ms - row.first_ms

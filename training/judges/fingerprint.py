@@ -133,13 +133,16 @@ def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], 
 
 
 def _are_same(one: Recorded, other: Recorded) -> bool:
-    """Whether they are one run, or one is a longer cut of the other."""
+    """Return whether they are one run, or one is a longer cut of the other."""
     many = min(len(one.phase), len(other.phase), 30)
     return one.name == other.name or bool(np.array_equal(one.of("power_w")[:many], other.of("power_w")[:many]))
 
 
 def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
-    """Method -> a phase a second. The baselines: the most frequent phase, and the most frequent one at that time."""
+    """Return method -> a phase per second.
+
+    The baselines: the most frequent phase, and the most frequent at that time.
+    """
     counts = Counter(phase for other in others for phase in other.phase)
     most = counts.most_common(1)[0][0]
     usual = []
@@ -155,7 +158,7 @@ def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[st
 
 
 def _warmup_s(others: Sequence[Recorded]) -> float:
-    """The usual time from the first computing to the steady phase."""
+    """Return the usual time from the first computing to the steady phase."""
     lengths = []
     for run in others:
         active = np.flatnonzero(run.of("sm_active") > 0.02)
@@ -173,7 +176,10 @@ def _classes_said(run: Recorded) -> dict[str, str]:
 
 
 def _three_rules(run: Recorded) -> str:
-    """The classifier that came with the recordings: two of power > 400 W, tensor/SM > .25, NVLink repeats > .3."""
+    """Apply the classifier that came with the recordings.
+
+    It asks for two of power > 400 W, tensor/SM > .25, NVLink repeats > .3.
+    """
     power, sm, tensor = (_median(run.of(name)) for name in ("power_w", "sm_active", "tensor_active"))
     nvlink = run.of("nvlink_tx_bytes_s")
     repeats = find_period(nvlink[None, :], GRID_S) if _median(nvlink) > 0 else Period(None)
@@ -191,7 +197,7 @@ def _median(values: Array) -> float:
 
 
 def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
-    """Of every checkpoint after the second, half-way to it: was it within max(30 s, 5 %) of its own time?"""
+    """Judge every checkpoint after the second, half-way to it: was it within max(30 s, 5 %) of its own time?"""
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
     for told_of in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):

@@ -51,7 +51,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
-    """The rows of one set, for pairs and for families that were not seen."""
+    """Add the rows of one set, for pairs and for families that were not seen."""
     found: dict[str, list[tuple[CoRunPairs, dict[str, Array]]]] = {}
     for target, fitted, judged, new in splits(one, seed):
         if len(fitted) < FEWEST or not len(judged):
@@ -94,7 +94,10 @@ def _families(rows: CoRunPairs) -> list[set[str]]:
 def predictions(
     fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
 ) -> tuple[CoRunPairs, dict[str, Array]]:
-    """What remains to be judged, and each method's speeds of it: method -> (row,); `…|bound` their lower bounds."""
+    """Return what remains to be judged, and each method's speeds: method -> (row,).
+
+    `…|bound` are their lower bounds.
+    """
     shown = revealed(judged, new, seed)
     rest, of_jobs = judged.take(~shown), judged.take(shown)
     of_models = judged.take(shown & of_each_model(judged, shown, new, seed))
@@ -117,12 +120,12 @@ def predictions(
 
 
 def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
-    """As the service answers."""
+    """Predict as the service answers."""
     return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
 
 
 def _remembered(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
-    """As many of a site's co-runs as the service keeps; the newest are the last to go."""
+    """Return as many of a site's co-runs as the service stores. The newest are the last to go."""
     order = np.random.default_rng(seed).permutation(len(site))
     return _join(site.take(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
 
@@ -252,7 +255,7 @@ def _accepts(
     speed: Array,
     order: NDArray[np.intp],
 ) -> None:
-    """A rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
+    """Judge a rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
     add(method, "accepted_share", accepted.astype(np.float64)[order], None)
     if accepted.any():
         add(

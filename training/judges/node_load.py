@@ -38,7 +38,7 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a run showed: use (round, n) of each node's GPUs, and forecasts at some rounds: method -> (level, n)."""
+    """The data of a run: use (round, n) of each node's GPUs, and forecasts at some rounds: method -> (level, n)."""
 
     time_ms: NDArray[np.int64]
     use: Array
@@ -104,7 +104,7 @@ def held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, 
 
 
 def forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
-    """method -> (level, n) of what is issued at one moment."""
+    """Return method -> (level, n) of the forecasts issued at one moment."""
     spread = Z_90 * np.nan_to_num(_mean(gpus.std_30m))
     found = {"last_value": [now, now], "last_value_spread": [now, now + spread]}
     found["mean_30m_spread"] = [half_hour, half_hour + spread]
@@ -112,7 +112,7 @@ def forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
 
 
 def judged(seen: Watched, interval_s: float) -> dict[tuple[str, str], Array]:
-    """(method, metric) -> (forecast,) means over the nodes; the last ten minutes issue none."""
+    """Return (method, metric) -> (forecast,) means over the nodes. The last ten minutes issue none."""
     ahead = round(AHEAD_S / interval_s)
     found: dict[tuple[str, str], list[float]] = {}
     for number, methods in seen.issued.items():

@@ -34,14 +34,14 @@ class OwnForecaster:
 
     @classmethod
     def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
-        """Raises ConfigError where there is none, or where its name is taken."""
+        """Load the forecaster at a path. Raises ConfigError if there is none, or if its name is in use."""
         name = getattr(limited(lambda: _made(path), path, limit_s), "name", None)
         if not isinstance(name, str) or not name or name in TAKEN:
             raise ConfigError(f"--forecaster {path}: its name is {name!r}; give it one that no other method has")
         return cls(path, name, limit_s)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """As the forecaster says; FleetcastError where it raises, takes too long, or says it in another shape."""
+        """Return the forecaster's answer. Raises FleetcastError if it fails, takes too long or has another shape."""
         what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
         found = limited(lambda: _made(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what)
         wanted = (len(QUANTILES), len(steps), len(origins), len(panel.names))
@@ -67,13 +67,15 @@ def _class_at(path: str) -> Callable[[], Forecaster]:
 
 
 def make(path: str) -> Callable[[], Forecaster]:
-    """Makes the forecaster at a path anew: for `fleetcast_checks.check_forecaster`."""
+    """Return a maker of the forecaster at a path: for `fleetcast_checks.check_forecaster`."""
     return _class_at(path)
 
 
 def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
-    """What `answer` returns within the limit. FleetcastError names the path where it raises or takes longer; errors of
-    ours and failed checks pass."""
+    """Return what `answer` returns within the limit.
+
+    Raises FleetcastError that names the path if it fails or takes longer. Our own errors and failed checks pass.
+    """
     future: Future[Answer] = Future()
     Thread(target=_answer, args=(future, answer), daemon=True).start()
     try:

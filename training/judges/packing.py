@@ -37,7 +37,7 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class PackedFleet:
-    """What is free of the machines while they fill. changed: rows in the order of their changes."""
+    """The free parts of the machines while they fill. changed: rows in the order of their changes."""
 
     machines: Machines
     milli: Ints = field(init=False)
@@ -75,7 +75,7 @@ class _Seen:
 
 
 def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]) -> float:
-    """The share of GPUs that is allocated after all arrivals; order: (arrivals,) index into `kinds`."""
+    """Return the share of GPUs that is allocated after all arrivals. order: (arrivals,) index into `kinds`."""
     fleet = PackedFleet(machines)
     policy = make(fleet)
     hosts = [fleet.hosts(kind)[machines.model] for kind in kinds]
@@ -128,7 +128,7 @@ def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
 
 
 def first_best(good: Floats) -> int:
-    """The first of the best, -1 for none."""
+    """Return the first of the best, -1 for none."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
 
@@ -205,14 +205,14 @@ class ByChance(ByScore):
 
 
 def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """The node with the least left of GPUs and CPUs, as parts of the largest node; there the fullest slot."""
+    """Choose the node with the least GPUs and CPUs left, as parts of the largest node, and there the fullest slot."""
     gpus = taken.milli.sum(axis=1) / (fleet.milli.shape[1] * WHOLE)
     cpus = (fleet.cpus[rows[taken.at]] - shape.cpus) / fleet.machines.cpus.max()
     return np.asarray(-(gpus + cpus) - _left(taken) / (100 * WHOLE))
 
 
 def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """The least dot product of what is asked and what is free, each as a part of the largest node."""
+    """Choose the least dot product of request and free resources, each as a part of the largest node."""
     whole = fleet.milli.shape[1] * WHOLE
     free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
     asked = shape.gpus * shape.milli / whole
@@ -221,7 +221,7 @@ def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways)
 
 
 def packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """A slot in use first, then an idle one of a node in use, an idle node last."""
+    """Choose a slot in use first, then an idle one of a node in use, an idle node last."""
     used = (fleet.milli[rows].sum(axis=1) < fleet.machines.milli[rows].sum(axis=1, dtype=np.int64))[taken.at]
     shared = (taken.slot >= 0) & (_left(taken) < WHOLE - shape.milli)
     return np.where(shared, 2.0, used.astype(np.float64)) - _left(taken) / (100 * WHOLE)

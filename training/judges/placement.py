@@ -49,7 +49,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None:
-    """The rows of one list: every policy packs the same arrivals."""
+    """Add the rows of one list: every policy packs the same arrivals."""
     order = arrivals(one.pods, one.machines, LOAD, seed)
     say(f"{one.dataset}: {len(order):,} arrivals for {one.machines.gpus:,} GPUs of {len(one.machines.cpus):,} nodes")
     for method, make in policies(one, seed).items():
@@ -63,7 +63,7 @@ def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None
 
 
 def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
-    """What is compared, by method."""
+    """Return the policies to compare, by method."""
     return {
         "ours": lambda fleet: ByGrowth(fleet, potential, _seen_before(one.before, seed), True),
         "fgd": lambda fleet: ByGrowth(fleet, fragmented, _whole_list(one.pods), False, POPULAR),

@@ -40,7 +40,10 @@ Tick = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class PlayScene:
-    """What is played. nodes, each: the machine; nodes 0: a count of GPUs, `each` in all. tree: None without a file."""
+    """The scene of a play. nodes, each: the machine. nodes 0: a count of GPUs, `each` in all.
+
+    tree: None without a file.
+    """
 
     trace: Trace
     nodes: int
@@ -63,7 +66,7 @@ class PlayScene:
         return [method for method in METHODS_PLAYED if method not in without]
 
     def machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
-        """The machine of a peer."""
+        """Return the machine of a peer."""
         if self.nodes:
             return NodeCounts(self.nodes, self.each, planned, backfills)
         return Capacity(self.each, planned, backfills)
@@ -72,7 +75,7 @@ class PlayScene:
         return CountAsk(int(self.trace.gpus[job]), self.trace.limit_s[job])
 
     def request(self, job: int, queue: str) -> PlacementRequest:
-        """A job as a request in a queue; on a count of GPUs a gang of single ones."""
+        """Return a job as a request in a queue. On a count of GPUs it is a gang of single ones."""
         trace = self.trace
         members, each = members_of(int(trace.gpus[job]), self.each if self.nodes else 1)
         return PlacementRequest(
@@ -111,7 +114,7 @@ class RefusedStarts:
 def scene_of(
     table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
 ) -> tuple[PlayScene, Counter[str]]:
-    """The jobs that every method can play, and how many were left out by reason. refused: share of starts."""
+    """Return the jobs that every method can play, and how many were left out by reason. refused: share of starts."""
     limited = len(table) > 0 and float(np.isfinite(table.limit_s).mean()) > 0.5
     refuses = RefusedStarts(refused) if refused else None
     scene = PlayScene(trace_of(table, limited), nodes, each, tree, max_wait_s, refuses)
@@ -122,7 +125,7 @@ def scene_of(
 
 
 def _refused(scene: PlayScene, job: int) -> str:
-    """Why a job is left out; "" where it is played."""
+    """Return why a job is left out, "" if it is played."""
     request = scene.request(job, scene.own_queue(job))
     if request.members.min * request.gpus_per_node > scene.gpus:
         return "larger than the fleet"
@@ -150,7 +153,7 @@ def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Play
 
 
 def served(scene: PlayScene, method: str) -> ServedPlan:
-    """The serving plan on the scene's machine."""
+    """Return the serving plan on the scene's machine."""
     tree = _tree(scene, method)
     own = tree is not None and scene.tree is not None and method != "one_queue"
     return ServedPlan(

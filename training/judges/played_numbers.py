@@ -1,4 +1,4 @@
-"""What a play came to: waits by size and queue, shares and use over time, fairness and its price."""
+"""Numbers of a play: waits by size and queue, shares and use over time, fairness and its price."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,8 +26,12 @@ class WaitsOf(msgspec.Struct, frozen=True):
 
 
 class PlayNumbers(msgspec.Struct, frozen=True):
-    """What a method came to. utilisation: of all GPUs from the first arrival to the last; jain: of users, jain_queues:
-    of queues, None where fewer than two are known; seconds, pass_ms: of CPU time."""
+    """The numbers of a method.
+
+    utilisation: of all GPUs from the first arrival to the last. jain: of users. jain_queues: of queues, None where
+    fewer
+    than two are known. seconds, pass_ms: of CPU time.
+    """
 
     method: str
     wait: WaitsOf
@@ -69,7 +73,7 @@ def queues_of(scene: PlayScene) -> list[str]:
 
 
 def last_s(trace: Trace) -> float:
-    """The last arrival, later than the first."""
+    """Return the last arrival, later than the first."""
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
 
@@ -88,7 +92,7 @@ def held_over(
 
 
 def price_of_fairness(found: Sequence[PlayNumbers]) -> str:
-    """What the file of queues costs in mean wait, in words; "" where one of the two was not played."""
+    """Return what the file of queues costs in mean wait, in words. "" if one of the two was not played."""
     mean = {one.method: one.wait.mean_s for one in found}
     if not {"ours", "one_queue"} <= mean.keys():
         return ""
@@ -104,7 +108,8 @@ def _waits(name: str, wait_s: Floats) -> WaitsOf:
 
 
 def _words(low: int, high: int | None) -> str:
-    """
+    """Return a range of sizes in words.
+
     >>> _words(1, 1), _words(2, 4), _words(65, None)
     ('1', '2 to 4', '65 or more')
     """

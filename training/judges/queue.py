@@ -56,7 +56,7 @@ class QueueScene:
     limited: bool
 
     def ask(self, job: int) -> CountAsk | None:
-        """What a job asks for; None for one that is larger than the fleet."""
+        """Return the request of a job. None if it is larger than the fleet."""
         gpus = self.trace.gpus[job]
         return CountAsk(gpus, self.trace.limit_s[job]) if gpus <= self.capacity else None
 
@@ -84,7 +84,7 @@ def evaluate(
 
 
 def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
-    """The jobs from shortly before the end of the train folder on."""
+    """Return the jobs from shortly before the end of the train folder on."""
     capacity = capacity or capacity_of(one.train)
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - SETTLE_S)
     part = one.table.take(rows)
@@ -117,7 +117,7 @@ def play(scene: QueueScene, method: str) -> Floats:
 def peer(
     trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
 ) -> RowScheduler[CountAsk]:
-    """An order on a machine; those by area pass nobody who has waited `max_wait_s`."""
+    """Return an order on a machine. Orders by area pass no job that has waited `max_wait_s`."""
     seen = SeenRuns()
     learns = LEARNT.get(method)
     policy = KeyedPeer(trace, seen, _keys(trace, method)) if learns is None else learns(trace, seen)

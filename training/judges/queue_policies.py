@@ -1,4 +1,4 @@
-"""Who is next, as policies to be played: ours, its peers, and oracles that know every run time.
+"""Orders of a queue, as policies to be played: ours, its peers, and oracles that know every run time.
 
 | policy | least first |
 |---|---|
@@ -24,7 +24,7 @@ from training.fits.run_pools import Key, RunPools
 
 
 def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:
-    """What a job is like, the most telling first: user, GPUs and limit, then fewer of these."""
+    """Return the kinds of a job, the most specific first: user, GPUs and limit, then fewer of these."""
     users = {name: number for number, name in enumerate(dict.fromkeys(trace.user))}
     rows: list[tuple[Key, ...]] = []
     for user, gpus, limit in zip(trace.user, trace.gpus, trace.limit_s, strict=True):

@@ -46,7 +46,7 @@ class Profile:
     __slots__ = ("_free", "_size", "_times")
 
     def __init__(self, now_s: int, free: int, end_s: Ints, cores: Ints) -> None:
-        """end_s: (k,) when `cores` come back, ascending; what should have come back is taken to come in a second."""
+        """Make a profile. end_s: (k,) when `cores` become free, ascending. Overdue ones are expected in a second."""
         size = len(end_s) + 1
         self._times = np.empty(2 * size + 16, np.int64)
         self._free = np.empty(2 * size + 16, np.int64)
@@ -84,7 +84,7 @@ class Profile:
         return step, count
 
     def room_now(self, length_s: int) -> int:
-        """The cores that stay free for `length_s` from now on."""
+        """Return the cores that stay free for `length_s` from now on."""
         end = max(1, int(self._times[: self._size].searchsorted(self._times[0] + length_s)))
         return int(_minimum(self._free[:end]))
 
@@ -101,7 +101,7 @@ class Profile:
 
 
 def _first_gap(times: Ints, low: Ints, length_s: int) -> int:
-    """The step after one of the steps `low` from which the next of them is `length_s` away."""
+    """Return the step after one of the steps `low` from which the next of them is `length_s` away."""
     after = low + 1
     gaps = times[low[1:]] - times[after[:-1]] >= length_s
     first = int(gaps.argmax()) if len(gaps) else 0
@@ -123,7 +123,7 @@ class QueueSimulation:
     def __init__(
         self, jobs: QueuedJobs, run_s: Sequence[int] | Mapping[int, int], capacity: int, reserved: int | None = None
     ) -> None:
-        """run_s: (job,) how long each really runs; only `advance` looks at it, and only at jobs that run."""
+        """Set up. run_s: (job,) how long each really runs. Only `advance` reads it, and only for jobs that run."""
         self.capacity = capacity
         self.reserved = reserved
         self.now_s = 0
@@ -147,11 +147,11 @@ class QueueSimulation:
         return [job for _, job in self._running]
 
     def waiting(self) -> list[int]:
-        """The jobs that wait, in order."""
+        """Return the jobs that wait, in order."""
         return [job for row in self._queue for job in row.jobs]
 
     def plan(self) -> dict[int, int]:
-        """job → when it is planned to start, of all that wait: what a scheduler prints. Nothing changes."""
+        """Return job → its planned start, of all that wait, as a scheduler prints. Changes nothing."""
         profile = self._profile()
         starts = {}
         for row in self._queue:
@@ -163,7 +163,7 @@ class QueueSimulation:
         return starts
 
     def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "QueueSimulation":
-        """The same moment with other run times, of running jobs, too: those end by theirs, but not before now.
+        """Return the same moment with other run times. Running jobs end by these too, but not before now.
 
         reserved: waiting jobs with a place in its plan; fewer play faster. Passes grow apart, by `COARSER` of the time.
         """
@@ -193,7 +193,7 @@ class QueueSimulation:
     # -- what happens
 
     def submit(self, job: int) -> None:
-        """A job comes now. One that needs more cores than there are, or none, waits for ever: it is left out."""
+        """Submit a job now. Leaves out a job that needs more cores than exist, or none: it would wait for ever."""
         cores, limit_s = self._cores[job], self._limit_s[job]
         if not 0 < cores <= self.capacity:
             return

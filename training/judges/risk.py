@@ -66,17 +66,17 @@ class FaultSet:
     end_day: int
 
     def name(self, node: int) -> str:
-        """The name of a node's row; nodes that never fail are numbered."""
+        """Return the name of a node's row. Nodes that never fail are numbered."""
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
     def train(self, until_day: int) -> FaultHistory:
-        """What the train folder knew on a day."""
+        """Return what the train folder knew on a day."""
         some, whole = slice(self.train_faults), self.history
         node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
         return FaultHistory(node, start, end, hardware).until(until_day)
 
     def cuts(self, windows: int) -> list[int]:
-        """The first day of each window, and the day after the last that has an outcome."""
+        """Return the first day of each window, and the day after the last that has an outcome."""
         edges = np.linspace(self.cut_day, self.end_day - CENSORED_DAYS + 1, windows + 1)
         return list(dict.fromkeys(edges.round().astype(int).tolist()))
 
@@ -108,7 +108,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
 
 
 def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
-    """The faults of both folders; or why they cannot be judged."""
+    """Return the faults of both folders, or why they cannot be judged."""
     try:
         tables = [read_table(path) for path in (train, test)]
     except RecordError as error:
@@ -138,7 +138,7 @@ def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
 
 
 def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
-    """The history hazard of a table of faults (NEEDED) begun by `until_day`, of all `nodes`. Raises RecordError."""
+    """Fit the history hazard of a table of faults (NEEDED) begun by `until_day`, of all `nodes`. Raises RecordError."""
     table = read_table(path)
     missing = set(NEEDED) - set(table.columns)
     if missing:
@@ -156,7 +156,7 @@ def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
 
 
 def _faults(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have a start, as numbers, each fault once: NEEDED, and whether a part was at fault."""
+    """Return the rows that have a start, as numbers, each fault once: NEEDED, and whether a part was at fault."""
     start, end = (pd.to_numeric(table[name], errors="coerce").astype(float) for name in NEEDED[1:])
     level = table["level"].astype(str) if "level" in table else pd.Series("", table.index)
     hardware = level.str.contains("hardware", case=False)
@@ -166,14 +166,14 @@ def _faults(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
-    """The faults in the table's order, and the nodes' names."""
+    """Return the faults in the table's order, and the nodes' names."""
     names, node = np.unique(table["node"].to_numpy(str), return_inverse=True)
     start, end = (np.asarray(table[name], np.float64) for name in NEEDED[1:])
     return FaultHistory(node.astype(np.int64), start, end, table["hardware"].to_numpy(bool)), tuple(names.tolist())
 
 
 def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
-    """Of the same rows as `past_days`."""
+    """Return the baselines of the same rows as `past_days`."""
     parts = []
     for day in days:
         known = history.until(day)
@@ -193,7 +193,7 @@ def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
 
 
 def set_of(log: FaultLogFile) -> FaultSet:
-    """A log cut where its last share begins. Raises RecordError where it is too short to fit on and to judge."""
+    """Cut a log where its last share begins. Raises RecordError if it is too short to fit on and to judge."""
     start, ends = log.history.start_day, log.history.end_day
     first, end = math.floor(start.min()), math.floor(max(start.max(), np.nanmax(ends, initial=-np.inf)))
     cut = max(first + FEWEST_DAYS, round(end - CENSORED_DAYS - LOG_SHARE * (end - first)))
@@ -224,7 +224,7 @@ def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Of each row (n,): our probability, and the base rate of the days that were fitted on."""
+    """The probabilities of rows (n,): ours, and the base rate of the days that were fitted on."""
 
     p: Array
     base: Array
@@ -246,7 +246,7 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
 
 
 def above_names(rival: str) -> list[str]:
-    """What ours has more than a rival, by the name of its row."""
+    """Return what ours has more than a rival, by the name of its row."""
     return [f"{metric}_above_{rival}" for metric in DIFFERENCES]
 
 

@@ -1,4 +1,4 @@
-"""How well scores rank node-days and how true their probabilities are, with intervals by bootstrap over days."""
+"""Metrics of risk: the ranking of node-days and the truth of probabilities, with intervals by bootstrap over days."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def reliability(
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:
-    """The interval of a share of n (Wilson, 1927)."""
+    """Return the interval of a share of n (Wilson, 1927)."""
     z = 1.96
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -117,12 +117,12 @@ Interval = tuple[float, float | None, float | None]
 
 
 def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
-    """metric -> value and 95 % interval; days are drawn in circular blocks, the same ones for every method."""
+    """Return metric -> value and 95 % interval. Days are drawn in circular blocks, the same ones for every method."""
     return _intervals(ranked.metrics, days, seed)
 
 
 def differences(ours: Ranked, rival: Ranked, days: int, seed: int) -> dict[str, Interval]:
-    """metric -> how much ours has more, and its 95 % interval: both are judged on the same drawn days."""
+    """Return metric -> how much ours has more, and its 95 % interval. Both are judged on the same drawn days."""
 
     def more(weight: Array) -> dict[str, float]:
         own, other = ours.metrics(weight), rival.metrics(weight)

@@ -57,7 +57,7 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
 
 
 def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
-    """The probability above which 1 % of the moments of these runs are that no fault comes after."""
+    """Return the probability above which 1 % of the moments of these runs are that no fault comes after."""
     quiet = []
     for run in runs:
         say(f"{run.name}: replaying {run.nodes} nodes for the level of the alarm")
@@ -70,7 +70,7 @@ def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
 
 
 def watch(run: FaultRun) -> WatchedRun:
-    """The scores that a service would have given, a row a minute."""
+    """Return the scores that a service would have given, a row per minute."""
     replay = FleetWatch.of(run.topology, run.interval_s)
     times: list[int] = []
     p: list[Array] = []

@@ -44,8 +44,10 @@ CHOSEN = ("log_loss", "brier")  # with an interval
 
 @dataclass(frozen=True, slots=True)
 class JudgedDays:
-    """Rows of all windows with what each method said. p: method -> (kind, HORIZONS_DAYS, n), NaN where it says nothing;
-    window: (n,) its number."""
+    """Rows of all windows with the answers of each method.
+
+    p: method -> (kind, HORIZONS_DAYS, n), NaN where it says nothing. window: (n,) its number.
+    """
 
     rows: SiteDays
     p: Mapping[str, Array]
@@ -62,8 +64,10 @@ def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
-    """Fit before each window, and say what each method would have said of it. served: another version that serves,
-    judged on the rows from since_ms on, when its data ended."""
+    """Fit before each window, and return what each method would have said of it.
+
+    served: another version that serves, judged on the rows from since_ms on, when its data ended.
+    """
     windows = windows_of(days, count)
     parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
     for number, window in enumerate(windows):
@@ -86,7 +90,7 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
 
 
 def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
-    """The history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
+    """Return the history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
     first_day, at_day = int(days.time_ms.min()) // DAY_MS, at_ms // DAY_MS
     if at_day - first_day < OWN_DAYS or len(days.faults.until(at_day).node) < OWN_FAULTS:
         return None
@@ -94,7 +98,7 @@ def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
 
 
 def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
-    """The share of each kind among the rows that had matured."""
+    """Return the share of each kind among the rows that had matured."""
     found = np.zeros((len(RISK_KINDS), len(HORIZONS_DAYS), len(rows)))
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -104,7 +108,7 @@ def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
 
 
 def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
-    """A row for each kind, horizon, method and metric; the numbers of single windows in series of their own."""
+    """Return a row for each kind, horizon, method and metric. Single windows have series of their own."""
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -166,7 +170,7 @@ def log_losses(p: Array, labels: Mask) -> Array:
 
 
 def _precision(p: Array, labels: Mask, share: float) -> float:
-    """Of the likeliest share of all rows, how many came true; those level at the edge share what is left."""
+    """Return how many of the likeliest share of all rows came true. Rows level at the edge share what is left."""
     top = max(1, round(share * len(p)))
     edge = np.partition(p, -top)[-top]
     above, level = p > edge, p == edge

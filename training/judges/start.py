@@ -103,7 +103,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene | str:
-    """The replay of a set, or why there is none."""
+    """Return the replay of a set, or why there is none."""
     table = one.table
     limited = float(np.isfinite(table.limit_s).mean()) > 0.5
     if not limited and float(np.isfinite(table.start_s).mean()) < 0.5:
@@ -162,7 +162,7 @@ def _kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
 
 
 def keys_of(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
-    """Of one row of `Scene.kinds`, the most telling first."""
+    """Return the keys of one row of `Scene.kinds`, the most specific first."""
     user, group, cores, limit_s = kinds.tolist()
     return ((0, user, cores, limit_s), (1, user, cores), (2, user), (3, group, cores), (4, cores, limit_s), (5,))
 
@@ -180,7 +180,7 @@ def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
 def told(
     scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
-    """The same, of a replay that was watched."""
+    """Return the forecasts for a replay that was watched."""
     tried, judged = chosen(scene, [moment.job for moment in moments], seed)
     say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
     player = QueuePlayer(scene, start_s, seed)
@@ -189,7 +189,7 @@ def told(
 
 
 def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
-    """The jobs to forecast, before the train folder's end and after it, of the candidates that must wait."""
+    """Return the jobs to forecast, before the train folder's end and after it, of the candidates that must wait."""
     rng = np.random.default_rng(seed)
     tried = np.intersect1d(waiting, scene.tried)
     share = (len(tried) + 1) / (len(scene.tried) + 1)
@@ -198,7 +198,7 @@ def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], s
 
 
 def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
-    """The replay's own starts (job,), and the moment of every candidate that is planned to wait."""
+    """Return the replay's own starts (job,), and the moment of every candidate that is planned to wait."""
     state = QueueSimulation(scene.jobs, scene.run_s.tolist(), scene.capacity)
     candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
     moments = []
@@ -226,7 +226,7 @@ class QueuePlayer:
         self._next = next(self._ends, None)
 
     def tell(self, moment: SubmitMoment) -> WaitForecast:
-        """The forecast of one job."""
+        """Forecast one job."""
         scene, job = self._scene, moment.job
         now_s = int(scene.jobs.submit_s[job])
         self._learn(now_s)
@@ -245,14 +245,14 @@ class QueuePlayer:
             self._next = next(self._ends, None)
 
     def _paths(self, moment: SubmitMoment) -> list[int]:
-        """The job's start on each path."""
+        """Return the job's start on each path."""
         state = moment.state
         until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
         rng = np.random.default_rng((self._seed, moment.job))
         return [state.fork(run_s, RESERVED).play(moment.job, until_s) for run_s in self._draw(state, rng)]
 
     def _draw(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
-        """job → run time, once a path, of all that run or wait: in the order of their numbers, which tells nothing."""
+        """Return job → run time, once per path, of all that run or wait, in the order of their numbers."""
         running = sorted(state.running())
         jobs = [*running, *state.waiting()]
         ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
@@ -287,7 +287,7 @@ def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: i
 
 
 def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
-    """metric -> (job,) numerator and denominator (None: one each); NaN does not count."""
+    """Return metric -> (job,) numerator and denominator (None: one each). NaN does not count."""
     actual = np.array([row.actual_s for row in rows])
     point, bound = np.array(
         [row.ours_s[1:] if method == "ours" else (row.planned_s, row.planned_s) for row in rows], np.float64
@@ -308,12 +308,12 @@ def _row(scene: Scene, method: str, metric: str, top: Array, below: Array | None
 
 
 def _model(method: str, scene: Scene) -> str:
-    """What spoke, and the capacity that it was asked for."""
+    """Return the model of a forecast, and the capacity that it was asked for."""
     return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
 
 
 def _predicted(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
-    """A line a job and level of ours; waits in seconds from its submission."""
+    """Return a line per job and level of ours. Waits are in seconds from its submission."""
     size = len(rows) * len(LEVELS)
     same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
     job = np.array([row.job for row in rows])

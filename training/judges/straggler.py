@@ -23,8 +23,10 @@ Say = Callable[[str], None]
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
-    """Judge every set that the test folder has; `train` is not read: the rules learn from the job they watch. drop:
-    telemetry that is left out (see `sets.dropped`); then only fleets are judged, since nothing else has any."""
+    """Judge every set of the test folder. `train` is not read: the rules learn from the job that they watch.
+
+    drop: telemetry that is left out (see `sets.dropped`). Then only fleets are judged, since nothing else has any.
+    """
     del train
     results = Results("straggler")
     if not drop:

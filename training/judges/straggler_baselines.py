@@ -1,4 +1,4 @@
-"""What others would have flagged in the same frames: a rule gets GPU features and says which nodes are bad."""
+"""Baselines that flag nodes in the same frames: a rule gets GPU features and says which nodes are bad."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ class Minder:
 
 
 def _farthest(values: Array) -> int | None:
-    """The row whose summed distance to the others is the largest, by half of its possible lead; else None."""
+    """Return the row whose summed distance to the others is the largest, by half of its possible lead. Else None."""
     low, high = values.min(axis=0), values.max(axis=0)
     scaled = (values - low) / np.maximum(high - low, 0.05 * np.maximum(np.abs(high), 1e-9))
     far = np.linalg.norm(scaled[:, None] - scaled[None], axis=-1).sum(axis=1)

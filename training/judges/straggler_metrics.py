@@ -43,7 +43,7 @@ class Table:
     target: str
 
     def share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
-        """A share of outcomes; no row where there are none."""
+        """Add a share of outcomes. No row if there are none."""
         if of:
             self.add(metric, method, hits / of, share_bounds(hits, of), of, series)
 
@@ -53,11 +53,11 @@ class Table:
             self.add(metric, method, count / exposure, rate_bounds(count, exposure), count, series)
 
     def median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
-        """A median with its bootstrap interval."""
+        """Add a median with its bootstrap interval."""
         self._quantile(metric, method, values, 0.5, series)
 
     def delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
-        """The median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
+        """Add the median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
         self._quantile(metric, method, values, 0.5, series)
         self._quantile(f"{metric}_p90", method, values, 0.9, series)
 

@@ -26,7 +26,7 @@ class WaitRatios:
         self._issued: deque[_Issued] = deque(maxlen=KEPT)
 
     def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
-        """A wait of `forecast_s` was forecast. start_s: when the job really starts; not looked at before."""
+        """Record a forecast wait of `forecast_s`. start_s: when the job really starts, not read before that."""
         self._issued.append(_Issued(now_s, forecast_s, start_s))
 
     def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:

@@ -44,7 +44,7 @@ class ExporterPage:
 
 @dataclass(frozen=True, slots=True)
 class LabelledFault:
-    """What really happened; `end_ms` None while it lasts."""
+    """A true fault. `end_ms` is None while it lasts."""
 
     kind: str
     node: str
@@ -100,7 +100,7 @@ class PageObserver:
         return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
 
     def rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
-        """The moments kept, labelled by what was the case or began within the horizon."""
+        """Return the stored moments, labelled by what was the case or began within the horizon."""
         n = len(self.topology)
         times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
         node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
@@ -110,7 +110,7 @@ class PageObserver:
         )
 
     def _decode(self, page: ExporterPage, now_ms: int) -> tuple[SampleBatch, ...]:
-        """A page's samples, and those of the scrape itself."""
+        """Return a page's samples, and those of the scrape itself."""
         key = (page.node, page.exporter)
         if key not in self._targets:
             decoder = PageDecoder(self._resolver, Target(page.node, fixed=True))

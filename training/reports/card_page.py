@@ -17,7 +17,7 @@ MOST_HORIZONS = 4
 
 
 def card_html(card: Card) -> str:
-    """The page; what the card says nothing of is left out."""
+    """Return the page. Leaves out what the card says nothing of."""
     body = [_verdict(card), *_measured(card), *_calibrated(card), _made(card)]
     return page(
         f"Model card: {card.kind} {card.version}",
@@ -27,7 +27,7 @@ def card_html(card: Card) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """A time of day in UTC.
+    """Return a time of day in UTC.
 
     >>> moment(1_600_000_000_000)
     '2020-09-13 12:26 UTC'

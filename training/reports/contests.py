@@ -73,7 +73,7 @@ class Comparison:
 
 
 def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """The rows over all series of a set; of a set that has one series alone, those."""
+    """Return the rows over all series of a set. A set of one series has those of that series."""
     rows = list(rows)
     series: dict[tuple[str, str], set[str]] = {}
     for row in rows:
@@ -86,7 +86,7 @@ def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def contests(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
-    """A contest for every set, target, horizon and metric that ours and at least one baseline have a number of."""
+    """Return a contest for every set, target, horizon and metric that ours and a baseline have a number of."""
     groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
     for row in pooled(rows):
         if row.metric in metrics and row.value is not None:
@@ -147,7 +147,7 @@ def _parts(group: list[Comparison]) -> str:
 
 
 def _size(contest: Comparison) -> str:
-    """How far apart they are: two shares side by side, else the difference in %; nothing where there is hardly one."""
+    """Return how far apart they are: two shares side by side, else the difference in %. "" if there is hardly one."""
     if abs(contest.change) <= LEVEL:
         return ""
     if contest.ours.metric in MORE_IS_BETTER:
@@ -161,12 +161,12 @@ def _size(contest: Comparison) -> str:
 
 
 def target_words(target: str) -> str:
-    """How people call a target."""
+    """Return the usual name of a target."""
     return TARGETS.get(target, target.replace("_", " "))
 
 
 def words_of(metric: str) -> str:
-    """How people call a metric.
+    """Return the usual name of a metric.
 
     >>> words_of("pinball_90"), words_of("coverage_80"), words_of("wql")
     ('pinball loss at p90', 'coverage at 80 %', 'WQL')
@@ -180,7 +180,7 @@ def words_of(metric: str) -> str:
 
 
 def lead(seconds: int | None) -> str:
-    """A horizon, or a time a job has run, in the unit that people would use.
+    """Return a horizon, or a time that a job has run, in its natural unit.
 
     >>> lead(600), lead(5400), lead(86400), lead(259200), lead(30)
     ('10 min', '1.5 h', '24 h', '72 h', '30 s')

@@ -29,8 +29,10 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One point. at: a number, or what was left out. values: by the column's name, (value, low, high) with None where
-    unknown; faults: that were judged."""
+    """One point. at: a number, or what was left out.
+
+    values: by the column's name, (value, low, high) with None where unknown. faults: the number that was judged.
+    """
 
     at: float | str
     faults: int
@@ -42,7 +44,7 @@ class CurvePoint:
 
 
 def point_of(task: str, at: float | str, results: Results) -> CurvePoint:
-    """A point of the rows of a judge; several runs judged apart are averaged by their number of outcomes."""
+    """Return a point of the rows of a judge. Runs judged apart are averaged by their number of outcomes."""
     values = {}
     for metric, series, name in METRICS[task]:
         rows = results.select(method="ours", metric=metric, series=series)
@@ -66,7 +68,7 @@ def _faults(task: str, results: Results) -> int:
 
 
 def label_of(at: float | str) -> str:
-    """A point as tables and plots name it."""
+    """Return a point as tables and plots name it."""
     return at if isinstance(at, str) else f"{at:g}"
 
 
@@ -87,7 +89,7 @@ def _cell(value: tuple[float, float | None, float | None] | None) -> str:
 
 
 def curve_svg(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
-    """The first number and the false alarms over the points, as a file of its own: light and dark, text stays text."""
+    """Draw the first number and the false alarms over the points as a file: light and dark, text stays text."""
     good, bad = METRICS[task][0][2], METRICS[task][-1][2]
     at = np.arange(len(points))
     with drawn(f"{good} and {bad} over {axis}", width=4.6, height=2.6) as canvas:

@@ -34,7 +34,7 @@ def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
 
 
 def _by_set(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
-    """A row a set and target: ours over persistence, mean and worst window; over the best of statsmodels, the mean."""
+    """Return a row per set and target: ours over persistence (mean, worst window) and over the best of statsmodels."""
     leads = _leads(numbers)
     lines = [["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(lead, leads)]]
     for dataset, target in dict.fromkeys(key[:2] for key in numbers):
@@ -78,7 +78,7 @@ def _mean(rows: Sequence[WindowRow], method: str) -> float | None:
 
 
 def _by_method(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
-    """A row a method: geometric mean of its WQL over persistence's, how often it is best, and fits that failed."""
+    """Return a row per method: geometric mean of its WQL over persistence's, how often it is best, and failed fits."""
     leads = _leads(numbers)
     methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))
     best = [_best(rows) for rows in numbers.values()]

@@ -35,7 +35,7 @@ def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
 
 
 def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
-    """Of each (dataset, target), by horizon, how often each model was the one that forecast."""
+    """Return, for each (dataset, target) by horizon, how often each model was the one that forecast."""
     found: dict[tuple[str, str], Shares] = {}
     for block in predictions:
         if "model" not in block or any(name not in block for name in NEEDED) or not len(block["model"]):
@@ -56,7 +56,7 @@ def _sets(block: Block) -> set[tuple[str, str]]:
 
 
 def _course(columns: Columns) -> Course | None:
-    """The last stretch of the largest series that its fans cover; None where no forecast has several horizons."""
+    """Return the last stretch of the largest series that its fans cover. None if no forecast has several horizons."""
     names, number = np.unique(columns["series"], return_inverse=True)
     size = np.bincount(number, np.nan_to_num(np.abs(columns["actual"].astype(float))))
     own = number == int(np.argmax(size / np.bincount(number)))
@@ -86,7 +86,7 @@ def _apart(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[
 
 
 def _fan(columns: Columns, issued_ms: int, horizons: NDArray[np.int64]) -> Fan | None:
-    """The forecast of one origin; None where a horizon or a quantile of it is missing."""
+    """Return the forecast of one origin. None if one of its horizons or quantiles is missing."""
     own = columns["issued_ms"] == issued_ms
     levels = np.unique(columns["quantile"][own].astype(float))
     place = {int(horizon): at for at, horizon in enumerate(horizons)}

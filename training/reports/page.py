@@ -54,7 +54,7 @@ class Raw(str):
 
 
 def text_of(value: object) -> str:
-    """What a cell says, safe in HTML: numbers with four digits, a dash where there is none."""
+    """Return the text of a cell, safe in HTML: numbers with four digits, a dash where there is none."""
     if isinstance(value, Raw):
         return str(value)
     if value is None:
@@ -65,7 +65,7 @@ def text_of(value: object) -> str:
 
 
 def page(title: str, lead: str, body: Iterable[str]) -> str:
-    """The whole document. lead: one sentence below the title; body: HTML."""
+    """Return the whole document. lead: one sentence below the title. body: HTML."""
     head = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -75,7 +75,7 @@ def page(title: str, lead: str, body: Iterable[str]) -> str:
 
 
 def panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
-    """A figure with a title above and a note below. kind: "wide" spans the page, "small" keeps a plot small."""
+    """Return a figure with a title above and a note below. kind: "wide" spans the page, "small" makes a plot small."""
     head = f"<h3>{escape(title)}</h3>" if title else ""
     foot = f"<figcaption>{escape(note)}</figcaption>" if note else ""
     return f'<figure class="panel {kind}">{head}{inner}{foot}</figure>'

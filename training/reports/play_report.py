@@ -32,7 +32,7 @@ HEAD = (
 def play_report(
     scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
 ) -> str:
-    """The page. starts: method → (job,) starts."""
+    """Return the page. starts: method → (job,) starts."""
     machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
     price = price_of_fairness(found)
@@ -77,7 +77,7 @@ def sizes_svg(found: Sequence[PlayNumbers]) -> str:
 
 
 def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
-    """The plot of use by method, and of ours, or the first method, the shares of the largest queues."""
+    """Plot use by method and, of ours or the first method, the shares of the largest queues."""
     edges_s = np.linspace(scene.trace.submit_s[0], last_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]
     use = {method: held_over(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
@@ -94,7 +94,7 @@ def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
 
 
 def lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
-    """A line a name; the first is the strong one."""
+    """Draw a line per name. The first is the strong one."""
     inks = (OURS_INK, *RIVAL_INKS)
     with drawn(label, width=11.5, height=2.9) as canvas:
         for at, (name, values) in enumerate(lines.items()):

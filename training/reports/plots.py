@@ -81,7 +81,7 @@ class Course:
 
 @contextmanager
 def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
-    """A canvas in the house look. label: what the plot shows, for those who do not see it; unique on a page."""
+    """Yield a canvas in the house look. label: describes the plot for those who do not see it. Unique on a page."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -95,7 +95,7 @@ def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Ite
 
 
 def _inline(svg: str, label: str) -> str:
-    """The element alone, with ids of its own, the page's font and the page's colours."""
+    """Return the element alone, with ids of its own, the page's font and the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", label.lower())
@@ -110,7 +110,7 @@ def _inline(svg: str, label: str) -> str:
 
 
 def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How each method is drawn: ours in the one strong colour, baselines in quiet ones with marks of their own."""
+    """Return the style of each method: ours in the one strong colour, baselines in quiet ones with own marks."""
     found: dict[str, dict[str, Any]] = {}
     rivals = [method for method in methods if method != OURS]
     for at, method in enumerate(rivals):
@@ -139,7 +139,7 @@ def _legend(canvas: Canvas) -> None:
 
 
 def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | None = None) -> str:
-    """A line a method over the horizons of these rows, with 95 % intervals. ticks: horizon_s -> its name."""
+    """Draw a line per method over the horizons of these rows, with 95 % intervals. ticks: horizon_s -> its name."""
     horizons = sorted({row.horizon_s for row in rows if row.horizon_s is not None})
     place = {horizon: at for at, horizon in enumerate(horizons)}
     methods = list(dict.fromkeys(row.method for row in rows))
@@ -227,7 +227,7 @@ def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: 
 
 
 def course_svg(course: Course, label: str, y_label: str) -> str:
-    """The series in ink, and on it each forecast as a fan: nested intervals, paler outwards, and its median."""
+    """Draw the series in ink, and on it each forecast as a fan: nested intervals, paler outwards, and its median."""
     from matplotlib import dates
 
     with drawn(label, width=11.5, height=2.9) as canvas:
@@ -256,7 +256,7 @@ def _bands(levels: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _swatch(depth: int) -> Any:
-    """What `depth` bands on each other look like."""
+    """Return the look of `depth` bands on each other."""
     from matplotlib.patches import Patch
 
     return Patch(color=OURS_INK, alpha=1 - (1 - BAND_ALPHA) ** depth, linewidth=0)

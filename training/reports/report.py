@@ -41,7 +41,7 @@ UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requ
 
 
 def report_html(results: Results) -> str:
-    """The page of one evaluation; what a section has no rows for is left out."""
+    """Return the page of one evaluation. Leaves out what a section has no rows for."""
     body = [verdicts(results), *sections(results)]
     if results.skipped:
         body.append(section("Skipped", listed(results.skipped, "")))
@@ -54,7 +54,7 @@ def report_html(results: Results) -> str:
 
 
 def sections(results: Results) -> Iterator[str]:
-    """A section a set, as its task asks for."""
+    """Yield a section per set, as its task requires."""
     tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration, "risk": _risk}
     return tasks.get(results.task, _start)(results)
 
@@ -81,7 +81,7 @@ def _box(head: str, some: Sequence[Comparison], note: str) -> str:
 
 
 def sets_of(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
-    """The pooled rows of each (dataset, target), in the order of the evaluation."""
+    """Return the pooled rows of each (dataset, target), in the order of the evaluation."""
     found: dict[tuple[str, str], list[ResultRow]] = {}
     for row in pooled(rows):
         if row.value is not None:
@@ -219,7 +219,7 @@ def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
 
 
 def _methods_table(rows: Iterable[ResultRow]) -> str:
-    """A line a metric, a column a method; intervals in brackets."""
+    """Return a line per metric and a column per method, with intervals in brackets."""
     rows = sorted((row for row in rows if row.value is not None), key=lambda row: row.metric)
     methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
     cells: dict[str, dict[str, str]] = {}
@@ -255,7 +255,7 @@ def _start(results: Results) -> Iterator[str]:
 
 
 def _risk(results: Results) -> Iterator[str]:
-    """A table and a reliability plot a horizon; rows without one are of the trace, not of a method."""
+    """Yield a table and a reliability plot per horizon. Rows without one are of the trace, not of a method."""
     for (dataset, _), rows in sets_of(results.rows).items():
         inner = []
         for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):

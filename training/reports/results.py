@@ -48,8 +48,10 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """rows and what was skipped, with the reason; windows: the numbers of each rolling window; predictions: columns of
-    equal length, a block each."""
+    """The rows of an evaluation and what was skipped, with the reason.
+
+    windows: the numbers of each rolling window. predictions: columns of equal length, a block each.
+    """
 
     task: str
     rows: list[ResultRow] = field(default_factory=list)

@@ -57,7 +57,7 @@ def write_predictions(results: Results, path: Path) -> None:
 
 
 def summary(results: Results) -> str:
-    """The main metrics by dataset, target and horizon: ours beside each baseline; of series, the pools."""
+    """Return the main metrics by dataset, target and horizon: ours beside each baseline. Of series, the pools."""
     return "\n".join(
         f"{' '.join(part for part in key if part):<44} {', '.join(f'{row.method} {row.value:.4g}' for row in rows)}"
         for key, rows in _pooled(results).items()
@@ -65,14 +65,14 @@ def summary(results: Results) -> str:
 
 
 def tables(results: Results) -> dict[str, list[list[str]]]:
-    """The tables of a task by name, header first."""
+    """Return the tables of a task by name, header first."""
     if results.task == "demand" and results.windows:
         return demand_tables(results)
     return {f"evaluate {results.task}": table(results)}
 
 
 def table(results: Results) -> list[list[str]]:
-    """The same as cells of a table; ours with its interval and, of rolling windows, their mean and the worst one."""
+    """Return the cells of a table: ours with its interval and, of rolling windows, their mean and the worst one."""
     head = ["data", "target", "metric", "horizon", "ours", "baselines"]
     cells = [[*head, "ours by window: mean, worst"] if results.windows else head]
     rolled = {

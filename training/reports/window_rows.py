@@ -30,7 +30,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
-    """The numbers that were judged in a window alone; those without a value are left out."""
+    """Return the numbers that were judged in a window alone. Leaves out those without a value."""
     return [
         WindowRow(
             *(row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric),
@@ -59,7 +59,7 @@ def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
 
 
 def badness(metric: str, value: float) -> float:
-    """What grows as a number gets worse: of a share that is promised, how far it is from that."""
+    """Return a number that grows as the value gets worse: of a promised share, its distance from the promise."""
     if metric in NOMINAL:
         return abs(value - NOMINAL[metric])
     return -value if metric in MORE_IS_BETTER else value

@@ -73,7 +73,7 @@ class CoRunSet:
 
 
 def family(model: str) -> str:
-    """The name up to its first number: what models share that differ in size or version.
+    """Return the name up to its first number: models that differ in size or version share it.
 
     >>> family("ResNet50"), family("EfficientNet"), family("3D-UNet")
     ('ResNet', 'EfficientNet', '3D-UNet')
@@ -106,7 +106,7 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _joined(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
-    """A co-run that is in both folders belongs to train; a profile may come from either."""
+    """Join both folders. A co-run that is in both belongs to train. A profile may come from either."""
     left_out: dict[str, int] = {}
     profiles = _profiles(train[1]) | _profiles(test[1])
     known = _co_runs(train[0], profiles, left_out)
@@ -137,7 +137,10 @@ def _numbers(column: "pd.Series[Any]") -> Array:
 
 
 def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
-    """Configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none). Unreadable rows are left."""
+    """Return configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none).
+
+    Skips unreadable rows.
+    """
     _need(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
     label = _numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
     loads = zip(
@@ -188,5 +191,5 @@ def _rows(both: dict[tuple[Config, Config], tuple[float, float]], profiles: dict
 
 
 def _keys(config: Config) -> tuple[int, int]:
-    """The configuration and its model, never 0."""
+    """Return the keys of the configuration and of its model, never 0."""
     return zlib.crc32("|".join(config).encode()) + 1, zlib.crc32(config[0].encode()) + 1

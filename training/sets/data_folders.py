@@ -38,7 +38,7 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """What a file holds: its rows and, where it has a time column, the first and last value in words."""
+    """The rows of a file and, if it has a time column, the first and last value in words."""
 
     rows: int
     first: str = ""
@@ -62,7 +62,7 @@ def _holds_set(path: Path, data: Path) -> bool:
 
 
 def find_set(data: Path, name: str) -> Path:
-    """The folder of a set by its name (`jobs/venus`) or its last part if unique (`ricc`). Raises ConfigError."""
+    """Return the folder of a set by its name (`jobs/venus`) or its last part if unique (`ricc`). Raises ConfigError."""
     names = set_names(data)
     matches = [row for row in names if name in (row, row.rsplit("/", 1)[-1])]
     exact = [row for row in matches if row == name]
@@ -120,7 +120,7 @@ def _write_split(
 
 
 def time_column(name: str, table: pd.DataFrame) -> str | None:
-    """The column a split of this set goes by; for a set that we do not know, the first column named like a time."""
+    """Return the column that splits this set. For an unknown set, the first column named like a time."""
     known = public_set(name)
     if known:
         return known.time if known.time in table.columns else None
@@ -164,7 +164,7 @@ def _check_hold_out(tables: Mapping[Path, pd.DataFrame], hold_out: HoldOut) -> N
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a Parquet or CSV file. Raises RecordError where it is none."""
+    """Read the rows of a Parquet or CSV file. Raises RecordError if it is none."""
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
     except (ValueError, OSError, EOFError, zlib.error) as error:

@@ -126,7 +126,7 @@ TARGETS = {
 def read_panels(
     train: Path, test: Path | None, say: Say = lambda line: None, wanted: Callable[[str], bool] = lambda name: True
 ) -> list[DemandSet]:
-    """The wanted sets of both folders, by name and target; `say` is told what is skipped."""
+    """Read the wanted sets of both folders, by name and target. `say` reports what is skipped."""
     folders = [folder for folder in (train, test) if folder is not None]
     names = sorted({name for folder in folders for name in _set_names(folder)})
     found = [one for name in names if wanted(name) for one in _read_any(name, train, test, say)]
@@ -151,7 +151,7 @@ def _alone_from(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]
 
 
 def capped(panel: Panel, bins: int) -> Panel:
-    """The panel with the ceiling that was known at the end of bin `bins` - 1, where its history has ceilings."""
+    """Return the panel with the ceiling that was known at the end of bin `bins` - 1, where its history has ceilings."""
     known = panel.covariates.get("capacity")
     if known is None or panel.target != "running":
         return panel
@@ -226,7 +226,7 @@ def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Sa
 
 
 def _strays(time_s: Array) -> NDArray[np.bool_]:
-    """Times that are none, and the few that are far from all others: a clock that was wrong."""
+    """Return times that are none, and the few that are far from all others: a clock that was wrong."""
     strays = ~np.isfinite(time_s)
     rows = np.flatnonzero(~strays)
     rows = rows[np.argsort(time_s[rows], kind="stable")]
@@ -246,7 +246,7 @@ def _seconds(table: pd.DataFrame) -> Array:
 
 
 def _series(table: pd.DataFrame) -> "pd.Series[str]":
-    """What parts the table into series: cluster/vc where it has both."""
+    """Return the name of each row's series: cluster/vc where the table has both."""
     named = pd.Series(ALL, index=table.index)
     for number, column in enumerate(column for column in SERIES_COLUMNS if column in table):
         own = np.where(table[column].isna(), UNKNOWN, words(table[column]))

@@ -35,7 +35,7 @@ DROPS: dict[str, Callable[[Metric], bool]] = {
 
 
 def dropped_metrics(drops: Collection[str]) -> frozenset[Metric]:
-    """The metrics that any of `drops` leaves out. Raises ConfigError that names an unknown one.
+    """Return the metrics that any of `drops` leaves out. Raises ConfigError that names an unknown one.
 
     >>> sorted(metric.name for metric in dropped_metrics(["xid"]) if metric.kind is EntityKind.GPU)
     ['xid']

@@ -31,18 +31,18 @@ class DurationRows:
     group: Array
 
     def take(self, rows: NDArray[np.bool_]) -> "DurationRows":
-        """Some of the rows."""
+        """Return some of the rows."""
         return DurationRows(self.job[rows], self.elapsed_s[rows], self.features[rows], self.group[rows])
 
     def of(self, table: HistoryJobs) -> RunRows:
-        """The same rows with the starts and ends of their jobs, as a model is fitted on them."""
+        """Return the same rows with the starts and ends of their jobs, as a model is fitted on them."""
         begin_s = table.begin_s[self.job]
         at_s = np.where(self.elapsed_s > 0, begin_s + self.elapsed_s, table.submit_s[self.job])
         return RunRows(self.features, at_s, begin_s, table.end_s[self.job])
 
 
 def shape_of(table: HistoryJobs, row: int) -> JobShape:
-    """What the job said of itself; NaN becomes None."""
+    """Return the facts that the job states. NaN becomes None."""
     cpus, limit_s = float(table.cpus[row]), float(table.limit_s[row])
     return JobShape(
         user=table.user[row],

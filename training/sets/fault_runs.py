@@ -110,7 +110,7 @@ class FaultRun:
         return interval_s
 
     def problem(self) -> str:
-        """Why the run cannot be judged; "" where its small files can be read."""
+        """Return why the run cannot be judged. "" if its small files are readable."""
         try:
             _ = self.topology, self.truth, self.interval_s
         except FleetcastError as error:
@@ -129,7 +129,7 @@ class FaultRun:
             yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
     def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
-        """The objects of a file with JSON lines; none where it is missing. Raises ConfigError."""
+        """Yield the objects of a file with JSON lines. None if the file is missing. Raises ConfigError."""
         path = self.folder / name
         if not path.exists():
             return
@@ -197,7 +197,7 @@ class _Block:
         )
 
     def at(self, time_ms: int) -> SampleBatch:
-        """The samples of one round, metric by metric."""
+        """Return the samples of one round, metric by metric."""
         first, last = np.searchsorted(self.time_ms, (time_ms, time_ms + 1)).tolist()
         values = self.values[:, first:last].ravel()
         metric = np.repeat(self.metrics, last - first)

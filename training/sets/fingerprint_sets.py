@@ -1,4 +1,4 @@
-"""What the judges of fingerprints share: sets in which some files are odd, and rows of means."""
+"""Shared parts of the judges of fingerprints: sets in which some files are odd, and rows of means."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,14 +33,17 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zl
 def row_of(
     dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int, series: str = "all"
 ) -> ResultRow:
-    """The mean of `values` with its interval."""
+    """Return the mean of `values` with its interval."""
     value, low, high = interval(values, seed=seed)
     model = MODELS[target] if method == "ours" else method
     return ResultRow(dataset, target, series, None, method, model, metric, value, low, high, len(values))
 
 
 def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
-    """What `read` makes of each path; None: not for this judge. `skipped` counts the unreadable, with a reason."""
+    """Yield what `read` makes of each path. None: not for this judge.
+
+    `skipped` counts the unreadable, with a reason.
+    """
     odd = []
     for path in paths:
         try:

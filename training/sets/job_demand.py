@@ -31,8 +31,10 @@ COLUMNS = ("arriving_jobs", "arriving", "started_jobs", "started", "ended_jobs",
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """(job,) each, seconds. start_s: inf not started; leave_s: when it left the queue, to run or cancelled; end_s: inf
-    where it still runs."""
+    """The times of jobs, (job,) each, seconds.
+
+    start_s: inf not started. leave_s: when it left the queue, to run or cancelled. end_s: inf while it still runs.
+    """
 
     job: NDArray[np.object_]
     submit_s: Array
@@ -67,7 +69,7 @@ class JobDemand:
         return float(self.jobs.submit_s.max())
 
     def names(self) -> tuple[str, ...]:
-        """The largest partitions, and `all`; that alone where there is one."""
+        """Return the largest partitions, and `all`. `all` alone if there is one partition."""
         parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
         size = np.bincount(at, self.jobs.gpus)
         largest = [row for row in np.argsort(-size, kind="stable")[:MOST_PARTS] if size[row] >= LEAST_PART * size.sum()]
@@ -113,7 +115,7 @@ def _before(at: Array, weights: Array) -> float:
 
 
 def read_job_demand(name: str, train: Path, test: Path | None, say: Say) -> JobDemand | None:
-    """The jobs of a set in both folders, a repeated one once; None, and why to `say`, where no demand follows."""
+    """Read the jobs of a set in both folders, a repeated one once. If no demand follows, None, and why to `say`."""
     before = _read(train / name, say)
     after = _read(test / name, say) if test is not None else None
     found = [part for part in (before, after) if part is not None and len(part)]
@@ -148,7 +150,7 @@ def _joined(parts: Sequence[JobTimes]) -> JobTimes:
 
 
 def _read(folder: Path, say: Say) -> JobTimes | None:
-    """The jobs of all tables of a folder; None without any."""
+    """Read the jobs of all tables of a folder. None without any."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
         try:

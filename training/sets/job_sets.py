@@ -60,7 +60,7 @@ class HistoryJobs:
         return len(self.submit_s)
 
     def take(self, rows: NDArray[Any]) -> "HistoryJobs":
-        """Some of the rows (indices or a mask), in that order."""
+        """Return some of the rows (indices or a mask), in that order."""
         return HistoryJobs(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
     @property
@@ -74,7 +74,7 @@ class HistoryJobs:
         return np.asarray(self.begin_s + self.run_s)
 
     def until(self, now_s: float) -> "HistoryJobs":
-        """What was known at `now_s`: jobs submitted by then; a start or end after it is not known (NaN)."""
+        """Return what was known at `now_s`: jobs submitted by then. A start or end after it is not known (NaN)."""
         table = self.take(self.submit_s <= now_s)
         ends, begins = table.end_s, table.begin_s
         start_s = np.where(begins <= now_s, table.start_s, np.inf)
@@ -100,7 +100,7 @@ class JobHistory:
 
     @property
     def train(self) -> HistoryJobs:
-        """What the train folder told at its end: later starts and ends are not known."""
+        """Return what was known at the train folder's end, without later starts and ends."""
         return self.table.take(~self.in_test).until(self.train_end_s)
 
     @property
@@ -118,7 +118,7 @@ class JobHistory:
 
 
 def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> list[JobHistory]:
-    """The job histories below jobs/ of the test folder; the reason for each that is not judged goes to `skipped`."""
+    """Read the job histories below jobs/ of the test folder. The reason for each unjudged one goes to `skipped`."""
     lines = skipped if skipped is not None else []
     there = {folder: [name for name in set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
     known = {name: read_jobs(train / name) for name in there[train]}
@@ -140,7 +140,7 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
 
 
 def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
-    """The jobs of one set's folder, or of one file, and how many rows were left out by reason."""
+    """Read the jobs of one set's folder, or of one file, and count rows that were left out by reason."""
     parts, skipped = [], Counter[str]()
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
         if path.is_file() and is_table(path):
@@ -162,7 +162,7 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
 
 
 def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
-    """The reader of a layout; None where the columns are of no job history."""
+    """Return the reader of a layout. None if the columns are of no job history."""
     for needs, reader in ((PLAIN, _plain), (SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
         if set(needs) <= set(columns):
             return reader
@@ -170,7 +170,10 @@ def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] |
 
 
 def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]) -> JobHistory | str:
-    """A set of the test folder alone, behind the newest jobs of the sets that began before it ended, on its clock."""
+    """Return a set of the test folder alone, on its clock.
+
+    It comes behind the newest jobs of the sets that began before it ended.
+    """
     own, skipped = read
     if not len(own):
         return _nothing("test", skipped)
@@ -188,7 +191,7 @@ def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[
 
 
 def _foreign(name: str, table: HistoryJobs) -> HistoryJobs:
-    """The newest jobs of another set: its users and groups are not those of the same name here."""
+    """Return the newest jobs of another set. Its users and groups are not those of the same name here."""
     newest = table.take(np.arange(len(table))[-ALONE_ROWS:])
     for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
         known = column != ""
@@ -252,7 +255,10 @@ def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
 
 
 def _table_of(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
-    """A history from columns by their names in the file; what has neither a name nor is in `columns` is unknown."""
+    """Return a history from columns by their names in the file.
+
+    Without a name or an entry in `columns`, it is unknown.
+    """
     rows = len(table)
     words_of = {name: _names(table, names.get(name, ""), rows) for name in ("job", "user", "group", "name", "queue")}
     numbers = {name: _numbers(table, names.get(name, ""), rows) for name in NUMBERS - {"failed"}}

@@ -88,7 +88,7 @@ def _read(path: Path) -> OperationTrace:
 
 
 def _order(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The schedule of each stage: as its first replica ran the first step."""
+    """Return the schedule of each stage, as its first replica ran the first step."""
     _, _, stages, _, micros = began.shape
     orders = []
     for stage in range(stages):
@@ -98,7 +98,7 @@ def _order(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 def _answers(path: Path) -> tuple[Mapping[str, Any] | None, tuple[int, int] | None]:
-    """The authors' results, and the worker that they blame."""
+    """Return the authors' results, and the worker that they blame."""
     result = path.with_name(path.stem.replace("trace-", "result-") + ".json")
     worst = path.with_name(path.stem.replace("trace-", "mw-") + ".json")
     if not result.exists():

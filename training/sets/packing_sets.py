@@ -41,7 +41,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """What several pods ask for alike."""
+    """The common request of several pods."""
 
     shape: MemberShape
     memory_mib: float
@@ -49,7 +49,7 @@ class PodKind:
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """What arrived: kinds, and (pods,) which of them each is."""
+    """The arrivals: kinds, and (pods,) which of them each is."""
 
     name: str
     kinds: tuple[PodKind, ...]
@@ -109,7 +109,7 @@ def _lists(folder: Path, skipped: list[str]) -> list[PodList]:
 
 
 def machines_of(table: pd.DataFrame) -> Machines:
-    """The nodes with GPUs, in the order of their names."""
+    """Return the nodes with GPUs, in the order of their names."""
     numbers = _numbers(table, NODE_COLUMNS, ("cpu_milli", "memory_mib", "gpu"))
     table = table.assign(**numbers)
     table = table[table["gpu"] > 0].sort_values("sn", kind="stable")
@@ -127,7 +127,7 @@ def machines_of(table: pd.DataFrame) -> Machines:
 
 
 def pods_of(name: str, table: pd.DataFrame) -> PodList:
-    """Raises RecordError for columns that lack, numbers that are none, and parts of several GPUs."""
+    """Read the pods. Raises RecordError for missing columns, bad numbers, and parts of several GPUs."""
     numbers = _numbers(table, POD_COLUMNS, POD_COLUMNS)
     whole = numbers["gpu_milli"] == WHOLE
     if ((numbers["num_gpu"] > 1) & ~whole).any() or (numbers["gpu_milli"] > WHOLE).any():

@@ -47,7 +47,7 @@ class Rendered:
 
 
 def _rendered(path: Path) -> Rendered:
-    """Raises one of UNREADABLE."""
+    """Read a rendered run. Raises one of UNREADABLE."""
     truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
     table = pd.read_parquet(path.parent / "telemetry.parquet")
     names = tuple(name for name in CHANNELS if name in table)
@@ -85,7 +85,7 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
 
 
 def _largest_line(channels: Array, interval_s: float) -> float:
-    """The baseline: the strongest line of the power spectrum, whatever it is."""
+    """Return the baseline: the strongest line of the power spectrum, whatever it is."""
     first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
     power = np.abs(np.fft.rfft(first)) ** 2
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
@@ -109,7 +109,7 @@ def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> No
 
 
 def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
-    """How far ahead, by which method, and (loss, whether it lay inside) of each forecast."""
+    """Yield how far ahead, by which method, and (loss, whether it lay inside) of each forecast."""
     many = run.channels.shape[1]
     past = min(many // 2, MOST_PAST)
     for origin in np.linspace(past, many - 1, ORIGINS + 1).astype(int)[:-1].tolist():
@@ -129,7 +129,7 @@ def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
 
 
 def _expected(values: Array, period_s: float | None, samples: int, interval_s: float) -> dict[str, list[float]]:
-    """Method -> p10, p50, p90."""
+    """Return method -> p10, p50, p90."""
     level = np.quantile(values[-max(1, round(LEVEL_S / interval_s)) :], LEVELS).tolist()
     lock = locked(values, period_s / interval_s) if period_s is not None else None
     ours = level if lock is None else ahead(values, lock, samples, interval_s, LEVELS)

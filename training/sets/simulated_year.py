@@ -30,9 +30,12 @@ CHECK = "burn-in"
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """One way to wear. begins: a node and day; days: mean length; breaks: share that ends in a fault; signs: rules that
-    show it, on a share `shown` of its days; false: days on which they show where nothing wears; warned: its share of
-    days with a warning, after which an operator may drain."""
+    """One kind of wear.
+
+    begins: a node and day. days: mean length. breaks: share that ends in a fault. signs: rules that show it, on a share
+    `shown` of its days. false: days on which they show where nothing wears. warned: its share of days with a warning,
+    after which an operator may drain.
+    """
 
     begins: float
     days: float
@@ -63,7 +66,7 @@ REPAIRED_DAYS = 45
 
 
 def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
-    """A site's rates, drawn by the seed. faults: times as many of them."""
+    """Return a site's rates, drawn by the seed. faults: a factor on their number."""
     rng = np.random.default_rng(seed)
 
     def about(value: float, spread: float = 1.6) -> float:
@@ -83,7 +86,7 @@ def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.
 
 @dataclass(slots=True)
 class _Fleet:
-    """What is true of each node. left: (wear, node) days until a wear ends, 0 for none; ends: whether in a fault."""
+    """The true state of each node. left: (wear, node) days until a wear ends, 0 for none. ends: whether in a fault."""
 
     plan: YearPlan
     rng: np.random.Generator = field(init=False)
@@ -139,7 +142,10 @@ class _Fleet:
             levels[:, ROW[rule]] = np.maximum(levels[:, ROW[rule]], np.where(shown, strength, 0.0))
 
     def _fault(self, node: int, day: int) -> Iterator[NodeEvent]:
-        """It goes away, is drained where an operator sees it, and comes back repaired, or no better."""
+        """Yield the events of a fault: the node goes away, may be drained by an operator, and comes back.
+
+        It comes back repaired, or no better.
+        """
         at = float(self.rng.uniform(0.05, 0.7))
         takes = float(np.exp(self.rng.normal(np.log(0.6), 0.8)))
         yield self._event(node, day + at, "lost" if self.rng.random() < 0.6 else "health", severity="fatal")
@@ -178,7 +184,7 @@ def name_of(node: int) -> str:
 
 
 def simulated_year(plan: YearPlan) -> SiteDays:
-    """The rows of a year, a day at a time: events are folded as a service does, levels stand for its telemetry."""
+    """Return the rows of a year, a day at a time. Events are folded as in a service, levels stand for its telemetry."""
     topology = Topology.build([NodeSpec(name_of(node), gpus=8) for node in range(plan.nodes)])
     fleet, nodes, state, recorder = _Fleet(plan), NodeTable(), RiskState(), SiteRecorder(topology.names)
     waiting = list[NodeEvent]()

@@ -44,7 +44,7 @@ BLAMED = "ours (slow jobs alone)"
 
 @dataclass(frozen=True, slots=True)
 class FlaggedRun:
-    """What ours and every baseline flagged in a run. stages: by job, blames on a stage; hosts: a job's nodes."""
+    """The flags of ours and every baseline in a run. stages: by job, blames on a stage. hosts: a job's nodes."""
 
     found: dict[str, Findings]
     stages: Findings
@@ -119,7 +119,7 @@ def series_of(run: FaultRun) -> str:
 
 
 def _of_faults(table: Table, pool: Pool) -> None:
-    """What was found, by which method; ours by kind, too."""
+    """Add what was found, by which method, and ours by kind, too."""
     for method, one in pool.methods.items():
         table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
         table.delays("delay_s", method, one.delays)

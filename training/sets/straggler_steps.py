@@ -67,7 +67,7 @@ def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
 
 
 def is_judged(name: str) -> bool:
-    """Whether a run is judged, by a hash of its name; the others may be tuned on.
+    """Return whether a run is judged, by a hash of its name. The others are for tuning.
 
     >>> [is_judged(name) for name in ("a", "b", "d")]
     [False, False, True]
@@ -91,7 +91,7 @@ def natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: 
 
 
 def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator) -> Array:
-    """The run with blocks of its calm steps after its end, `steps` long; as it is where it has no calm block."""
+    """Return the run with blocks of its calm steps after its end, `steps` long. Unchanged if it has no calm block."""
     starts = np.array([at for at in range(NEAR, len(seconds) - BLOCK + 1) if not spells[at : at + BLOCK].any()])
     missing = steps - len(seconds)
     if missing <= 0 or not len(starts):
@@ -102,7 +102,7 @@ def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator
 
 
 def ours(seconds: Array) -> Iterator[bool]:
-    """The pace that is served, asked after each step."""
+    """Yield whether the served pace is slow, after each step."""
     attempt, pace, now_ms = JobAttempt("judged", 1), None, 0
     for number, duration_s in enumerate(seconds.tolist()):
         now_ms += int(duration_s * 1000)
@@ -144,7 +144,7 @@ def _best_split(window: Array) -> tuple[float, float] | None:
 
 
 def static(ratio: float) -> Rule:
-    """A step is slow that takes longer than `ratio` times the median of all steps before."""
+    """Return a rule: a step is slow that takes longer than `ratio` times the median of all steps before."""
 
     def rule(seconds: Array) -> Iterator[bool]:
         for at in range(len(seconds)):
@@ -170,14 +170,14 @@ class Slowdown:
     factor: float
 
     def on(self, seconds: Array) -> Array:
-        """A series of at least `last` steps with it, up to its end."""
+        """Return a series of at least `last` steps with the slowdown, up to its end."""
         made = seconds[: self.last].copy()
         made[self.first :] *= self.factor
         return made
 
 
 def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws: int = DRAWS) -> list[Slowdown]:
-    """Some slowdowns that touch no natural spell; they begin in the recorded steps and may end long after them."""
+    """Draw some slowdowns that touch no natural spell. They begin in the recorded steps and may end long after them."""
     drawn = []
     for _ in range(draws):
         first = int(rng.integers(WARM_UP, len(seconds)))
@@ -210,7 +210,10 @@ class _Alarms:
 
 @dataclass(slots=True)
 class Tally:
-    """Of one rule. Each slowdown: steps and seconds to its alarm (NaN: none), factor, whether the series is quiet."""
+    """The results of one rule.
+
+    Each slowdown: steps and seconds to its alarm (NaN: none), factor, whether the series is quiet.
+    """
 
     recorded: _Alarms = field(default_factory=_Alarms)
     continued: _Alarms = field(default_factory=_Alarms)
@@ -237,7 +240,7 @@ def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
 
 
 def _delay(slow: Iterator[bool], first: int) -> float:
-    """Steps until a slowdown is seen that began at `first`; NaN if it is not, or the rule rang already."""
+    """Return the steps until a slowdown is seen that began at `first`. NaN if never, or if the rule rang already."""
     for at, is_slow in enumerate(slow):
         if is_slow and at == first - 1:
             return np.nan

@@ -61,7 +61,7 @@ def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generato
 
 
 def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[Case]:
-    """The trace and its variants."""
+    """Return the trace and its variants."""
     cases = [Case("as recorded", trace.seconds, trace.culprit)]
     cases += [_relabelled(trace, rng) for _ in range(RELABELLINGS)]
     if trace.culprit is not None:
@@ -84,7 +84,7 @@ def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
 
 
 def _scaled_back(seconds: Array, culprit: tuple[int, int]) -> Array:
-    """The culprit's operations of each type as long as its peers' on the median."""
+    """Return the culprit's operations of each type as long as its peers' on the median."""
     made = seconds.copy()
     replica, stage = culprit
     peers = np.delete(seconds[:, :, stage], replica, axis=1)
@@ -180,7 +180,7 @@ FINDERS: dict[str, Finder] = {
 
 
 def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None:
-    """A finding is a worker in a step; top-1: in how many steps the worst one found is the culprit."""
+    """Judge a method. A finding is a worker in a step. Top-1: in how many steps the worst one found is the culprit."""
     right = wrong = missed = first = steps = 0
     for case in cases:
         found = finder(case.seconds)
@@ -201,7 +201,7 @@ def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None
 
 
 def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> None:
-    """What the job's pace says in the end: slow or not, and who; for the static rule whether it is slow."""
+    """Judge what the job's pace says in the end: slow or not, and which worker. The static rule only: slow or not."""
     for series in dict.fromkeys(case.series for case in cases):
         rows = [case for case in cases if case.series == series]
         slow = [row for row in rows if row.culprit is not None or series == "all slowed"]
@@ -220,7 +220,7 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> No
 
 
 def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
-    """The job's pace after its last step, and its step times as a replay has them."""
+    """Return the job's pace after its last step, and its step times as a replay has them."""
     whole_s = step_time(seconds, trace.order, trace.transfer_s)
     job, pace = TracedJob(seconds, whole_s), StepPace(0)
     for number in range(len(seconds)):

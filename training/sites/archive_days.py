@@ -38,7 +38,7 @@ USUAL_INTERVAL_S = 15.0
 def read_days(
     files: ArchiveFiles, end_ms: int, say: Say = lambda line: None, topology: Topology | None = None
 ) -> SiteDays:
-    """The days of an archive up to a moment. Raises FleetcastError where it has none.
+    """Read the days of an archive up to a moment. Raises FleetcastError if it has none.
 
     topology: of the site; without it the nodes stand alone, as the archive names them.
     """
@@ -78,7 +78,7 @@ def _first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
 
 
 def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
-    """The usual seconds between two samples of a series; that of most exporters where there are too few."""
+    """Return the usual seconds between two samples of a series, or that of most exporters if there are too few."""
     first_ms = _first_sample_ms(files, span)
     rows = read_samples(files, ArchiveSpan(first_ms, first_ms + LOOK_MS), Words(adding(Entities())))
     series = (rows.kind.astype(np.int64) << 48) | (rows.metric.astype(np.int64) << 32) | rows.entity

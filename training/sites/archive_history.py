@@ -51,7 +51,7 @@ class JobReplay:
             self.attempts[changed.job, changed.attempt] = changed
 
     def rest(self, now_ms: int) -> None:
-        """What has been over for long is remembered as the service does: not at all in the end."""
+        """Forget jobs as the service does: what has been over for long is not remembered at all in the end."""
         for attempt in self.fold.rest(now_ms - REST_MS, now_ms - KEPT_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
@@ -116,7 +116,7 @@ def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
 
 
 def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
-    """The job events of each day that has any, by time."""
+    """Yield the job events of each day that has any, by time."""
     days = sorted({name.day for name in span.names(files, "events")})
     for day in days:
         first_ms = max(span.first_ms, day_ms(day))

@@ -1,4 +1,4 @@
-"""What models are fitted on, up to a moment: panels and jobs of public data sets below a folder, or of an archive."""
+"""The data that models are fitted on, up to a moment: panels and jobs of public sets, or of an archive."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class TrainingInputs:
         return self._some([row for row in found if len(row[1])], "job histories (jobs/…)")
 
     def _before(self, panel: Panel) -> Panel:
-        """The bins that were over by then."""
+        """Return the bins that were over by then."""
         bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
         return capped(panel.until(bins), bins)
 
@@ -100,9 +100,11 @@ class TrainingInputs:
 
 
 def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
-    """The attempts that asked for GPUs, as a job history: one that waits starts at infinity, one that runs has no end.
+    """Return the attempts that asked for GPUs, as a job history.
 
-    Left out are those that ended before they began, and preempted ones: their run time says when they were stopped.
+    A waiting one starts at infinity, a running has no end.
+
+    Leaves out attempts that ended before they began, and preempted ones: their run time says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
     rows.sort(key=lambda row: (_came_ms(row) or 0, row.job, row.attempt))

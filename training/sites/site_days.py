@@ -38,15 +38,17 @@ class Begun:
     time_ms: NDArray[np.int64]
 
     def until(self, time_ms: int) -> int:
-        """How many had begun."""
+        """Return how many had begun."""
         return int((self.time_ms <= time_ms).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class SiteDays:
-    """n rows, by time: a node at work at a moment. columns: (n, SITE_FEATURES); levels: (n, rule) of that moment;
-    history: (n, RISK_HORIZONS_S) hazard as shipped; begun: by kind; faults: of the whole span. All is known until
-    end_ms."""
+    """n rows, by time: a node at work at a moment.
+
+    columns: (n, SITE_FEATURES). levels: (n, rule) of that moment. history: (n, RISK_HORIZONS_S) hazard as shipped.
+    begun: by kind. faults: of the whole span. All is known until end_ms.
+    """
 
     names: tuple[str, ...]
     time_ms: NDArray[np.int64]
@@ -62,7 +64,7 @@ class SiteDays:
         return len(self.time_ms)
 
     def take(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
-        """Some of the rows; what happened stays whole."""
+        """Return some of the rows. What happened stays whole."""
         return replace(
             self,
             time_ms=self.time_ms[rows],
@@ -87,8 +89,10 @@ class SiteDays:
         return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
 
     def probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
-        """(kind, HORIZONS_DAYS, n) as the service gives them: with a site's fit, or as shipped. refit: the history
-        hazard that a service with enough faults fits by itself."""
+        """Return (kind, HORIZONS_DAYS, n) as the service gives them: with a site's fit, or as shipped.
+
+        refit: the history hazard that a service with enough faults fits by itself.
+        """
         levels = self.levels.astype(np.float64)
         excess: Excess = excess_hazard(levels, shipped_fit())
         history = self.history.T.astype(np.float64)
@@ -114,7 +118,7 @@ class SiteRecorder:
         self._place = {name: row for row, name in enumerate(self.names)}
 
     def event(self, event: NodeEvent) -> None:
-        """A drain of a node in service, or a warning: events in order of time."""
+        """Record a drain of a node in service, or a warning. Events come in order of time."""
         row = self._place.get(event.node)
         if row is None:
             return
@@ -127,7 +131,7 @@ class SiteRecorder:
             self._slow.append((row, event.time_ms))
 
     def note(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
-        """The rows of this moment: nodes that are at work. levels: (node, rule) as last seen."""
+        """Record the rows of this moment: nodes that are at work. levels: (node, rule) as last seen."""
         away = {name for name, record in records.items() if record.drained or record.lost}
         works = [row for row, name in enumerate(self.names) if name not in away and not state.faults.has_now(name)]
         rows = np.array(works, np.intp)
