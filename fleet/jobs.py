@@ -8,7 +8,8 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import islice, takewhile
 from operator import itemgetter
 
@@ -280,18 +281,45 @@ class JobAttempt:
 
     def copy(self) -> "JobAttempt":
         """Return a copy that does not change with this attempt."""
-        return replace(
-            self,
-            seen=self.seen.copy(),
-            steps=list(self.steps),
-            rank_steps={number: gang.copy() for number, gang in self.rank_steps.items()},
-            checkpoints=list(self.checkpoints),
-            evaluations=list(self.evaluations),
-            lost_nodes=dict(self.lost_nodes),
-            events=list(self.events),
-            written=dict(self.written),
-            placed_by=dict(self.placed_by),
-        )
+        copied = {
+            "seen": self.seen.copy(),
+            "steps": list(self.steps),
+            "rank_steps": {number: gang.copy() for number, gang in self.rank_steps.items()},
+            "checkpoints": list(self.checkpoints),
+            "evaluations": list(self.evaluations),
+            "lost_nodes": dict(self.lost_nodes),
+            "events": list(self.events),
+            "written": dict(self.written),
+            "placed_by": dict(self.placed_by),
+        }
+        return AttemptCopy(**{name: getattr(self, name) for name in FIELDS} | copied)
+
+
+FIELDS = tuple(row.name for row in fields(JobAttempt))
+
+
+class AttemptCopy(JobAttempt):
+    """An attempt as of one moment. No caller changes it, so it computes each of these values once."""
+
+    @cached_property
+    def state(self) -> str:
+        return super().state
+
+    @cached_property
+    def source(self) -> Teller:
+        return super().source
+
+    @cached_property
+    def eligible_ms(self) -> int | None:
+        return super().eligible_ms
+
+    @cached_property
+    def gpus(self) -> int:
+        return super().gpus
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        return super().hosts
 
 
 encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job
@@ -445,7 +473,10 @@ class JobTable:
 
     def running(self) -> list[JobAttempt]:
         """Return the attempts that hold GPUs now. Costs as much as there are live attempts, not the history."""
-        return [attempt for attempt in self._live.values() if attempt.state == "running"]
+        live = self._live.values()
+        return [
+            row for row in live if row.started_ms is not None and row.ended_ms is None and row.superseded_ms is None
+        ]
 
     def queued(self) -> list[JobAttempt]:
         """Return the attempts that wait for resources, in order of arrival of their first event."""
@@ -470,7 +501,7 @@ class JobTable:
         return [
             row
             for row in self._live.values()
-            if row.state == state and row.submission is not None and not self._is_behind(row)
+            if row.started_ms is None and row.submission is not None and row.state == state and not self._is_behind(row)
         ]
 
     def _is_behind(self, attempt: JobAttempt) -> bool:

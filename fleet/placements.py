@@ -38,6 +38,11 @@ class RunningPlaces:
         )
 
     @cached_property
+    def keys(self) -> list[tuple[str, int]]:
+        """Job and attempt of each."""
+        return [of[:2] for of in self._of]
+
+    @cached_property
     def jobs_on(self) -> dict[str, list[int]]:
         """Node name → numbers of the attempts that run there."""
         found: dict[str, list[int]] = {}

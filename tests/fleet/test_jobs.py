@@ -258,7 +258,7 @@ def test_a_copy_of_an_attempt_does_not_change_with_it() -> None:
     copy = attempt.copy()
     attempt.fold(NodeLost(job="a", sequence=7, time_ms=40, node="n1", reason="power"))
     attempt.fold(finished(sequence=8))
-    assert copy == attempt_of(submitted(), started(nodes=("n1",)))
+    assert copy == attempt_of(submitted(), started(nodes=("n1",))).copy()
 
 
 def test_what_started_without_a_submission_is_not_queued() -> None:

@@ -53,7 +53,35 @@ def test_remembered_placements_are_those_of_the_attempts(events):
         placements = RunningPlaces.of(running, placements)
         assert placements.hosts == tuple(row.hosts for row in running)
         assert placements.gpus == tuple(row.gpus for row in running)
+        assert placements.keys == [(row.job, row.attempt) for row in running]
         assert {node: placements.jobs_on.get(node, []) for node in NODES} == jobs_on(running)
+
+
+VALUES = ("state", "source", "eligible_ms", "gpus", "hosts")
+
+
+@given(EVENTS)
+@examples(300)
+def test_a_copy_has_the_values_that_its_attempt_had(events):
+    table, before = JobTable(), []
+    for sequence, (kind, job, nodes) in enumerate(events):
+        table.apply(event_of(kind, job, sequence, nodes))
+        for row in table.attempts.values():
+            before.append((row.copy(), [getattr(row, name) for name in VALUES]))
+    for copy, values in before:
+        assert [getattr(copy, name) for name in VALUES] == values  # computed now
+        assert [getattr(copy, name) for name in VALUES] == values  # remembered
+
+
+@given(EVENTS)
+@examples(300)
+def test_the_lists_of_attempts_are_those_of_their_states(events):
+    table = JobTable()
+    for sequence, (kind, job, nodes) in enumerate(events):
+        table.apply(event_of(kind, job, sequence, nodes))
+    rows = list(table.attempts.values())
+    assert table.running() == [row for row in rows if row.state == "running"]
+    assert table.queued() == [row for row in rows if row.state == "queued" and row.submission is not None]
 
 
 def test_steps_leave_placements_and_a_move_does_not():
