@@ -23,6 +23,7 @@ from features.similarity import shape_of
 from features.sums import divide
 from fleet.events import Step, Submitted
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.stateful import Dump, Stateful
 
@@ -122,6 +123,24 @@ class _Named:
     keys: Keys
 
 
+class KeyTable:
+    """The keys of attempts. It remembers those of its last call."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Attempt, _Named] = {}
+
+    def __call__(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
+        """Return the keys of each attempt."""
+        known, self._keys = self._keys, {}
+        for row in attempts:
+            key = row.job, row.attempt
+            named = known.get(key)
+            if named is None or named.submission is not row.submission or named.ranks is not row.ranks:
+                named = _Named(row.submission, row.ranks, job_keys(shape_of(row)))
+            self._keys[key] = named
+        return {key: named.keys for key, named in self._keys.items()}
+
+
 class CoRuns(Stateful):
     """One writer. Call `observe` at each tick; observing a moment twice changes nothing."""
 
@@ -131,7 +150,8 @@ class CoRuns(Stateful):
         self._found: dict[tuple[Attempt, Attempt], CoRun] = {}  # oldest first
         self._loads: dict[int, tuple[float, ...]] = {}  # key -> load alone, the oldest first
         self._turns: dict[int, tuple[float, ...]] = {}
-        self._keys: dict[Attempt, _Named] = {}
+        self.keys_of = KeyTable()
+        self._watched_of: tuple[object, ...] = ()  # of the last call that looked whether attempts begin or change
         self._neighbours = Neighbours()
         self.divided: frozenset[str] = frozenset()  # as last seen
 
@@ -156,17 +176,6 @@ class CoRuns(Stateful):
         """Job and kind -> seconds of a step alone, and the share of it that is communication, where steps state it."""
         return self._turns
 
-    def keys_of(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
-        """Return the keys of these attempts. Remembers those of the attempts of the call before."""
-        known, self._keys = self._keys, {}
-        for row in attempts:
-            key = row.job, row.attempt
-            named = known.get(key)
-            if named is None or named.submission is not row.submission or named.ranks is not row.ranks:
-                named = _Named(row.submission, row.ranks, job_keys(shape_of(row)))
-            self._keys[key] = named
-        return {key: named.keys for key, named in self._keys.items()}
-
     def observe(
         self,
         running: Sequence[JobAttempt],
@@ -175,31 +184,47 @@ class CoRuns(Stateful):
         loads: NDArray[np.floating],
         now_ms: int,
         wiring: Wiring = NOWHERE,
+        places: RunningPlaces | None = None,
     ) -> None:
-        """Record one moment. divided: GPUs (`node/index`) with MIG instances.
+        """Record one moment.
 
-        loads: (running, 3) compute, bandwidth, memory, NaN unknown. wiring: the same object until the topology changes.
+        keys: at least those of `running`. divided: GPUs (`node/index`) with MIG instances. loads: (running, 3) compute,
+        bandwidth, memory, NaN unknown. wiring: one object until the topology changes. places: those of `running`, one
+        object until an attempt starts, ends or moves.
         """
         self.divided = frozenset(divided)
-        met = self._neighbours.observe(running, self.divided, wiring)
-        rows = {(attempt.job, attempt.attempt): attempt for attempt in running}
-        for key in self._watched.keys() - rows.keys():
-            del self._watched[key]
-        for number, (key, attempt) in enumerate(rows.items()):
-            company, last = met.get(key), self._watched.get(key)
-            if last is None or last.keys != keys[key] or not last.goes_on(company):
-                joined_ms = _joined_ms(rows, key, company, now_ms)
-                watched = self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
-            else:
-                watched = last
-            if 0 < watched.due_ms - now_ms <= POLL_MS:
+        met = self._neighbours.observe(running, self.divided, wiring, places)
+        attempts = [(row.job, row.attempt) for row in running] if places is None else places.keys
+        if places is None or (places, keys, wiring, self.divided) != self._watched_of:  # the first three by identity
+            self._watch(dict(zip(attempts, running, strict=True)), keys, met, now_ms)
+            self._watched_of = places, keys, wiring, self.divided
+        settled_ms = now_ms - round(SETTLED_S * 1000)
+        for number, (key, attempt) in enumerate(zip(attempts, running, strict=True)):
+            watched = self._watched[key]
+            if 0 < watched.due_ms - now_ms <= POLL_MS or not (attempt.steps or watched.since_ms <= settled_ms):
                 continue
             pace_s = self._measure(watched, attempt, loads[number], now_ms)
-            other = watched.company
+            company, other = met.get(key), watched.company
             if pace_s is None or other is None or company is None or met.get(other) != Company(company.share, key):
                 continue
             self._together[key, other] = company.share, watched.keys, keys[other], pace_s
         self._match()
+
+    def _watch(
+        self,
+        rows: Mapping[Attempt, JobAttempt],
+        keys: Mapping[Attempt, Keys],
+        met: Mapping[Attempt, Company],
+        now_ms: int,
+    ) -> None:
+        """Begin to watch attempts that are new or share hardware in another way, and forget those that are gone."""
+        for key in self._watched.keys() - rows.keys():
+            del self._watched[key]
+        for key in rows:
+            company, last = met.get(key), self._watched.get(key)
+            if last is None or last.keys != keys[key] or not last.goes_on(company):
+                joined_ms = _joined_ms(rows, key, company, now_ms)
+                self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
 
     def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
         """Return the pace since the company last changed, None while unknown; keep what the attempt shows alone."""

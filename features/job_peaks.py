@@ -66,7 +66,8 @@ class JobPeaks(Stateful):
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
         peaks = np.full((len(index), 2), np.nan, np.float32)
         peaks[before >= 0] = self._peaks[before[before >= 0]]
-        settled = np.array([(now_ms - (row.started_ms or now_ms)) >= SETTLED_S * 1000 for row in running], bool)
+        started_ms = np.array([row.started_ms or now_ms for row in running], np.int64)
+        settled = now_ms - started_ms >= SETTLED_S * 1000
         seen = (holder >= 0) & (rows >= 0) & (rows < len(power_w))
         number, entity = holder[seen], rows[seen]
         own = settled[number]

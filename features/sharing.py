@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Literal
 
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.topology import Device, Level, Topology
 
@@ -95,14 +96,25 @@ class Neighbours:
         self._wiring: Wiring | None = None
         self._divided: frozenset[str] = frozenset()
         self._met: dict[Attempt, Company] = {}
+        self._places: RunningPlaces | None = None
 
     def observe(
-        self, running: Sequence[JobAttempt], divided: Collection[str], wiring: Wiring
+        self,
+        running: Sequence[JobAttempt],
+        divided: Collection[str],
+        wiring: Wiring,
+        places: RunningPlaces | None = None,
     ) -> Mapping[Attempt, Company]:
-        """Return the attempts that share hardware now. divided: GPUs (`node/index`) with MIG instances."""
+        """Return the company of each attempt that shares hardware now.
+
+        divided: GPUs (`node/index`) with MIG instances. places: those of `running`, one object until one moves.
+        """
         if wiring is not self._wiring or set(divided) != self._divided:
             self._placed, self._holders, self._met = {}, {}, {}
             self._wiring, self._divided = wiring, frozenset(divided)
+        elif places is not None and places is self._places:
+            return self._met
+        self._places = places
         rows = {(row.job, row.attempt): row for row in running}
         touched: set[Attempt] = set()
         for key in [key for key in self._placed if key not in rows]:

@@ -1,5 +1,7 @@
 """The measurements that are missing for a gang, so that an answer says what it cannot see, not that all is well."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,14 +20,18 @@ HIDES = {  # what cannot be said without it
 }
 
 
-def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> list[tuple[str, ...]]:
-    """Return, for each attempt, the entries of HIDES that no member's telemetry has."""
+def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return, for each attempt in `of`, the entries of HIDES that no member has telemetry for.
+
+    of: numbers of attempts.
+    """
     count = len(gangs.attempts)
     gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
     open_why = _any(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)
     ports = _any(gangs.of_port, (port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0), count)
     spans, found = gangs.spans.tolist(), []
-    for at, attempt in enumerate(gangs.attempts):
+    for at in of:
+        attempt = gangs.attempts[at]
         missing = {
             GPUS: not gpus[at],
             REASONS: gpus[at] and open_why[at],

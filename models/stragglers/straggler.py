@@ -48,16 +48,15 @@ def find_stragglers(
     Writes `paces`.
     """
     suspects = _suspects(gangs, signals, gpu, port, now_ms)
-    missing = not_observed(gangs, gpu, port)
+    together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
+    judged = [index for index, (attempt, is_together) in enumerate(together) if is_together or attempt.steps]
     answers = {}
-    for index, attempt in enumerate(gangs.attempts):
-        if not gangs.together[index] and not attempt.steps:
-            continue
-        own = suspects.get(index, [])
+    for index, missing in zip(judged, not_observed(gangs, gpu, port, judged), strict=True):
+        attempt, own = gangs.attempts[index], suspects.get(index, [])
         body = _judge(index, gangs, paces.of(attempt), own, now_ms)
         if body["slow"] and not own and body["culprit"]["kind"] == "nobody" and body["cause"] not in NOBODYS:
-            body["sentence"] += unseen_words(missing[index])
-        answers[attempt.job] = body | {"not_observed": list(missing[index])}
+            body["sentence"] += unseen_words(missing)
+        answers[attempt.job] = body | {"not_observed": list(missing)}
     paces.keep({attempt.job for attempt in gangs.attempts})
     return answers
 

@@ -280,7 +280,8 @@ def asked_of(attempt: JobAttempt) -> Asks:
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
     """p50 and p90 of finished jobs of this size less the time run; an overrun gets as long again as it has had."""
-    known = durations.get("by_gpus", {}).get(str(attempt.gpus)) or durations.get("all")
+    by_gpus = durations.get("by_gpus")
+    known = (by_gpus.get(str(attempt.gpus)) if by_gpus else None) or durations.get("all")
     if not known or attempt.started_ms is None or not known.get("n"):
         return None
     elapsed_s = max(0.0, (now_ms - attempt.started_ms) / 1000)

@@ -6,7 +6,7 @@ pools and slow jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out
 
 import math
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -32,10 +32,10 @@ QUEUES_SHOWN = 20
 POOLS_SHOWN = 20
 JOBS_SHOWN = 50
 OTHER = "other"
-RECENT_MS = 3_600_000
 WAIT_QUANTILES = (0.5, 0.9, 1.0)
 DEMAND_QUANTILES = (0.1, 0.5, 0.9)
 CAUSES: tuple[StragglerCause, ...] = get_args(StragglerCause)
+QueueLoad = tuple[int, int]  # jobs, thousandths of GPUs
 FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 
 
@@ -199,35 +199,37 @@ def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mappin
 
 def _add_queues(page: Page, tick: Tick) -> int:
     """Returns how many queues are folded into "other"."""
-    attempts_in = {"running": tick.events.running, "promised": tick.open.promised, "queued": tick.open.waiting}
-    by_queue: dict[str, dict[str, list[JobAttempt]]] = defaultdict(lambda: {state: [] for state in attempts_in})
-    for state, attempts in attempts_in.items():
-        for attempt in attempts:
-            for queue in attempt.queues:
-                by_queue[queue][state].append(attempt)
-    by_node = zip(tick.events.running, tick.held_by_node, strict=True)
-    milli = {id(row): sum(held.values()) for row, held in by_node if held}
-    rest = (row for rows in attempts_in.values() for row in rows if id(row) not in milli)
-    milli |= {id(row): wanted_milli(row, tick.node_gpus) for row in rest}
-    size = {name: sum(milli[id(row)] for rows in states.values() for row in rows) for name, states in by_queue.items()}
-    shown = sorted(by_queue, key=lambda name: (-size[name], name))[:QUEUES_SHOWN]
-    for name in by_queue.keys() - set(shown):
-        for state, attempts in by_queue.pop(name).items():
-            by_queue[OTHER][state] += attempts
+    loads = {"running": _running_loads(tick)}
+    for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
+        loads[state] = _loads(attempts, [wanted_milli(row, tick.node_gpus) for row in attempts])
+    sizes = Counter[str]()
+    for of_queue in loads.values():
+        for name, (_, milli) in of_queue.items():
+            sizes[name] += milli
+    shown = set(sorted(sizes, key=lambda name: (-sizes[name], name))[:QUEUES_SHOWN])
+    by_queue: dict[str, dict[str, QueueLoad]] = {}
+    for name in sorted(sizes, key=shown.__contains__, reverse=True):
+        states = by_queue.setdefault(name if name in shown else OTHER, dict.fromkeys(loads, (0, 0)))
+        for state, of_queue in loads.items():
+            jobs, milli = of_queue.get(name, (0, 0))
+            states[state] = states[state][0] + jobs, states[state][1] + milli
     rows = [
-        ({"queue": name, "state": state}, kept) for name, states in by_queue.items() for state, kept in states.items()
+        ({"queue": name, "state": state}, load) for name, states in by_queue.items() for state, load in states.items()
     ]
     page.gauge(
         "queue_jobs",
         "Jobs of a queue. One that waits in several queues counts in each.",
-        [(labels, sum(attempt.tasks for attempt in kept)) for labels, kept in rows],
+        [(labels, jobs) for labels, (jobs, _) in rows],
     )
     page.gauge(
         "queue_gpus",
         "GPUs that jobs of a queue hold, are promised or wait for. A job that waits in several queues counts in each.",
-        [(labels, sum(milli[id(attempt)] for attempt in kept) / WHOLE_GPU) for labels, kept in rows],
+        [(labels, milli / WHOLE_GPU) for labels, (_, milli) in rows],
     )
-    waits = {name: [_waited_s(row, tick.now_ms) for row in states["queued"]] for name, states in by_queue.items()}
+    waits: dict[str, list[float]] = {name: [] for name in by_queue}
+    for row in tick.open.waiting:
+        for name in row.queues:
+            waits[name if name in shown else OTHER].append(_waited_s(row, tick.now_ms))
     page.add(
         "summary",
         "queue_wait_seconds",
@@ -238,21 +240,35 @@ def _add_queues(page: Page, tick: Tick) -> int:
         "summary",
         "started_wait_seconds",
         "How long the jobs that started within the last hour had waited.",
-        _quantiles({}, _waits_of_started(tick)),
+        _quantiles({}, [waited_s for _, waited_s in tick.started_lately]),
     )
-    return max(0, len(size) - QUEUES_SHOWN)
+    return max(0, len(sizes) - QUEUES_SHOWN)
+
+
+def _running_loads(tick: Tick) -> dict[str, QueueLoad]:
+    of = tick.events.placements, tick.held_by_node, tick.node_gpus
+
+    def make() -> dict[str, QueueLoad]:
+        held = zip(tick.events.running, of[1], strict=True)
+        return _loads(
+            tick.events.running, [sum(own.values()) if own else wanted_milli(row, of[2]) for row, own in held]
+        )
+
+    return tick.memory.recall("running by queue", of, make)
+
+
+def _loads(attempts: Sequence[JobAttempt], milli: Sequence[int]) -> dict[str, QueueLoad]:
+    """Return the load of each queue. milli: (attempt,) thousandths of GPUs."""
+    found: dict[str, QueueLoad] = {}
+    for attempt, own in zip(attempts, milli, strict=True):
+        for queue in attempt.queues:
+            jobs, total = found.get(queue, (0, 0))
+            found[queue] = jobs + attempt.tasks, total + own
+    return found
 
 
 def _waited_s(attempt: JobAttempt, until_ms: int) -> float:
     return max(0.0, (until_ms - (attempt.eligible_ms or until_ms)) / 1000)
-
-
-def _waits_of_started(tick: Tick) -> list[float]:
-    return [
-        _waited_s(attempt, attempt.started_ms)
-        for attempt in (*tick.events.running, *tick.events.ended)
-        if attempt.started_ms is not None and attempt.eligible_ms and attempt.started_ms > tick.now_ms - RECENT_MS
-    ]
 
 
 def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple[dict[str, str], float]]:
@@ -265,8 +281,8 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
     """Returns how many slow jobs have no series of their own."""
     told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
-    running = ((row, tick.sizes.get((row.job, row.attempt), row.gpus)) for row in tick.events.running)
-    gpus = {attempt.job: held for attempt, held in running if attempt.job in told}
+    running = [row for row in tick.events.running if row.job in told]
+    gpus = {row.job: tick.sizes.get((row.job, row.attempt), row.gpus) for row in running}
     slow = {job: body for job, body in told.items() if job in gpus}
     causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
     shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]

@@ -1,6 +1,6 @@
 """GPU time of running attempts as telemetry sees it: how long their GPUs were watched, and how long they were busy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,19 @@ class GpuTimes(Capability, Stateful):
     def __init__(self) -> None:
         self._known: dict[Key, GpuTime] = {}
         self._last_ms: int | None = None
+        self._shown: Set[Key] = frozenset()
 
     def sections(self, tick: Tick) -> Sequence[Section]:
         seen = tick.occupancy.holder.copy()
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
         self.fold(tick.now_ms, tick.events.running, seen, tick.gpu_column("gpu_util"))
-        self._forget({(row.job, row.attempt) for row in (*tick.events.running, *tick.events.ended)})
+        ended = tick.events.ended
+        places = tick.events.placements
+        of = places, *ended
+        self._forget(
+            tick.memory.recall("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})
+        )
         return (Section(SECTION, msgspec.json.encode(self.rows()), tick.now_ms),)
 
     def fold(
@@ -57,10 +63,12 @@ class GpuTimes(Capability, Stateful):
         told = (holder >= 0) & ~np.isnan(busy)
         gpus = np.bincount(holder[told], minlength=len(running)).tolist()
         work = np.bincount(holder[told], np.clip(busy[told], 0.0, 1.0), len(running)).tolist()
+        whole_s = (now_ms - before) / 1000
         for attempt, watched, worked in zip(running, gpus, work, strict=True):
-            since_ms = max(before, attempt.started_ms or before, attempt.placed_ms or before)
-            passed_s = max(0, now_ms - since_ms) / 1000
-            known = self._of(attempt)
+            known, passed_s = self._of(attempt), whole_s
+            began_ms = max(attempt.started_ms or before, attempt.placed_ms or before)
+            if began_ms > before:
+                passed_s = max(0, now_ms - began_ms) / 1000
             known.seen += watched * passed_s
             known.used += worked * passed_s
 
@@ -72,9 +80,12 @@ class GpuTimes(Capability, Stateful):
             known = self._known[key] = GpuTime(attempt.placed_ms)
         return known
 
-    def _forget(self, told: set[Key]) -> None:
-        for key in self._known.keys() - told:
-            del self._known[key]
+    def _forget(self, shown: Set[Key]) -> None:
+        """Forget the other attempts. shown: the same object while these attempts stay."""
+        if shown is not self._shown:
+            for key in self._known.keys() - shown:
+                del self._known[key]
+            self._shown = shown
 
     def rows(self) -> list[GpuTimeRow]:
         return [GpuTimeRow(*key, round(row.used, 2), round(row.seen, 2)) for key, row in self._known.items()]

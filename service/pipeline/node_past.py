@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fleet.events import NodeEvent
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeRecord
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.stateful import Dump, Stateful
 from models.risk.scores import RISK_HORIZONS_S, HardReason, Reason
@@ -106,6 +107,7 @@ class NodePasts(Capability, Stateful):
         self._codes = np.zeros(0, np.int8)
         self._active: set[str] = set()  # nodes with a signal or an action that goes on
         self._placed: dict[Attempt, Placed] = {}  # of what runs
+        self._places: RunningPlaces | None = None  # at the last tick
         self._on: dict[Attempt, set[str]] = {}  # nodes of stays that go on
         self._ended: set[Attempt] = set()
         self._records: dict[str, NodeRecord] = {}
@@ -224,8 +226,19 @@ class NodePasts(Capability, Stateful):
 
     def _observe_jobs(self, tick: Tick) -> set[str]:
         changed: set[str] = set()
-        running = {(row.job, row.attempt): row for row in tick.events.running}
         ended = {(row.job, row.attempt): row for row in tick.events.ended}
+        if tick.events.placements is not self._places:
+            self._places = tick.events.placements
+            changed |= self._observe_places(tick, ended)
+        for key in ended.keys() - self._ended:  # among them what came and went between two ticks
+            changed |= self._visit(ended[key])
+        self._ended = set(ended)
+        return changed
+
+    def _observe_places(self, tick: Tick, ended: Mapping[Attempt, JobAttempt]) -> set[str]:
+        """Begin and end the stays of attempts that started, moved or ended since the last tick."""
+        changed: set[str] = set()
+        running = {(row.job, row.attempt): row for row in tick.events.running}
         for key, row in running.items():
             known = self._placed.get(key)
             if known is None or known[0] is not row.ranks or known[1] is not row.nodes:
@@ -237,9 +250,6 @@ class NodePasts(Capability, Stateful):
             over_ms = over.over_ms if over is not None else None
             at_ms = tick.now_ms if over_ms is None else over_ms
             changed |= self._leave(key, self._on[key], at_ms, over.state if over is not None else "")
-        for key in ended.keys() - self._ended:  # among them what came and went between two ticks
-            changed |= self._visit(ended[key])
-        self._ended = set(ended)
         return changed
 
     def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:

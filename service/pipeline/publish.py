@@ -246,16 +246,16 @@ def queued_row(attempt: JobAttempt) -> QueuedJob:
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
     """(running, LEVELS) seconds that each running attempt still has to go; NaN without a forecast."""
-    running = tick.events.running
-    left_s = np.full((len(running), len(LEVELS)), np.nan, np.float32)
-    since_s, age_s = np.zeros(len(running)), np.zeros(len(running))
-    for row, attempt in enumerate(running):
-        told = tick.run_times.get((attempt.job, attempt.attempt))
-        if told is not None and told.left_s is not None:
-            left_s[row] = told.left_s
-            since_s[row] = max(0.0, (tick.now_ms - told.left_ms) / 1000)
-            age_s[row] = max(0.0, (tick.now_ms - (attempt.started_ms or tick.now_ms)) / 1000)
-    return survived(left_s.astype(np.float64), since_s, age_s).astype(np.float32)
+    running, run_times = tick.events.running, tick.run_times
+    found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
+    issued = [run_times.get((row.job, row.attempt)) for row in running] if run_times else []
+    known = [(at, row, row.left_s) for at, row in enumerate(issued) if row is not None and row.left_s is not None]
+    if known:
+        since_s = [max(0.0, (tick.now_ms - row.left_ms) / 1000) for _, row, _ in known]
+        age_s = [max(0.0, (tick.now_ms - (running[at].started_ms or tick.now_ms)) / 1000) for at, *_ in known]
+        left_s = np.stack([row for *_, row in known]).astype(np.float64)
+        found[[at for at, *_ in known]] = survived(left_s, np.array(since_s), np.array(age_s))
+    return found
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
@@ -268,11 +268,12 @@ def job_rows(tick: Tick) -> list[JobRow]:
         return _sized(tick, [documents.job_row(attempt, tick.now_ms, {}, slow=False)])[0]
 
     rows: list[JobRow] = tick.memory.rows("jobs").of(attempts, made, (tick.occupancy,))
-    for attempt, row in zip(attempts, rows, strict=True):
+    for row in rows:
         row.slow = row.job in slow
-        if row.state == "running":
-            issued = tick.run_times.get((row.job, row.attempt))
-            row.remaining_s = documents.left_s(attempt, tick.now_ms, tick.events.durations, issued)
+    run_times, durations = tick.run_times, tick.events.durations
+    for attempt, row in zip(tick.events.running, rows, strict=False):  # they are the first rows
+        issued = run_times.get((row.job, row.attempt)) if run_times else None
+        row.remaining_s = documents.left_s(attempt, tick.now_ms, durations, issued)
     return rows
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fleet.events import FailureCategory
 from service.exposition import Page
-from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, RECENT_MS, WAIT_QUANTILES
+from service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, WAIT_QUANTILES
 from service.pipeline.gpu_states import gpu_states
-from service.pipeline.tick import Tick
+from service.pipeline.tick import RECENT_MS, Tick
 
 KINDS_SHOWN = 40  # of (pool, GPU model)
 CATEGORIES: tuple[str, ...] = get_args(FailureCategory)
@@ -36,9 +36,8 @@ def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
 
 def _add_waits(page: Page, tick: Tick) -> None:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in (*tick.events.running, *tick.events.ended):
-        if row.started_ms is not None and row.eligible_ms and row.started_ms > tick.now_ms - RECENT_MS:
-            found[row.queue, row.class_].append(max(0.0, (row.started_ms - row.eligible_ms) / 1000))
+    for row, waited_s in tick.started_lately:
+        found[row.queue, row.class_].append(waited_s)
     sizes = Counter[str]()
     for (queue, _), waits in found.items():
         sizes[queue] += len(waits)

@@ -175,7 +175,9 @@ class FleetState:
         Silence counts while this process listens. Sequences are below 0: every end that somebody tells counts more."""
         if self._listens_ms is None:
             self._listens_ms = now_ms
-        alone = {(row.job, row.attempt): row for row in self.jobs.running() if row.source == "sdk"}
+        alone = {
+            (row.job, row.attempt): row for row in self.jobs.running() if row.submission is None and row.source == "sdk"
+        }
         self._told_ms = {key: self._told_ms.get(key, self._listens_ms) for key in alone}
         why = f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes"
         return [

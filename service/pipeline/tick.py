@@ -39,6 +39,7 @@ from service.pipeline.tick_memory import TickMemory
 from service.pipeline.unknown_use import UnknownUse
 
 SILENT_INTERVALS = 3.0
+RECENT_MS = 3_600_000
 
 
 def whole_of(job: str, jobs: Container[str]) -> str:
@@ -165,12 +166,16 @@ class Tick(TickInputs):
     @cached_property
     def sizes(self) -> dict[tuple[str, int], int]:
         """Attempt → GPUs that it holds, of running attempts that hold another number than their events state."""
-        keys = [(row.job, row.attempt) for row in self.events.running]
-        return {keys[at]: gpus for at, gpus in self.occupancy.sizes.items()}
+        running = self.events.running
+        return {(running[at].job, running[at].attempt): gpus for at, gpus in self.occupancy.sizes.items()}
 
     @cached_property
     def held_milli(self) -> dict[tuple[str, int], int]:
         """Attempt → thousandths of GPUs that it holds, of running attempts that hold another amount than they state."""
+        of = self.events.placements, self.occupancy, self.held_by_node
+        return self.memory.recall("held milli", of, self._held_milli)
+
+    def _held_milli(self) -> dict[tuple[str, int], int]:
         differ = {*self.occupancy.sizes, *self.occupancy.parts[:, 0].tolist()}
         return {
             (row.job, row.attempt): milli
@@ -242,6 +247,15 @@ class Tick(TickInputs):
     def open(self) -> OpenView:
         """Who waits, by events and in our own queue, and who is promised GPUs; each once."""
         return OpenView.of(beside_jobs(self.open_requests, self.held, self.rows), self.events)
+
+    @cached_property
+    def started_lately(self) -> list[tuple[JobAttempt, float]]:
+        """The attempts that started within the last hour, with the seconds that they had waited."""
+        return [
+            (row, max(0.0, (row.started_ms - row.eligible_ms) / 1000))
+            for row in (*self.events.running, *self.events.ended)
+            if row.started_ms is not None and row.started_ms > self.now_ms - RECENT_MS and row.eligible_ms
+        ]
 
     @property
     def queued_gpus(self) -> int:

@@ -7,6 +7,7 @@ from features.serving import served_instances
 from fleet.clock import Clock
 from fleet.jobs import JobAttempt
 from fleet.requests import RankPlacement
+from fleet.topology import Topology
 from ingest.inbox.inbox import InboxSource
 from service.answers.fleet import BoardMeta, Ingestion, Warming
 from service.config import Config
@@ -18,7 +19,9 @@ from service.pipeline.occupancy import UNKNOWN, names_wrong_gpus
 from service.pipeline.other_pipelines import OtherPipelines
 from service.pipeline.run_times.record import Attempt, RunTimeRecord
 from service.pipeline.snapshot import SavedState
+from service.pipeline.state import EventView
 from service.pipeline.tick import TickInputs
+from service.pipeline.tick_memory import TickMemory
 
 WARM_S = 1800
 
@@ -41,6 +44,7 @@ class InputCollector:
         self._listening = SourcesListening([source.name for source in sources if source.reports_jobs], clock)
         self._gpu_models: dict[str, str] = {}  # by node
         self._looked_up: dict[Attempt, Sequence[RankPlacement]] = {}
+        self._memory = TickMemory()
 
     def refresh_topology(self) -> None:
         """Register nodes, GPUs and models that telemetry and schedulers report, here or in another pipeline."""
@@ -70,7 +74,7 @@ class InputCollector:
             events=events,
             interval_s=self._config.scrape.interval_s,
             open_requests=open_requests,
-            given=self._given(events.running),
+            given=self._given(events),
             windows=state.promises.windows() if state.promises is not None and self._config.placer.queues else (),
             places_unheard=self._config.placer.unheard == "ignore",
             gpu_models=self._gpu_models,
@@ -86,7 +90,7 @@ class InputCollector:
             listening=self._listening.update(ingestion.sources, now_ms),
         )
 
-    def _given(self, running: Sequence[JobAttempt]) -> Mapping[Attempt, Sequence[RankPlacement]]:
+    def _given(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:
         """Return the GPUs that our placer gave, of the attempts whose events name GPUs wrongly or not at all.
 
         Each attempt is looked up once while it runs.
@@ -94,8 +98,8 @@ class InputCollector:
         state = self._saved.state
         if state.promises is None:
             return {}
-        node_gpus = {node.name: node.gpus for node in state.topology.nodes}
-        wrong = [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]
+        of = events.placements, state.topology
+        wrong = self._memory.recall("wrong", of, lambda: _wrong(events.running, of[1]))
         self._looked_up = {key: self._looked_up[key] for key in wrong if key in self._looked_up}
         for key in wrong:
             if key not in self._looked_up:
@@ -128,3 +132,9 @@ class InputCollector:
         found.archive, found.limits = self._archive_writer.health(), state.used()
         found.labels = state.labelled.counts()
         return self._others.ingestion(found) if self._others else found
+
+
+def _wrong(running: Sequence[JobAttempt], topology: Topology) -> list[Attempt]:
+    """Return the attempts whose events name GPUs wrongly or not at all."""
+    node_gpus = {node.name: node.gpus for node in topology.nodes}
+    return [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]

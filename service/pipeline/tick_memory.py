@@ -17,7 +17,7 @@ class AttemptRows(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int], tuple[JobAttempt, object, T]] = {}
+        self._rows: dict[int, tuple[JobAttempt, object, T]] = {}  # by identity of the attempt, which the row holds
         self._of: tuple[object, ...] = ()
 
     def of(
@@ -32,11 +32,11 @@ class AttemptRows(Generic[T]):
         before = self._rows if _are_same(self._of, of) else {}
         self._rows, self._of, rows = {}, of, list[T]()
         for attempt in attempts:
-            key = (attempt.job, attempt.attempt)
-            known, other = before.get(key), beside.get(key)
-            if known is None or known[0] is not attempt or known[1] is not other:
+            known = before.get(id(attempt))
+            other = beside.get((attempt.job, attempt.attempt)) if beside else None
+            if known is None or known[1] is not other:
                 known = (attempt, other, make(attempt))
-            self._rows[key] = known
+            self._rows[id(attempt)] = known
             rows.append(known[2])
         return rows
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, mean_loads
+from features.co_runs import MOST_CO_RUNS, READ, CoRun, CoRuns, Keys, KeyTable, mean_loads
 from features.sharing import Attempt, Wiring
 from fleet.topology import Topology
 from models.jobs.interference import LOADS, MOST_LOAD, Pairs, Prediction, Residuals, learn, margins_without, predict
@@ -126,21 +126,24 @@ class Sharing(Capability):
         self._learnt_ms = -LEARN_MS
         self._document = encode({})
         self._topology: Topology | None = None
-        self._wiring = Wiring()
+        self._wiring, self._waiting_keys = Wiring(), KeyTable()
 
     def sections(self, tick: Tick) -> list[Section]:
         """What jobs that share hardware do to each other, and what isolations rest on."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
-        keys = self.co_runs.keys_of([*tick.events.running, *tick.open.waiting])
+        running, waiting = tick.events.running, tick.open.waiting
+        places = tick.events.placements
+        keys = tick.memory.recall("keys", (places,), lambda: self.co_runs.keys_of(running))
         divided = tick.mig.keys() | _unheard(self.co_runs.divided - tick.mig.keys(), tick)
-        self.co_runs.observe(tick.events.running, keys, divided, loads_of(tick), tick.now_ms, self._wiring)
-        jobs = {_kept_name_key(job): of for (job, _), of in keys.items()}
+        self.co_runs.observe(running, keys, divided, loads_of(tick), tick.now_ms, self._wiring, places)
+        waiting_keys = self._waiting_keys(waiting)
+        jobs = tick.memory.recall("jobs by key", (keys, *waiting), lambda: _jobs_table(keys | waiting_keys))
         fresh = self._served.refresh(tick.now_ms)
         alone = self._served.alone | _alone(self.co_runs)
         self._learn(alone, tick.now_ms, fresh)
         data: list[tuple[str, NDArray[Any] | bytes]] = [
-            *zip(JOBS, _table(jobs, 2, np.uint64), strict=True),
+            *zip(JOBS, jobs, strict=True),
             *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
             (SECTION, self._document),
             (NOW, encode(self.going())),
@@ -204,6 +207,10 @@ def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[
     values = np.array(list(rows.values()), kind).reshape(len(rows), width)
     order = np.argsort(keys)
     return keys[order], values[order]
+
+
+def _jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+    return _table({_kept_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
 
 
 def _place(keys: NDArray[np.uint64], key: int) -> int:

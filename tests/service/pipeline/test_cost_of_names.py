@@ -13,6 +13,7 @@ import pytest
 from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.events import NodeEvent, Started, Submitted
+from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch, MemorySource
 from service.config import Config
@@ -81,3 +82,24 @@ def test_the_work_of_a_tick_grows_no_faster_than_the_names(names: Callable[[int]
     for small, middle, large in (first, later):
         assert middle > small, "nothing was counted"
         assert large - middle < 2.5 * (middle - small), (small, middle, large)
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_running_job_without_news_costs_a_tick_a_few_calls(gpus: int, tmp_path: Path) -> None:
+    counts, sizes = [], (64, 320)
+    for size in sizes:
+        nodes = [NodeSpec(f"n{number:02d}", 8) for number in range(320)]
+        pipeline = Pipeline(
+            Config(state=str(tmp_path / str(size))), clock := ManualClock(NOW_MS), Topology.build(nodes), no_sources
+        )
+        places = [(n * gpus // 8, tuple(range(n * gpus % 8, n * gpus % 8 + gpus))) for n in range(size)]
+        about = [(f"job-{n}", (RankPlacement(0, f"n{node:02d}", own),)) for n, (node, own) in enumerate(places)]
+        began_ms = NOW_MS - 600_000
+        events = [Submitted(job=job, sequence=0, time_ms=began_ms, gpus_per_node=gpus) for job, _ in about]
+        starts = [Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks) for job, ranks in about]
+        pipeline.take(Batch(events=(*events, *starts)))
+        asyncio.run(pipeline.tick())
+        clock.advance(1)
+        counts.append(calls(lambda pipeline=pipeline: asyncio.run(pipeline.tick())))  # type: ignore[misc]
+    of_a_job = (counts[1] - counts[0]) / (sizes[1] - sizes[0])
+    assert 1 < of_a_job < 30, counts

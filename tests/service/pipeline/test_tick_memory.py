@@ -1,5 +1,6 @@
 """What a tick remembers is what it would make anew, and what did not change is not made again."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -7,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from features.co_runs import CoRuns
 from fleet.events import Checkpoint, Failed, Finished, Phase, Started, Step, Submitted
 from fleet.jobs import JobAttempt, JobTable
 from fleet.placements import RunningPlaces
@@ -14,9 +16,15 @@ from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
+from service.board.board import Section
+from service.pipeline.fleet_metrics import fleet_page
+from service.pipeline.gpu_times import GpuTimes
+from service.pipeline.jobs.interference import Sharing
 from service.pipeline.jobs.isolation import isolation_sections
+from service.pipeline.node_past import NodePasts
 from service.pipeline.publish import encode, job_details, job_rows, score_sections
 from service.pipeline.run_times.record import IssuedRunTime
+from service.pipeline.site_metrics import site_page
 from service.pipeline.tick import Tick
 from service.pipeline.tick_memory import AttemptRows, TickMemory
 from tests.fuzz.bounds import examples
@@ -25,6 +33,7 @@ from tests.service.ticks import tick_of
 T0 = 1_700_000_000_000
 TOPOLOGIES = [Topology.build([NodeSpec("a", gpus=8), NodeSpec("b", gpus=gpus)]) for gpus in (8, 4)]
 RISK = RiskScores(np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), 2), 0.01), {}, {}, np.zeros(2, bool), "rules")
+NOBODY = {"kind": "nobody", "name": None}
 KINDS = ("submit", "start", "start on nodes", "step", "phase", "checkpoint", "finish", "fail", "nothing")
 TICKS = st.lists(
     st.tuples(
@@ -72,14 +81,17 @@ def issued(left_s: float) -> IssuedRunTime:
 
 
 def made_of(tick: Tick) -> dict[str, object]:
-    found = {section.name: section.data for section in (*score_sections(tick), *isolation_sections(tick))}
-    plain = {name: data if isinstance(data, bytes) else data.tolist() for name, data in found.items()}
-    return {name: repr(data) for name, data in plain.items()} | {"details": encode(job_details(tick))}
+    pages = {"details": encode(job_details(tick)), "page": fleet_page(tick), "site": site_page(tick)}
+    return plain((*score_sections(tick), *isolation_sections(tick))) | pages
 
 
-@given(TICKS)
-@examples(100)
-def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> None:
+def plain(sections: Iterable[Section]) -> dict[str, object]:
+    data = {section.name: section.data for section in sections}
+    return {name: repr(part if isinstance(part, bytes) else part.tolist()) for name, part in data.items()}
+
+
+def played(ticks) -> Iterator[tuple[Tick, Tick]]:
+    """Yield each tick of a history twice: with what the ticks before it remember, and without any memory."""
     table, memory, placements = JobTable(), TickMemory(), RunningPlaces(())
     copies: dict[tuple[str, int], JobAttempt] = {}
     forecasts = {left_s: issued(left_s) for left_s in (600.0, 900.0)}
@@ -92,13 +104,31 @@ def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> 
             copies.setdefault((row.job, row.attempt), row.copy())
         views = [copies[row.job, row.attempt] for row in table.running()]
         placements = RunningPlaces.of(views, placements)
-        fleet = ScoredFleet(RISK, {"x": {"slow": is_slow}})
+        fleet = ScoredFleet(RISK, {"x": {"slow": is_slow, "cause": "unknown", "culprit": NOBODY}})
         queued = [copies[row.job, row.attempt] for row in table.queued()]
         ended = [row for row in copies.values() if row.over_ms is not None]
         tick = tick_of(now_ms, TOPOLOGIES[topology], fleet, running=views, queued=queued, ended=ended)
-        more = {"run_times": {("x", 1): forecasts[left_s]} if left_s else {}}
-        more["events"] = replace(tick.events, remembered=placements)
-        assert made_of(replace(tick, **more, memory=memory)) == made_of(replace(tick, **more, memory=TickMemory()))
+        tick = replace(tick, run_times={("x", 1): forecasts[left_s]} if left_s else {})
+        remembered = replace(tick.events, remembered=placements)
+        yield replace(tick, events=remembered, memory=memory), replace(tick, memory=TickMemory())
+
+
+@given(TICKS)
+@examples(100)
+def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> None:
+    for remembering, other in played(ticks):
+        assert made_of(remembering) == made_of(other)
+
+
+@given(TICKS)
+@examples(100)
+def test_capabilities_publish_the_same_whether_placements_are_remembered_or_not(ticks) -> None:
+    pairs = [(make(), make()) for make in (lambda: Sharing(CoRuns()), NodePasts, GpuTimes)]
+    for remembering, other in played(ticks):
+        for capability, same in pairs:
+            assert plain(capability.sections(remembering)) == plain(same.sections(other))
+    for capability, same in pairs[1:]:
+        assert repr(capability.dump()) == repr(same.dump())
 
 
 def test_rows_are_made_again_only_for_attempts_with_news() -> None:
