@@ -30,6 +30,28 @@ def begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     return new
 
 
+def is_ascending(values: NDArray[Any]) -> bool:
+    """Return whether no value is lower than the one before it.
+
+    >>> is_ascending(np.array([1, 1, 4])), is_ascending(np.array([2, 1]))
+    (True, False)
+    """
+    return bool((values[1:] >= values[:-1]).all())
+
+
+def median(values: NDArray[np.float64]) -> float:
+    """Return the median of numbers without NaN, as `np.median` does; 0 of none.
+
+    >>> median(np.array([4.0, 1.0, 3.0])), median(np.array([4.0, 1.0]))
+    (3.0, 2.5)
+    """
+    if not len(values):
+        return 0.0
+    half, odd = divmod(len(values), 2)
+    parted = np.partition(values, half)
+    return float(parted[half] if odd else (parted[:half].max() + parted[half]) / 2)
+
+
 def highest_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """(k,) rows by values of 0 or more; of equals the first comes first. Bits of such numbers are in their order.
 

@@ -131,7 +131,7 @@ def _decision(
         outcome=outcome,  # type: ignore[arg-type]
         sentence=sentence,
         nodes=len(view),
-        candidates=int(screened.passes.sum()),
+        candidates=int(np.count_nonzero(screened.passes)),
         rejected=screened.rejected,
         generation=view.generation,
         board_as_of_ms=view.as_of_ms,
@@ -143,6 +143,8 @@ def _decision(
 
 def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Order of nodes in which neighbours in rank are neighbours in the topology."""
+    if len(rows) == 1:
+        return np.zeros(1, np.int64)
     keys: list[NDArray[Any]] = [rows, *(view.topology.domain[level][rows] for level in DOMAIN_LEVELS)]
     return np.lexsort(keys)
 
@@ -150,21 +152,24 @@ def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]
 def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
     """Members numbered along the topology, each with the lowest free GPU indices of its node; of parts the fullest."""
     ranks: list[RankPlacement] = []
-    each = request.gpus_per_node
-    for index in _near_order(view, fit.rows).tolist():
-        row = int(fit.rows[index])
-        name, take = view.topology.nodes[row].name, int(fit.takes[index])
-        if request.milli < WHOLE:
-            for slot in fullest(view.milli[row], request.milli, take):
-                ranks.append(RankPlacement(len(ranks), name, (slot,), request.milli))
+    each, milli, names = request.gpus_per_node, request.milli, view.topology.names
+    order = _near_order(view, fit.rows)
+    rows = fit.rows[order]
+    free = np.nonzero(view.free[rows])[1].tolist()  # of one node after the other
+    begin = 0
+    for row, take, count in zip(rows.tolist(), fit.takes[order].tolist(), view.free_gpus[rows].tolist(), strict=True):
+        if milli < WHOLE:
+            for slot in fullest(view.milli[row], milli, take):
+                ranks.append(RankPlacement(len(ranks), names[row], (slot,), milli))
             continue
-        free = np.flatnonzero(view.free[row]).tolist()
         for member in range(take):
-            gpus = tuple(free[member * each : (member + 1) * each])
-            ranks.append(RankPlacement(len(ranks), name, gpus))
+            first = begin + member * each
+            ranks.append(RankPlacement(len(ranks), names[row], tuple(free[first : first + each])))
+        begin += count
     return tuple(ranks)
 
 
 def _runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
-    names = tuple(view.topology.nodes[row].name for row in np.sort(fit.rows).tolist())
-    return RunnerUp(names, round(fit.score, 4), fit.points)
+    names = view.topology.names
+    nodes = tuple([names[row] for row in np.sort(fit.rows).tolist()])
+    return RunnerUp(nodes, round(fit.score, 4), fit.points)

@@ -31,7 +31,7 @@ class Screen:
 
     @property
     def rejected(self) -> dict[str, int]:
-        return {reason: int(mask.sum()) for reason, mask in self.by_reason.items()}
+        return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
 
     def only(self, rows: NDArray[np.int64]) -> "Screen":
         """The same with no other candidates than `rows`."""
@@ -41,36 +41,45 @@ class Screen:
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
-    """Apply all filters in order; the operator's own come before `busy`, which is always the last."""
+    """Apply all filters in order; the operator's own come before `busy`, which is always the last.
+
+    A node is busy that has too few free GPUs for one member, or none with so much of it free.
+    """
     passes = np.ones(len(view), bool)
     by_reason: dict[str, Mask] = {}
-    for reason, rejects in (*FILTERS, *options.filters, ("busy", busy)):
-        mask = rejects(request, view, options)
-        if mask is None:
-            continue
+
+    def reject(reason: str, mask: Mask) -> None:
         first = mask & passes
         if first.any():
             by_reason[reason] = first
-            passes &= ~mask
-    return Screen(passes, np.where(passes, _room(request, view), 0), view.free_gpus, by_reason)
+            np.logical_and(passes, ~mask, out=passes)
+
+    for reason, rejects in (*FILTERS, *options.filters):
+        mask = rejects(request, view, options)
+        if mask is not None:
+            reject(reason, mask)
+    room = room_on_gpus(request, view)
+    reject("busy", room < 1)
+    return Screen(passes, _room(request, view, room) * passes, view.free_gpus, by_reason)
 
 
 def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
     """(n,) members that the free GPUs of each node, or parts of them, hold."""
     if request.milli < WHOLE:
         return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
+    if request.gpus_per_node == 1:
+        return view.free_gpus
     return view.free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
 
 
-def _room(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
-    """(n,) members that fit on each node; CPUs and host memory are per member."""
+def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) members that fit on each node; CPUs and host memory are per member. room: (n,) by GPUs alone."""
     if request.spread:
         return np.ones(len(view), np.int64)
-    room = room_on_gpus(request, view)
     for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
         if each is not None:
             room = np.minimum(room, np.nan_to_num(free, nan=0.0) // max(each, LEAST_AMOUNT))
-    return room.astype(np.int64)
+    return room.astype(np.int64, copy=False)
 
 
 def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -118,16 +127,6 @@ def _closed_for(reason: str) -> Filter:
     return closed
 
 
-def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    mask: Mask = view.state == NodeState.DRAINED
-    return mask
-
-
-def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    mask: Mask = view.state == NodeState.LOST
-    return mask
-
-
 def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """A node whose GPU telemetry is old: what runs there now is not known."""
     return _hears(view, Hearing.STALE)
@@ -142,14 +141,19 @@ def _hears(view: ClusterView, hearing: Hearing) -> Mask | None:
     return None if view.hearing is None else np.asarray(view.hearing == hearing)
 
 
-def _withheld_as(state: NodeState) -> Filter:
-    """Make the filter of nodes that a scheduler keeps from other work for one kind of reason."""
+def _in_state(state: NodeState) -> Filter:
+    """Make the filter of nodes in one state other than in service."""
 
-    def withheld(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-        mask: Mask = view.state == state
-        return mask
+    def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+        by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _by_state(view))
+        return by_state.get(state)
 
-    return withheld
+    return in_state
+
+
+def _by_state(view: ClusterView) -> dict[int, Mask]:
+    """Return state → (n,) the nodes in it, for the states that occur. Most requests meet a fleet with few of them."""
+    return {state: view.state == state for state in np.unique(view.state).tolist()}
 
 
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -195,11 +199,6 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
     return short
 
 
-def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
-    """Too few free GPUs for one member, or none with so much of it free."""
-    return room_on_gpus(request, view) < 1
-
-
 FILTERS: tuple[tuple[str, Filter], ...] = (
     ("unknown_topology", unknown_topology),
     ("cluster", other_cluster),
@@ -208,11 +207,11 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("reservation", _closed_for("reservation")),
     ("maintenance_window", _closed_for("maintenance_window")),
     ("model_quota", _closed_for("model_quota")),
-    ("drained", drained),
-    ("lost", lost),
-    ("maintenance", _withheld_as(NodeState.MAINTENANCE)),
-    ("reserved", _withheld_as(NodeState.RESERVED)),
-    ("withheld", _withheld_as(NodeState.WITHHELD)),
+    ("drained", _in_state(NodeState.DRAINED)),
+    ("lost", _in_state(NodeState.LOST)),
+    ("maintenance", _in_state(NodeState.MAINTENANCE)),
+    ("reserved", _in_state(NodeState.RESERVED)),
+    ("withheld", _in_state(NodeState.WITHHELD)),
     ("stale", stale),
     ("unheard", unheard),
     ("gpu_model", gpu_model),

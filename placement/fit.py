@@ -12,6 +12,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,12 @@ from placement.scorers import LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
 MOST_FITS = 3
-ROUNDING = 1e-9  # of sums of a few numbers of at most 1
+FEW = 32  # domains that are filled together
+AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other can win
+SAMPLE = 500  # numbers that stand for all of them
+ROUNDING = 1e-9  # of sums of numbers of at most 1
+
+Part = float | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Room:
     """What a level offers: members that each domain can host."""
 
     level: Level | None
-    domain: NDArray[np.int64]  # (c,) domain of each candidate, -1 unknown
+    domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
     members: NDArray[np.int64]  # (domains,)
 
     @property
@@ -56,11 +62,11 @@ def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], ro
         return Room(level, np.zeros(len(rows), np.int64), room.sum(keepdims=True))
     if level is Level.NODE:
         return Room(level, np.arange(len(rows)), room)
-    domain, count = topology.domain[level][rows].astype(np.int64), len(topology.domain_names[level])
+    domain, count = topology.domain[level][rows], len(topology.domain_names[level])
     return Room(level, domain, _sums(domain, room, max(count, 1)))
 
 
-def _sums(domain: NDArray[np.int64], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """(count,) sums by domain, without those of none (-1)."""
     each = room[0] if len(room) else 0
     alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
@@ -100,7 +106,7 @@ def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores,
         offer = room_at(level, topology, scores.rows, scores.room)
         if offer.most < size or (len(found) == MOST_FITS and search.bound(offer) < found[-1].score):
             continue
-        found += search.fits(offer)
+        found += search.fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
         found.sort(key=lambda fit: -fit.score)  # stable: the tighter level, the earlier domain wins a tie
         found = list(_distinct(found))[:MOST_FITS]
         if request.preferred:
@@ -135,11 +141,6 @@ class GangSearch:
         return rank
 
     @cached_property
-    def coarse(self) -> NDArray[np.int64]:
-        """(c,) bin of the score of each candidate, the best first."""
-        return SCORE_BINS - np.floor(self.scores.of_nodes(self.size) * SCORE_BINS).astype(np.int64)
-
-    @cached_property
     def _safest(self) -> tuple[float, float]:
         """Of no gang are the chances of survival, and of keeping its pace, higher: those of the best nodes."""
         span = self.scores.span(self.size)
@@ -150,69 +151,142 @@ class GangSearch:
         return survives, keeps_pace
 
     def bound(self, offer: Room) -> float:
-        """Which score no gang of a level can pass: a level that cannot win need not be filled."""
-        parts = dict.fromkeys(self.scores.weights, 1.0)
-        parts["risk"], parts["slow"] = self._safest
-        parts["fit"] = 0.5 * self._best_fit + 0.5 * self._tightest(offer)
-        parts["packing"] = 0.5 * LEVEL_SCORE[offer.level] + 0.5
+        """Return a score that no gang of a level passes: a level that cannot win need not be filled."""
+        survives, keeps_pace = self._safest
+        return float(self._score_at_most(offer.level, survives, keeps_pace, self._tightest(offer)))
+
+    def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
+        """(feasible domains,) scores that no gang of a domain passes; mostly lower than `bound`, with more work.
+
+        What survives best is seldom what keeps its pace best. So the weighted sum of both logarithms over the best
+        nodes of a domain has a bound, and then each of them, unless the first bound is below `above` everywhere. The
+        score is convex in both, so it is highest where one of them is as high as it can be.
+        """
+        risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
+        tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
+
+        def highest(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+            return _sums_of_highest(logs, self.scores.span(self.size), offer.domain, feasible)
+
+        def scores(survives: NDArray[np.float64], keeps_pace: NDArray[np.float64]) -> NDArray[np.float64]:
+            ends = (
+                (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
+                (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),
+            )
+            first, second = (self._score_at_most(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
+            return np.asarray(np.maximum(first, second))
+
+        both = highest(risk * self.scores.survives + slow * self.scores.keeps_pace)
+        none = np.zeros_like(both)
+        found = scores(none, none)
+        if (found < above).all():
+            return found
+        return scores(highest(self.scores.survives), highest(self.scores.keeps_pace))
+
+    def _score_at_most(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
+        """Return the score of a gang with these chances and this share of its domain, all else as good as can be."""
+        parts: dict[str, Part] = dict.fromkeys(self.scores.weights, 1.0)
+        parts["risk"], parts["slow"] = survives, keeps_pace
+        parts["fit"] = 0.5 * self._best_fit + 0.5 * tight
+        parts["packing"] = 0.5 * LEVEL_SCORE[level] + 0.5
         total = sum(self.scores.weights[name] * part for name, part in parts.items())
         return total / self.scores.total_weight + ROUNDING
 
     @cached_property
     def _best_fit(self) -> float:
         """Of no gang is the mean fit of its members higher: all of its nodes but one are filled."""
-        full = float(self.scores.fit(np.arange(len(self.scores.rows)), np.minimum(self.scores.room, self.size)).max())
-        return full + (1 - full) * min(self.size, int(self.scores.room.max()) - 1) / self.size
+        full = float(self.scores.node_parts(self.size)["fit"].max())
+        return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
     def _tightest(self, offer: Room) -> float:
         """No gang takes a larger share of its domain: whole GPUs are free as often as there is room for them."""
         least = int(offer.members[offer.members >= self.size].min())
         return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
-    def fits(self, offer: Room) -> list[Fit]:
-        """The best three domains of a level, each with its gang."""
-        scores, size = self.scores, self.size
-        feasible = offer.members >= size
+    def fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
+        """Return the best three domains of a level, each with its gang. Those that score less than `above` may lack."""
+        feasible = offer.members >= self.size
         if offer.level is Level.NODE:
-            return _fits_of_nodes(scores, np.flatnonzero(feasible), size)
-        index = np.cumsum(feasible) - 1  # domain -> place among the feasible ones
-        n = int(feasible.sum())
+            return _fits_of_nodes(self.scores, np.flatnonzero(feasible), self.size)
+        n = int(np.count_nonzero(feasible))
+        if not self.scores.is_alone or (n <= FEW and not np.isfinite(above)):
+            return self._fill_only(np.ones(n, bool), offer, feasible)
+        bounds = self.bounds(offer, feasible, above)
+        likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
+        found = self._fill_only(likely, offer, feasible) if likely.any() else []
+        needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        return self._fill_only(needed, offer, feasible) if (needed & ~likely).any() else found
+
+    def _fill_only(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
+        """As `_fill`, for those of the feasible domains that are wanted: (feasible domains,)."""
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
-        at, domain = self._order(offer.level, at, index[offer.domain[at]])
+        sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
+        number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
+        number[chosen] = np.arange(len(chosen))
+        domain = number[offer.domain[at]]
+        if len(chosen) == len(wanted):
+            return self._fill(offer.level, at, domain, sub_domain)
+        mine = domain >= 0
+        return self._fill(offer.level, at[mine], domain[mine], sub_domain[mine])
+
+    def _fill(
+        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
+    ) -> list[Fit]:
+        """Return the best three domains with their gangs. (k,) each; domains are 0 to n - 1, sub-domains are ranks."""
+        scores, size = self.scores, self.size
+        at, domain = self._order(at, domain, sub_domain)
         first = np.flatnonzero(begins(domain))
         take = _greedy(scores.room[at], domain, first, size)
         used = take > 0
-        chosen, taken, of = at[used], take[used], domain[used]
-        parts = scores.of_gangs(chosen, taken, of, offer.level, n)
+        parts = scores.of_gangs(at[used], take[used], domain[used], level, len(first))
         tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
         total = scores.total(parts)
+        ends = np.append(first[1:], len(at))
         fits = []
         for best in _best(total, MOST_FITS):
-            mine, pool = of == best, at[slice(*np.searchsorted(domain, (best, best + 1)).tolist())]
-            rows, takes = _tighten_last(scores, pool, chosen[mine], taken[mine])
-            fits.append(Fit(offer.level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
+            whole = slice(first[best], ends[best])
+            mine = used[whole]
+            rows, takes = _tighten_last(scores, at[whole], at[whole][mine], take[whole][mine])
+            fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
         return fits
 
     def _order(
-        self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64]
+        self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(k,) candidates and their domains in fill order: by domain, coarse score, roomiest sub-domain, score, row."""
-        keys = _sub_domain_rank(self.topology, self.scores, level, at), domain * (SCORE_BINS + 1) + self.coarse[at]
-        order = in_order(*keys)
-        if not begins(*(key[order] for key in keys)).all():
-            order = in_order(self.rank[at], *keys)
+        coarse = SCORE_BINS - np.floor(self.scores.of_nodes(self.size)[at] * SCORE_BINS).astype(np.int64)
+        filled = domain * (SCORE_BINS + 1) + coarse
+        if (sub_domain[1:] > sub_domain[:-1]).all():
+            order = in_order(filled)  # the sort keeps the order of equals, so the other keys change nothing
+        else:
+            order = in_order(self.rank[at], sub_domain, filled)
         return at[order], domain[order]
 
 
 def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
     """The best three nodes that hold the whole gang; at: (k,) candidates that do."""
-    parts = {name: part[at] for name, part in scores.node_parts(size).items()}
-    total = scores.total(parts)
+    parts, total = scores.node_parts(size), scores.of_nodes(size)
+    found = at[_best(total[at], MOST_FITS)].tolist()
     return [
-        Fit(Level.NODE, scores.rows[at[[best]]], np.array([size]), float(total[best]), scores.points(parts, best))
-        for best in _best(total, MOST_FITS)
+        Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.points(parts, node))
+        for node in found
     ]
+
+
+def _sums_of_highest(
+    logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """(feasible domains,) bounds of the sum of the highest `count` numbers of each domain. domain: (c,), -1 none.
+
+    For any level t, that sum is at most `count * t` plus what the domain's numbers exceed t by. It is exact where t is
+    the lowest of the highest: t is about the one that would be if all feasible domains were alike.
+    """
+    some = logs[:: 1 + len(logs) // SAMPLE]
+    above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
+    level = float(np.partition(some, above)[above])
+    excess = np.bincount(domain + 1, np.maximum(logs, level) - level, len(feasible) + 1)[1:]
+    return np.asarray(np.minimum(count * level + excess[feasible], 0.0))
 
 
 def _best(total: NDArray[np.float64], count: int) -> list[int]:
@@ -236,6 +310,8 @@ def _sub_domain_rank(
         inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
         if (inner >= 0).any():
             members = _sums(inner, scores.room[at], len(topology.domain_names[sub]))
+            if inner.min() >= 0 and (members[inner] == members[inner[0]]).all():
+                return inner
             rank = np.full(len(members) + 1, len(members))
             rank[in_order(members.max() - members)] = np.arange(len(members))
             return rank[inner]

@@ -47,7 +47,7 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
         return GangSize(most, everyone)
     healthy = scores.advice == Advice.NONE
     room = np.where(healthy, scores.room, 0)
-    size, keeps = _best_prefix(gang, offer.domain, room, -scores.survives)
+    size, keeps = _best_prefix(gang, offer.domain.astype(np.int64), room, -scores.survives)
     if size <= gang.min:
         size, keeps = gang.min, everyone
     out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)

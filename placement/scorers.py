@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest
 from fleet.shared_domains import carried_heat, hazard_within, shared_hazard
 from fleet.topology import Level
-from placement.columns import begins, in_order
+from placement.columns import begins, in_order, is_ascending, median
 from placement.filters import Screen
 from placement.options import Options, known_risk
 from placement.potential import PotentialGrowth
@@ -30,6 +30,7 @@ PLUGIN_WEIGHT = 1.0
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
+MOST_IN_TABLE = 64  # free GPUs of a node
 HIGHEST_RISK = 1 - 1e-9
 SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
@@ -50,11 +51,25 @@ def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np
     """Score of leaving `free - taken` free GPUs on nodes of `gpus` GPUs; arrays of one length."""
     if not len(free):
         return np.zeros(0)
-    left = free - taken
-    broken = fragments(int(free.max()))
+    most, left = int(free.max()), free - taken
+    if most <= MOST_IN_TABLE and (gpus == gpus[0]).all():
+        return _fit_table(most, int(gpus[0]))[free * (most + 1) + left]
+    return _fit_score(fragments(most), free, left, gpus)
+
+
+def _fit_score(
+    broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64]
+) -> NDArray[np.float64]:
     size = np.maximum(gpus, 1)
     score: NDArray[np.float64] = 0.5 * (1 - left / size) + 0.25 + 0.25 * (broken[free] - broken[left]) / size
     return score.clip(0.0, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _fit_table(most: int, gpus: int) -> NDArray[np.float64]:
+    """((most + 1) ** 2,) `node_fit` of nodes of one size at free * (most + 1) + left."""
+    free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
+    return _fit_score(fragments(most), free, left, np.full(len(free), gpus))
 
 
 def parts_free(view: ClusterView, milli: int) -> NDArray[np.int64]:
@@ -104,8 +119,8 @@ def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple
 class NodeScores:
     """Scores of the candidates of one request: arrays over c candidate rows.
 
-    advice: what operators are told; survives, keeps_pace: log probabilities; shared: level → numbers of domains, -1
-    unknown; extra: scores by name.
+    room: members that each can host; most_room: of the roomiest, at least 1; survives, keeps_pace: log probabilities;
+    extra: scores by name.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -113,18 +128,12 @@ class NodeScores:
         self.request = request
         self.rows = rows
         self.room = screened.room[rows]
+        self.most_room = int(self.room.max(initial=1))
         self.free = screened.free_gpus[rows]
-        self.parts = parts_free(view, request.milli)[rows]
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
-        self.advice = view.advice[rows]
         self.gpus = view.topology.gpus[rows].astype(np.int64)
         self.horizon_s = run_s(request, view)
         self.survives, self.keeps_pace = (chances[rows] for chances in log_chances(view, options, self.horizon_s))
-        self.shared = {
-            "rack": view.topology.domain[Level.RACK][rows],
-            "power": view.inventory.power[rows],
-            "rail": view.topology.domain[Level.RAIL_GROUP][rows],
-        }
         self.extra = {
             name: np.clip(np.nan_to_num(scorer(request, view, options)[rows], nan=0.5), 0, 1)
             for name, scorer in options.scorers
@@ -135,16 +144,51 @@ class NodeScores:
         self.weights = {name: WEIGHTS[name] for name in ("risk", "slow", "fit", "packing")}
         self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
+        self._view = view
         self._of_nodes: dict[int, NDArray[np.float64]] = {}
+        self._parts: dict[int, dict[str, NDArray[np.float64]]] = {}
+
+    @cached_property
+    def advice(self) -> NDArray[np.int8]:
+        """(c,) what operators are advised to do with each candidate."""
+        return self._view.advice[self.rows]
+
+    @cached_property
+    def is_alone(self) -> bool:
+        """Whether the fit of a node is the same whatever other nodes are asked for with it."""
+        if self.growth is not None or not len(self.free):
+            return False
+        least, most = int(self.free.min()), int(self.free.max())
+        return max(least, 1).bit_length() == max(most, 1).bit_length()  # `fragments` has the same shapes for both
+
+    @cached_property
+    def parts(self) -> NDArray[np.int64]:
+        """(c,) parts of the requested size that fit beside others on GPUs of each candidate."""
+        return parts_free(self._view, self.request.milli)[self.rows]
+
+    @cached_property
+    def shared(self) -> dict[str, NDArray[np.int32]]:
+        """Level → (c,) number of the domain of each candidate, -1 unknown."""
+        domain = self._view.topology.domain
+        return {
+            "rack": domain[Level.RACK][self.rows],
+            "power": self._view.inventory.power[self.rows],
+            "rail": domain[Level.RAIL_GROUP][self.rows],
+        }
 
     def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        """name → (c,) how good each node is for a share of `size` members."""
-        hosted, span = np.minimum(self.room, size), self.span(size)
+        """Return name → (c,) how good each node is for a share of `size` members."""
+        if size not in self._parts:
+            self._parts[size] = self._parts_for(size)
+        return self._parts[size]
+
+    def _parts_for(self, size: int) -> dict[str, NDArray[np.float64]]:
+        span = self.span(size)
         return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
-            "fit": self.fit(np.arange(len(self.rows)), hosted),
-            "packing": hosted / size,
+            "fit": self.fit(np.arange(len(self.rows)), np.minimum(self.room, size)),
+            "packing": np.minimum(self.room, size) / size,
             **self.extra,
         }
 
@@ -152,14 +196,14 @@ class NodeScores:
         """(k,) how little usable room so many members break on the candidates `at`."""
         if self.growth is not None:
             return self.growth.fit(at, members)
-        return node_fit(self.free[at], self.whole(members, self.parts[at]), self.gpus[at])
+        return node_fit(self.free[at], self._whole(at, members), self.gpus[at])
 
-    def whole(self, members: NDArray[np.int64], parts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(k,) GPUs that are wholly free now and are not with so many members; parts: (k,) that need none."""
+    def _whole(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(k,) GPUs of the candidates `at` that are wholly free now and would not be with so many members."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
         on_whole = WHOLE // self.request.milli
-        return np.asarray(-(-np.maximum(members - parts, 0) // on_whole))
+        return np.asarray(-(-np.maximum(members - self.parts[at], 0) // on_whole))
 
     def of_nodes(self, size: int) -> NDArray[np.float64]:
         """(c,) the weighted mean of `node_parts`, in [0, 1]."""
@@ -169,7 +213,7 @@ class NodeScores:
 
     def span(self, size: int) -> int:
         """The fewest candidates that could hold so many members if all were as roomy as the roomiest."""
-        return -(-size // max(1, int(self.room.max(initial=1))))
+        return -(-size // self.most_room)
 
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
@@ -189,24 +233,28 @@ class NodeScores:
     @cached_property
     def excess(self) -> NDArray[np.float64]:
         """(c,) hazard above the median."""
-        return np.maximum(np.median(self.survives) - self.survives, 0.0)
+        return np.maximum(median(self.survives) - self.survives, 0.0)
 
     def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         """(n,) hazard that the gangs' members have in common; arguments as in `of_gangs`."""
         found, excess = np.zeros(n), self.excess[at]
         for level, numbers in self.shared.items():
-            own = numbers[at].astype(np.int64)
-            known = own >= 0
-            if not known.any():
+            own = numbers[at]
+            lowest, highest = int(own.min(initial=0)), int(own.max(initial=-1))
+            if highest < 0:
                 continue
-            keys = (domain * (int(own.max()) + 1) + own)[known]
-            order = in_order(keys)
-            new = begins(keys[order])
-            first = np.flatnonzero(new)
-            more = ~np.append(new[1:], True)[first]
-            worst = np.maximum.reduceat(excess[known][order], first)[more]
-            both = domain[known][order[first[more]]]
-            found += np.bincount(both, shared_hazard(level, worst, self.horizon_s), n)
+            gang, hazard = domain, excess
+            if lowest < 0:
+                known = own >= 0
+                own, gang, hazard = own[known], domain[known], excess[known]
+            keys = gang * (highest + 1) + own
+            if not is_ascending(keys):
+                order = in_order(keys)
+                keys, gang, hazard = keys[order], gang[order], hazard[order]
+            first = np.flatnonzero(begins(keys))
+            more = np.append(first[1:], len(keys)) - first > 1
+            worst = np.maximum.reduceat(hazard, first)[more]
+            found += np.bincount(gang[first[more]], shared_hazard(level, worst, self.horizon_s), n)
         return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
