@@ -38,7 +38,7 @@ _raw = msgspec.json.Decoder(msgspec.Raw).decode
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class DecodedRecord(msgspec.Struct, frozen=True):
+class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
     """A good record: its place in the body, its own bytes, and what they say."""
 
     index: int

@@ -30,7 +30,7 @@ from ingest.inbox.segments import (
     HEADER,
     Record,
     RecordKind,
-    encode_record,
+    encode_records,
     folders_in_the_way,
     last_number,
     places,
@@ -118,7 +118,7 @@ class InboxWriter:
 
     def _commit(self, batch: Sequence[_Append]) -> Position:
         """Write and fsync, in the writer's thread; raises OSError."""
-        blobs = [encode_record(row.kind, row.received_ms, record) for row in batch for record in row.records]
+        blobs = [blob for row in batch for blob in encode_records(row.kind, row.received_ms, row.records)]
         file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
         try:
             written = file.write(b"".join(blobs))

@@ -12,7 +12,7 @@ import logging
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -54,8 +54,13 @@ class Record:
 
 
 def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
-    sealed = _sealed_part.pack(kind, received_ms)
-    return _record_head.pack(len(payload), zlib.crc32(payload, zlib.crc32(sealed)), kind, received_ms) + payload
+    return encode_records(kind, received_ms, (payload,))[0]
+
+
+def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> list[bytes]:
+    """Encode records of one kind that arrived at one time."""
+    sealed, crc32, pack = zlib.crc32(_sealed_part.pack(kind, received_ms)), zlib.crc32, _record_head.pack
+    return [pack(len(payload), crc32(payload, sealed), kind, received_ms) + payload for payload in payloads]
 
 
 def scan_records(data: bytes) -> tuple[list[Record], int]:

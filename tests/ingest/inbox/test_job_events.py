@@ -4,14 +4,16 @@ import base64
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from fleet.entities import MAX_NAME_LENGTH
 from fleet.errors import RecordError
 from fleet.events import Finished, NodeEvent, Started, Step
 from ingest.inbox.event_body import decode_body
-from ingest.inbox.job_events import decode_event, identity
+from ingest.inbox.job_events import check_fields, decode_event, identity, is_usual_step
+from tests.fuzz.bounds import examples
 
 NOW_MS = 1_760_000_000_000
 
@@ -233,3 +235,36 @@ def test_after_many_bad_records_the_rest_is_not_read() -> None:
     assert not decoded.records
     assert [index for index, _ in decoded.rejected] == list(range(10_001))
     assert str(decoded.rejected[-1][1]).startswith("too_many: the rest was not read")
+
+
+NUMBERS = st.sampled_from([-1, 0, 1, 7, 2**53, 2**53 + 1]) | st.integers(-(2**60), 2**60)
+
+
+@examples(500)
+@given(
+    st.builds(
+        Step,
+        job=st.sampled_from(["train-1", "", "a\n", "x" * 253, "x" * 10_000]) | st.text(max_size=3),
+        attempt=NUMBERS,
+        sequence=NUMBERS,
+        time_ms=st.sampled_from([-1, 0, 946_684_799_999, NOW_MS, NOW_MS + 60_000, NOW_MS + 60_001]),
+        step=NUMBERS,
+        duration_s=st.sampled_from([-1.0, 0.0, 1e-7, 1e-6, 1.5, 1e12, 2e12, float("nan"), float("inf")]),
+        rank=st.none() | NUMBERS,
+        stage=st.none() | NUMBERS,
+        tokens=st.none() | NUMBERS,
+        node=st.sampled_from(["", "a b", "n1"]),
+        gpus=st.sampled_from([(), (0,), (-1,)]),
+    )
+)
+@example(Step(job="a", attempt=1, sequence=1, time_ms=NOW_MS, step=1, duration_s=1.5, rank=0, tokens=5))
+def test_a_step_that_passes_at_one_look_passes_field_by_field(event: Step) -> None:
+    if is_usual_step(event, NOW_MS + 60_000):
+        check_fields(event, NOW_MS, 60_000)
+
+
+def test_the_usual_step_needs_one_look() -> None:
+    event = Step(job="train-1", attempt=1, sequence=3, time_ms=NOW_MS, step=3, duration_s=1.5, rank=0, tokens=4096)
+    assert is_usual_step(event, NOW_MS)
+    assert not is_usual_step(structs.replace(event, tokens=-1), NOW_MS)
+    assert not is_usual_step(event, NOW_MS - 1)
