@@ -1,8 +1,8 @@
 """Deciding: one GPU, a gang inside a required level, a gang anywhere, and one that fits nowhere, with its reasons.
 
-The peer is a filter-and-score loop in plain Python: best fit, no topology. It reads lists, which it has before the
-clock starts: a loop over arrays, or over members of an enum, would be several times slower. 70 % is free, in racks of
-128 nodes.
+The peer is a filter-and-score loop in plain Python: best fit, which keeps to one rack only where a request demands one.
+It names nodes, but no GPUs and no reasons. It reads lists, which it has before the clock starts: a loop over arrays, or
+over members of an enum, would be several times slower. 70 % is free, in racks of 128 nodes.
 """
 
 import heapq
@@ -61,18 +61,30 @@ class BestFit:
     """The peer: filter every node, score it by what would be left free, take the best, all in a Python loop."""
 
     def __init__(self, view: ClusterView) -> None:
-        columns = (view.free.sum(axis=1), view.state, view.p_fail, view.p_slow)
+        columns = (view.free.sum(axis=1), view.state, view.p_fail, view.p_slow, view.topology.domain[Level.RACK])
         self._nodes = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._names = view.topology.names
 
-    def place(self, members: int, gpus: int) -> list[int]:
-        """Return the rows of the best nodes for so many members of so many GPUs, one on each."""
-        in_service, scored = int(NodeState.IN_SERVICE), []
-        for row, (free, state, p_fail, p_slow) in enumerate(self._nodes):
+    def place(self, members: int, gpus: int, *, in_one_rack: bool = False) -> list[str]:
+        """Return the names of the best nodes for so many members of so many GPUs, one on each; empty if none fit."""
+        in_service = int(NodeState.IN_SERVICE)
+        scored: list[tuple[int, float, int]] = []
+        racks: dict[int, list[tuple[int, float, int]]] = {}
+        for row, (free, state, p_fail, p_slow, rack) in enumerate(self._nodes):
             risk = p_fail if p_fail > p_slow else p_slow
             if free >= gpus and state == in_service and risk <= MAX_RISK:
-                scored.append((free - gpus, risk, row))
+                if not in_one_rack:
+                    scored.append((free - gpus, risk, row))
+                elif rack in racks:
+                    racks[rack].append((free - gpus, risk, row))
+                else:
+                    racks[rack] = [(free - gpus, risk, row)]
+        if in_one_rack:  # best fit of racks, too: the fullest one that holds the gang
+            scored = min((rack for rack in racks.values() if len(rack) >= members), key=len, default=[])
+        if len(scored) < members:
+            return []
         best = heapq.nsmallest(members, scored) if members < len(scored) // 8 else sorted(scored)[:members]
-        return [row for _, _, row in best]
+        return [self._names[row] for _, _, row in best]
 
 
 def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
@@ -109,7 +121,8 @@ def _decide_case(
         return 1
 
     def theirs() -> int:
-        assert best_fit.place(members, each)
+        nodes = best_fit.place(members, each, in_one_rack=request.required is Level.RACK)
+        assert len(nodes) == (members if outcome == "placed" else 0)
         return 1
 
     whole = size | {"gang": members, "gpus_per_node": each}

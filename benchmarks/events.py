@@ -1,7 +1,7 @@
 """Events into the inbox over HTTP: decoded, checked for duplicates, written and fsynced before the answer.
 
 `batch`: 100 events a request, as a collector sends them; `single`: one, as a training loop does. As many records must
-lie on disk as were acknowledged. The peer writes the same bytes into SQLite (WAL, synchronous=FULL), one transaction a
+lie on disk as were acknowledged. The peer writes such events into SQLite (WAL, synchronous=FULL), one transaction a
 request, without HTTP. `cpu_s` is the server's. A fleet's size plays no part.
 """
 
@@ -57,14 +57,17 @@ class Stream:
         self._events = events
         self._began_ms = time.time_ns() // 1_000_000
 
+    def rows(self, events: int) -> list[bytes]:
+        """Return the next events, without counting them as sent."""
+        numbers = (divmod(number, JOBS) for number in range(self.sent, self.sent + events))
+        return [
+            b'{"job":"train-%d","attempt":1,"sequence":%d,"time_ms":%d,"type":"step","step":%d,"rank":0,'
+            b'"duration_s":1.625,"tokens":65536}' % (job, sequence, self._began_ms, sequence)
+            for sequence, job in numbers
+        ]
+
     def body(self) -> bytes:
-        rows = []
-        for number in range(self.sent, self.sent + self._events):
-            job, sequence = number % JOBS, number // JOBS
-            rows.append(
-                b'{"job":"train-%d","attempt":1,"sequence":%d,"time_ms":%d,"type":"step","step":%d,"rank":0,'
-                b'"duration_s":1.625,"tokens":65536}' % (job, sequence, self._began_ms, sequence)
-            )
+        rows = self.rows(self._events)
         self.sent += self._events
         return b"[" + b",".join(rows) + b"]" if self._events > 1 else rows[0]
 
@@ -89,7 +92,7 @@ def _sqlite(folder: Path, stream: Stream, events: int) -> int:
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
     database.execute("CREATE TABLE inbox (payload BLOB)")
-    rows = [(b'{"job":"train-0"' + b"x" * 100 + b"}",)] * events
+    rows = [(row,) for row in stream.rows(events)]
     total = PEER_ROWS if events > 1 else PEER_ROWS // 20
     for _ in range(total // events):
         database.executemany("INSERT INTO inbox VALUES (?)", rows)

@@ -1,8 +1,9 @@
 """kube-scheduler's questions to a real api process: how many a second, and how long one takes while a pipeline ticks.
 
 A question has up to 5,000 names, drawn anew; one answer in fifty is decoded and checked. Tails are those of one client,
-as the scheduler asks one question at a time; while the pipeline ticks, 100 a second are due. The peer is a Starlette
-handler that decodes JSON, scores every name in Python and encodes. `cpu_s` is the server's.
+as the scheduler asks one question at a time; while the pipeline ticks, 100 a second are due. The generator has a core
+of its own; with two cores the pipeline ticks on the server's. The peer is a Starlette handler that decodes JSON, scores
+every name in Python and encodes. `cpu_s` is the server's.
 """
 
 import json

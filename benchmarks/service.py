@@ -44,8 +44,16 @@ def pinned(wanted: set[int]) -> Iterator[None]:
 
 
 def beside_the_server() -> contextlib.AbstractContextManager[None]:
-    """The first core is the server's, where there are more."""
-    return pinned(set(cores()[1:] or cores()))
+    """Pin this process, which generates the load, to the second core. The first is the server's."""
+    return pinned(set(cores()[1:2] or cores()))
+
+
+def board_cores() -> set[int]:
+    """Return the cores of a pipeline that ticks: neither the server's nor the generator's, where there are three.
+
+    With two it shares the server's. A generator that waits for a core would blame the server for its own delay.
+    """
+    return set(cores()[2:] or cores()[:1])
 
 
 def process_cpu_s(pid: int) -> float:
@@ -77,7 +85,7 @@ def write_topology(folder: Path, gpus: int) -> Path:
 
 
 class ServerProcess:
-    """An HTTP server on the first core; the caller keeps to the others, where there are any."""
+    """An HTTP server on the first core."""
 
     def __init__(self, port: int, command: list[str]) -> None:
         self.port = port
@@ -124,7 +132,7 @@ class BoardProcess:
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        with beside_the_server():
+        with pinned(board_cores()):
             self._process = context.Process(target=_publish, args=(folder, gpus, theirs), daemon=True)
             self._process.start()
         theirs.close()  # so that its end is seen here

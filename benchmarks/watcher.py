@@ -51,11 +51,12 @@ def _made(nodes: int) -> dict[str, Any]:
         return nodes
 
     def plainly() -> int:
-        shares = (load.gpu[0], load.gpu[1] - load.gpu[0], load.memory[0], load.memory[0])
+        columns = (load.gpu[0], load.gpu[1] - load.gpu[0], load.memory[0], load.memory[0])
+        shares = [column.tolist() for column in columns]  # a loop over an array would be several times slower
         kinds = (("CPU", "AVG"), ("CPU", "STD"), ("Memory", "AVG"), ("Memory", "STD"))
         made = {}
         for name, row in rows.items():
-            numbers = zip(kinds, (round(100 * float(share[row]), 1) for share in shares), strict=True)
+            numbers = zip(kinds, (round(100 * share[row], 1) for share in shares), strict=True)
             made[name] = {
                 "metrics": [{"type": kind[0], "operator": kind[1], "value": value} for kind, value in numbers]
             }
