@@ -72,15 +72,25 @@ class FleetProcess:
             time.sleep(0.2)
 
     def ingestion(self) -> dict[str, Any] | None:
-        """What the pipeline says of itself at its last tick."""
+        """Return what the pipeline says of itself at its last tick. None before its first board."""
+        return self._get("/v1/ingestion")
+
+    def _get(self, path: str) -> dict[str, Any] | None:
         import urllib.request
 
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/ingestion", timeout=5) as answer:
-                told: dict[str, Any] = msgspec.json.decode(answer.read())
-                return told
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                document: dict[str, Any] = msgspec.json.decode(answer.read())
+                return document
         except OSError:
             return None
+
+    def check_work(self) -> None:
+        """Raise AssertionError unless the pipeline ticked, forecast faults of nodes and archived samples."""
+        ingestion, risk = self.ingestion() or {}, self._get("/v1/risk/nodes") or {}
+        assert ingestion.get("ticks"), "the pipeline did not tick"
+        assert (ingestion.get("archive") or {}).get("rows"), "nothing was archived"
+        assert risk.get("rows"), "no node has a forecast"
 
     def samples(self) -> int:
         told = self.ingestion()
@@ -123,6 +133,7 @@ def _scraped(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         theirs = (0.0, 0) if peer is None else (cpu_s(peer.process.pid), peer.samples())
         time.sleep(MINUTES * 60)
         spent_s, all_s, samples = (now - then for now, then in zip(_now(fleet), before, strict=True))
+        fleet.check_work()
         expected = targets * GPUS * len(FIELDS) * (time.monotonic() - began) / INTERVAL_S
         assert samples > 0.8 * expected, f"{samples:,} samples of about {expected:,.0f}"
         beside = None
