@@ -13,7 +13,7 @@ from fleet.nodes import NodeState
 from fleet.requests import LEAST_AMOUNT, MAX_MEMBERS, PlacementRequest
 from fleet.topology import Level
 from placement.closed import closed_nodes, closed_rows
-from placement.options import Filter, Options, worst_risk
+from placement.options import Filter, Options, highest_risk, worst_risk
 from placement.slots import WHOLE, count_rows
 from placement.view import ClusterView, Hearing
 
@@ -172,9 +172,10 @@ def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -
     return ~(view.inventory.gpu_memory_gib >= request.gpu_memory_gib)
 
 
-def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Failing or slowing is likelier than the request, or else the operator, accepts."""
-    return worst_risk(view, options) > (options.max_risk if request.max_risk is None else request.max_risk)
+    accepted = options.max_risk if request.max_risk is None else request.max_risk
+    return worst_risk(view, options) > accepted if highest_risk(view, options) > accepted else None
 
 
 def cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:

@@ -59,3 +59,10 @@ def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
 
     found: NDArray[np.float64] = view.memo.of(("worst", options.prior_risk), (view.p_fail, view.p_slow), worst)
     return found
+
+
+def highest_risk(view: ClusterView, options: Options) -> float:
+    """Return the highest `worst_risk` of the nodes, 0 of none."""
+    worst = worst_risk(view, options)
+    found: float = view.memo.of("highest", (worst,), lambda: float(worst.max(initial=0.0)))
+    return found

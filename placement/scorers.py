@@ -267,5 +267,5 @@ class NodeScores:
     def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
         """What each part adds to the score of one domain; they sum to the score."""
         return {
-            name: round(float(self.weights[name] * part[domain] / self.total_weight), 4) for name, part in parts.items()
+            name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()
         }

@@ -106,8 +106,12 @@ class ViewMemo:
     def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
         """What `make` made of the parts, now or before; key: what else it depends on. Arrays can then be read alone."""
         known = self._known.get(key)
-        if known is not None and all(old is new for old, new in zip(known[0], parts, strict=True)):
-            return known[1]
+        if known is not None:
+            for old, new in zip(known[0], parts, strict=True):
+                if old is not new:
+                    break
+            else:
+                return known[1]
         if len(self._known) >= MOST_KEPT:
             self._known.clear()
         for part in parts:

@@ -11,7 +11,7 @@ from placement.closed import closed_nodes, closed_rows
 from placement.filters import Screen
 from placement.fit import Fit, room_at
 from placement.growth import GangSize
-from placement.options import Options, worst_risk
+from placement.options import Options, highest_risk, worst_risk
 from placement.slots import WHOLE
 from placement.view import Advice, ClusterView, Hearing
 
@@ -162,6 +162,8 @@ def avoided_rows(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
 ) -> list[int]:
     """Nodes too risky, or notably riskier than all chosen: those with room for a member first, then the riskiest."""
+    if "risk" not in screened.by_reason and highest_risk(view, options) <= options.notable_risk:
+        return []
     p = worst_risk(view, options)
     mask = screened.by_reason.get("risk", np.zeros(len(view), bool)).copy()
     notable = screened.passes & (p > max(options.notable_risk, float(p[chosen].max(initial=0.0))))
