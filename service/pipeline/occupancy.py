@@ -65,69 +65,118 @@ def observe(
     and a launcher may count GPUs in its own way. A part of a GPU shares the fullest GPU that has room for it.
     `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold those GPUs.
     """
-    width = max(1, int(topology.gpus.max(initial=1)))
-    holder = np.full((len(topology), width), -1, np.int32)
-    node_jobs: dict[int, list[str]] = {}
-    used_cpus, used_memory = np.zeros(len(topology)), np.zeros(len(topology))
-    counts = topology.gpus.tolist()
-    named: list[tuple[int, int, int]] = []  # (row, GPU, number), in order: of several the last one holds it
-    unnamed: list[tuple[int, int, int, int]] = []  # (number, row, thousandths, GPUs) to guess, after all named ones
-    parts: list[tuple[int, int, int, int]] = []
+    stated = _stated(running, topology, index, given)
+    folded = _Holders(running, topology, stated)
+    for number, row, milli, gpus in stated.unnamed:
+        works = np.zeros(folded.holder.shape[1], bool) if at_work is None else at_work[row]
+        if milli < WHOLE_GPU:
+            folded.guess_parts(number, row, milli, gpus, works)
+        else:
+            folded.guess_whole(number, row, gpus, works)
+    return Occupancy(
+        folded.holder,
+        tuple(attempt.job for attempt in running),
+        *_hosts(running, topology, index),
+        np.array(folded.parts, np.int32).reshape(-1, 4),
+        _sizes(running, folded.holder, {number for number, *_ in folded.parts}, topology),
+        sorted({row for _, row, _, _ in stated.unnamed}),
+        frozenset(folded.displaced),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """The GPUs that events and promises state.
+
+    named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it. parts: (number, row, GPU,
+    thousandths). unnamed: (number, row, thousandths, GPUs) to guess after all named ones. 0 GPUs: as many as usual.
+    """
+
+    named: list[tuple[int, int, int]] = field(default_factory=list)
+    parts: list[tuple[int, int, int, int]] = field(default_factory=list)
+    unnamed: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+def _stated(
+    running: Sequence[JobAttempt],
+    topology: Topology,
+    index: Mapping[str, int],
+    given: Mapping[tuple[str, int], Sequence[RankPlacement]],
+) -> _Stated:
+    found, counts = _Stated(), topology.gpus.tolist()
     for number, attempt in enumerate(running):
-        ranks = _ranks_of(attempt, given)
-        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in ranks]
+        places = [(rank.node, rank.gpus, rank.gpu_share) for rank in _ranks_of(attempt, given)]
         for node, gpus, share in places or [(node, (), msgspec.UNSET) for node in attempt.nodes]:
             row = index.get(node, -1)
             if row < 0:
                 continue
             milli = share or stated_share(attempt)
-            if gpus:
-                known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
-                if len(known) < len(gpus):
-                    unnamed.append((number, row, milli, len(gpus) - len(known)))
-                if milli < WHOLE_GPU:
-                    parts += [(number, row, gpu, milli) for gpu in known]
-                else:
-                    named += [(row, gpu, number) for gpu in known]
+            known = [gpu for gpu in gpus if 0 <= gpu < counts[row]]
+            if len(known) < len(gpus) or not gpus:
+                found.unnamed.append((number, row, milli, len(gpus) - len(known)))
+            if milli < WHOLE_GPU:
+                found.parts.extend((number, row, gpu, milli) for gpu in known)
             else:
-                unnamed.append((number, row, milli, 0))
+                found.named.extend((row, gpu, number) for gpu in known)
+    return found
+
+
+def _hosts(
+    running: Sequence[JobAttempt], topology: Topology, index: Mapping[str, int]
+) -> tuple[dict[int, list[str]], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the jobs on each row, and (n,) CPUs and GiB of host memory that they use there."""
+    jobs: dict[int, list[str]] = {}
+    cpus, memory_gib = np.zeros(len(topology)), np.zeros(len(topology))
+    for attempt in running:
         for node in attempt.hosts:
             if (row := index.get(node, -1)) >= 0:
-                node_jobs.setdefault(row, []).append(attempt.job)
+                jobs.setdefault(row, []).append(attempt.job)
                 if attempt.submission:
-                    used_cpus[row] += attempt.submission.cpus or 0
-                    used_memory[row] += attempt.submission.host_memory_gib or 0
-    if named:
-        rows, columns, numbers = zip(*named, strict=True)
-        holder[list(rows), list(columns)] = numbers
-    displaced = {number for row, gpu, number in named if holder[row, gpu] != number}
-    displaced |= {number for number, row, gpu, _ in parts if holder[row, gpu] >= 0}
-    parts = [part for part in parts if holder[part[1], part[2]] < 0]
-    used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
-    for number, row, gpu, milli in parts:
-        _share(holder, used, number, row, gpu, milli)
-    for number, row, milli, stated in unnamed:
-        attempt = running[number]
-        works = np.zeros(width, bool) if at_work is None else at_work[row]
-        if milli < WHOLE_GPU:
-            for _ in range(stated or unnamed_gpus(attempt, topology.names[row])):
-                gpu = _gpu_with_room(holder[row], used.get(row, {}), milli, counts[row], works)
-                if gpu >= 0:
-                    parts.append((number, row, gpu, milli))
-                    _share(holder, used, number, row, gpu, milli)
-                else:
-                    displaced.add(number)
-        else:
-            free = _likeliest_free(holder[row], counts[row], works)
-            wanted = stated or _unnamed_whole(attempt, works[free])
-            holder[row, free[:wanted]] = number
-            if len(free) < min(wanted, counts[row]):
-                displaced.add(number)
-    shared = np.array(parts, np.int32).reshape(-1, 4)
-    jobs = tuple(attempt.job for attempt in running)
-    sizes = _sizes(running, holder, {number for number, *_ in parts}, topology)
-    guessed_on = sorted({row for _, row, _, _ in unnamed})
-    return Occupancy(holder, jobs, node_jobs, used_cpus, used_memory, shared, sizes, guessed_on, frozenset(displaced))
+                    cpus[row] += attempt.submission.cpus or 0
+                    memory_gib[row] += attempt.submission.host_memory_gib or 0
+    return jobs, cpus, memory_gib
+
+
+class _Holders:
+    """The holders of GPUs while attempts are folded: first the stated GPUs, then guesses for the others."""
+
+    def __init__(self, running: Sequence[JobAttempt], topology: Topology, stated: _Stated) -> None:
+        self.running, self.names, self.counts = running, topology.names, topology.gpus.tolist()
+        self.holder = np.full((len(topology), max(1, int(topology.gpus.max(initial=1)))), -1, np.int32)
+        if stated.named:
+            rows, columns, numbers = zip(*stated.named, strict=True)
+            self.holder[list(rows), list(columns)] = numbers
+        self.displaced = {number for row, gpu, number in stated.named if self.holder[row, gpu] != number}
+        self.displaced |= {number for number, row, gpu, _ in stated.parts if self.holder[row, gpu] >= 0}
+        self.parts: list[tuple[int, int, int, int]] = []
+        self.used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
+        for part in [part for part in stated.parts if self.holder[part[1], part[2]] < 0]:
+            self._share(*part)
+
+    def guess_parts(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
+        """Let an attempt share GPUs of a node that have room for a part. works: (g,) which are at work."""
+        for _ in range(gpus or unnamed_gpus(self.running[number], self.names[row])):
+            gpu = _gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
+            if gpu >= 0:
+                self._share(number, row, gpu, milli)
+            else:
+                self.displaced.add(number)
+
+    def guess_whole(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
+        """Let an attempt hold free GPUs of a node. works: (g,) which are at work."""
+        free = _likeliest_free(self.holder[row], self.counts[row], works)
+        wanted = gpus or _unnamed_whole(self.running[number], works[free])
+        self.holder[row, free[:wanted]] = number
+        if len(free) < min(wanted, self.counts[row]):
+            self.displaced.add(number)
+
+    def _share(self, number: int, row: int, gpu: int, milli: int) -> None:
+        """Record a part of a GPU. The first attempt that shares a GPU is its holder."""
+        self.parts.append((number, row, gpu, milli))
+        of_node = self.used.setdefault(row, {})
+        of_node[gpu] = of_node.get(gpu, 0) + milli
+        if self.holder[row, gpu] < 0:
+            self.holder[row, gpu] = number
 
 
 class OccupancyMemory:
@@ -222,16 +271,6 @@ def _sizes(
         and known.issuperset(row.hosts)
         and all(share_of(row, rank) == WHOLE_GPU for rank in row.ranks)
     }
-
-
-def _share(
-    holder: NDArray[np.int32], used: dict[int, dict[int, int]], number: int, row: int, gpu: int, milli: int
-) -> None:
-    """Count a part of a GPU. The first attempt that shares a GPU is its holder."""
-    of_node = used.setdefault(row, {})
-    of_node[gpu] = of_node.get(gpu, 0) + milli
-    if holder[row, gpu] < 0:
-        holder[row, gpu] = number
 
 
 def _gpu_with_room(
