@@ -9,11 +9,15 @@ from service.pipeline.role import spare_the_collector
 
 @contextlib.contextmanager
 def spared_collector() -> Iterator[None]:
-    """Set the garbage collector as in a pipeline's process while the context is open."""
-    before = gc.get_threshold()
+    """Set the garbage collector as in a pipeline's process while the context is open.
+
+    A process that froze objects before, as the tests do, has them frozen afterwards.
+    """
+    before, froze = gc.get_threshold(), gc.get_freeze_count() > 0
     spare_the_collector()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not froze:
+            gc.unfreeze()

@@ -1,6 +1,8 @@
 """The set-up of the tests works on other machines than ours."""
 
+import gc
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,15 @@ def test_workers_are_counted_where_no_process_has_an_affinity(monkeypatch: pytes
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert conftest.pytest_xdist_auto_num_workers() == 2
+
+
+def test_no_collection_of_garbage_visits_modules_and_tests() -> None:
+    hook = conftest.pytest_collection()
+    next(hook)
+    try:
+        assert not gc.isenabled()
+    finally:
+        with suppress(StopIteration):
+            hook.send(None)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > len(gc.get_objects())
