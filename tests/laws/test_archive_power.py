@@ -4,8 +4,8 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -132,32 +132,40 @@ def test_what_a_flush_returned_upon_outlives_a_power_cut(end: str) -> None:
 
 @pytest.mark.parametrize("coins", [None, 1])
 def test_a_compaction_that_is_killed_and_then_cut_short_loses_no_row_and_doubles_none(coins: int | None) -> None:
-    def story(killed_at: int, cut_at: int) -> tuple[list[str], list[str]]:
-        disk = disk_of(Unlucky() if coins is None else random.Random(f"{coins} {killed_at} {cut_at}"))
-        life: Any = Life(disk)
+    def killed(killed_at: int) -> tuple[MemoryDisk, list[str]]:
+        """Return the disk after a compaction that was killed at this step, and the steps that it reached."""
+        disk = disk_of(Unlucky())
+        life = Life(disk)
         for number in range(PARTS):
             life.tell(number)
             life.flush()
-        with ending_at(killed_at, killing(life)) as first, suppress(Killed):
+        with ending_at(killed_at, killing(life)) as reached, suppress(Killed):
             life.compact()
         life.end()
+        return disk, reached
+
+    def cut(disk: MemoryDisk, cut_at: int, where: str) -> list[str]:
+        """Check that a flush that is killed at this step and cut short loses nothing. Returns the steps it reached."""
         life = Life(disk)
-        with ending_at(cut_at, killing(life)) as second, suppress(Killed):
+        with ending_at(cut_at, killing(life)) as reached, suppress(Killed):
             life.flush()
         life.end()
         disk.power_loss()
         everything = [f"j{number}" for number in range(PARTS)], list(range(PARTS))
-        where = f"killed at {first[killed_at:][:1]}, step {killed_at}; cut at {second[cut_at:][:1]}, step {cut_at}"
+        where += f"; cut at {reached[cut_at:][:1]}, step {cut_at}"
         assert told(disk) == everything, where
         Life(disk).flush()
         assert told(disk) == everything, where
-        return first, second
+        return reached
 
     first, killed_at = [""], 0
     while len(first) >= killed_at:
+        left, first = killed(killed_at)
         second, cut_at = [""], 0
         while len(second) >= cut_at:
-            first, second = story(killed_at, cut_at)
+            disk = deepcopy(left)
+            disk.rng = Unlucky() if coins is None else random.Random(f"{coins} {killed_at} {cut_at}")
+            second = cut(disk, cut_at, f"killed at {first[killed_at:][:1]}, step {killed_at}")
             cut_at += 1
         killed_at += 1
     assert "archive.before_remove" in first
