@@ -7,12 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleet.events import Finished, Started
 from fleet.requests import RankPlacement
 from service.placer.charged_clock import STEP_MS
+from tests.fuzz.bounds import examples
 from tests.service.placer.test_charged_shares import SharedWorld, submitted
 from tests.service.placer.test_queues import HOUR_MS
 from tests.service.placer_world import NOW_MS
@@ -83,7 +84,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps, st.booleans(), st.booleans(), st.integers(0, 3), st.integers(1, 3))
 @example([(0, HOUR_MS)], True, False, 0, 1)
 @example([(1, -HOUR_MS), (1, HOUR_MS)], False, False, 1, 1)
