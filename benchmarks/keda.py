@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.autoscale import COLD_S, DAY, Autoscaled, Rates, as_costly, autoscaled, ramp, served_week
-from benchmarks.case import machine, record
+from benchmarks.case import record
 from benchmarks.service import ServerProcess, beside_the_server, free_port
 from features.request_series import RequestSeries
 from models.demand.forecaster import DemandForecaster
@@ -46,7 +46,6 @@ METHOD = "/externalscaler.ExternalScaler/GetMetrics"
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Two records a size in series, then four of each trace and quantile."""
-    machine()  # before this process keeps to some of its cores
     for series in sizes:
         yield from _answers(series)
     yield from _played("ramp", ramp(RAMP_DAYS, SEED))

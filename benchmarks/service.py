@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from benchmarks.case import machine
 from benchmarks.child import ChildProcess
 from benchmarks.tick import GPUS_PER_NODE
 
@@ -35,6 +36,7 @@ def cores() -> tuple[int, ...]:
 @contextlib.contextmanager
 def pinned(wanted: set[int]) -> Iterator[None]:
     """Pin this process, and what it starts meanwhile, to some cores."""
+    machine()  # it remembers how many cores there are, not how many are left now
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, wanted)
     try:
