@@ -60,7 +60,7 @@ def verify_trail(
     path = configured(config, state).ledger
     verdict = verify(path, head or "")
     if json_path is None:
-        for line in _told(path, head, verdict):
+        for line in _describe(path, head, verdict):
             echo(line)
     else:
         _write(json_path, {"ledger": str(path), "ok": verdict.ok, **asdict(verdict)})
@@ -69,7 +69,7 @@ def verify_trail(
         raise typer.Exit(1)
 
 
-def _told(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
+def _describe(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
     lines = [
         f"{path}: {verdict.lines:,} lines of audit, {verdict.replies:,} replies, {verdict.intents:,} intents, "
         f"{verdict.waiting:,} waiting",

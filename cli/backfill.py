@@ -111,7 +111,7 @@ class SlowClient:
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
         answered = threading.Event()
-        teller = threading.Thread(target=self._tell, args=(what, answered), daemon=True)
+        teller = threading.Thread(target=self._report, args=(what, answered), daemon=True)
         teller.start()
         try:
             yield
@@ -119,7 +119,7 @@ class SlowClient:
             answered.set()
             teller.join()
 
-    def _tell(self, what: str, answered: threading.Event) -> None:
+    def _report(self, what: str, answered: threading.Event) -> None:
         began = time.monotonic()
         while not answered.wait(SAY_EVERY_S):
             waited_s = time.monotonic() - began

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from cli.options import check_outputs
-from cli.results_table import bench_rows, machine_note, short, write_table
+from cli.results_table import bench_rows, describe_machine, short, write_table
 from cli.screen import echo
 
 SIZES = (1_000, 10_000, 100_000)
@@ -61,7 +61,7 @@ def bench(
                     file.flush()
                 if results is not None and lines:
                     command = ["fleetcast", "bench", name, *(f"--size={one}" for one in size or ())]
-                    write_table(results, f"bench {name}", command, bench_rows(lines), machine_note(lines[0]))
+                    write_table(results, f"bench {name}", command, bench_rows(lines), describe_machine(lines[0]))
             except AssertionError as error:
                 echo(f"{name}: measures no success: {error}", err=True)
                 failed = True

@@ -164,7 +164,7 @@ class DemoRun:
             elapsed_s = time.monotonic() - began
             self.screen.say("letting the last scrapes arrive")
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
-            await self._settle(session)
+            await self._wait_for_totals(session)
             self._starts = (await _get(session, "/v1/queue") or {}).get("record") or {}
         if self.options.worth and self.options.input == "trace":
             self.stop.clear()
@@ -172,7 +172,7 @@ class DemoRun:
             self._worth = await self._compare()
         return self._report(elapsed_s)
 
-    async def _settle(self, session: Any) -> None:
+    async def _wait_for_totals(self, session: Any) -> None:
         """Read the totals until every bad line that was written is counted, for SETTLED_BY_S at most."""
         until = time.monotonic() + SETTLED_BY_S
         while True:
@@ -215,7 +215,7 @@ class DemoRun:
             self.placements[row["outcome"]] += 1
             if row["request_id"] == ASKED:
                 self.screen.say(row["sentence"])
-        self._tell_story()
+        self._narrate()
 
     async def _read_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
         """Record every reason of the flagged nodes, since the ranking names only the first."""
@@ -227,7 +227,7 @@ class DemoRun:
                 self._looks[name] = looks
                 self.watch.record(name, evidence_of(node["reasons"]), node["as_of_ms"])
 
-    def _tell_story(self) -> None:
+    def _narrate(self) -> None:
         path = self.folder / "story.jsonl"
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()

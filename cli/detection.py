@@ -112,7 +112,7 @@ class _Bench:
         events, self.events = self.events, []
         risk = self.observer.watch.score(self.observer.scrape(self._pages(), events, now_ms)).risk
         for trial in self.trials:
-            self._note(trial, risk, now_ms)
+            self._record(trial, risk, now_ms)
 
     def _bury(self, now_ms: int) -> None:
         for job, _, node, message in self.fleet.failed_jobs():
@@ -129,7 +129,7 @@ class _Bench:
             late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02
             yield ExporterPage(node, exporter, body, late_s)
 
-    def _note(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
+    def _record(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
         step_s = self.fleet.step_time_s(trial.job)
         began = now_ms > trial.start_ms
         trial.hangs = trial.hangs or (began and step_s == math.inf)

@@ -119,16 +119,16 @@ def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
 
 def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
-        echo(f"{one.name}: {_told(one)}")
+        echo(f"{one.name}: {_describe_samples(one)}")
     if serving is None:
         echo("no version serves")
     elif serving.reasons:
         echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
     else:
-        echo(_kept(serving, sum(len(one.far) for one in found)))
+        echo(_why_it_serves(serving, sum(len(one.far) for one in found)))
 
 
-def _told(one: "FeatureDrift") -> str:
+def _describe_samples(one: "FeatureDrift") -> str:
     """Return what the samples say."""
     far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
@@ -139,7 +139,7 @@ def _told(one: "FeatureDrift") -> str:
     return said
 
 
-def _kept(serving: "Drift", drifted: int) -> str:
+def _why_it_serves(serving: "Drift", drifted: int) -> str:
     """Return why a version goes on serving."""
     from models.versions.drift import DriftLimits
 

@@ -76,7 +76,7 @@ app.command("drift")(drift.drift)
 check_all(app)
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         echo(f"fleetcast {metadata.version('fleetcast')}")
         raise typer.Exit
@@ -85,7 +85,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def every_command(
     version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version and stop.")
     ] = False,
 ) -> None:
     """Take the options that stand before a command's name."""

@@ -104,10 +104,10 @@ def _import(
         echo_text(text, nl=False)
     else:
         Path(out).write_text(text, encoding="utf-8")
-    _tell(draft, out)
+    _print_unread(draft, out)
 
 
-def _tell(draft: "Draft", out: str) -> None:
+def _print_unread(draft: "Draft", out: str) -> None:
     """Print what has no counterpart, on stderr. The file names all that it concerns."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)

@@ -36,7 +36,7 @@ def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def machine_note(line: Mapping[str, Any]) -> str:
+def describe_machine(line: Mapping[str, Any]) -> str:
     """Processor, cores, memory and Python of a line of `fleetcast bench`."""
     about = line["machine"]
     return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}"

@@ -114,11 +114,11 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
         expect_head=config.placer.expect_head,
     )
     write_identity(config.inbox, StateFile(file.identity, accepted))
-    _tell_ledger(config)
+    _mark_ledger(config)
     return file.identity
 
 
-def _tell_ledger(config: "Config") -> None:
+def _mark_ledger(config: "Config") -> None:
     """Write the identity into the ledger, unless a placer runs, which writes it itself."""
     from placement.ledger import Ledger
     from service.placer.state_watch import take_over

@@ -71,7 +71,7 @@ class WaitingFleet:
         self._ends: list[tuple[int, str, LiveJob]] = []
         self._cursor = self._tick_ms = self._demand_ms = 0
         self.first = FirstAnswerTally()
-        self._tell_past(replace(replay, history=()) if is_cold else replay)
+        self._replay_past(replace(replay, history=()) if is_cold else replay)
 
     async def live(self, seconds: float) -> StartTimesRecord:
         """Let the fleet live; returns what became of the start times that the queue told."""
@@ -82,15 +82,15 @@ class WaitingFleet:
         self.service.ledger.close()
         return self._starts.queue([]).record
 
-    def _tell_past(self, replay: TraceReplay) -> None:
-        self._take(*replay.history)
+    def _replay_past(self, replay: TraceReplay) -> None:
+        self._fold(*replay.history)
         for row in replay.ongoing:
             live = self._live(row.job)
             live.sequence = 2
-            self._take(*opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
+            self._fold(*opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
             heapq.heappush(self._ends, (replay.start_ms + round(row.remaining_s * 1000), live.name, live))
 
-    def _take(self, *events: JobEvent) -> None:
+    def _fold(self, *events: JobEvent) -> None:
         self._pipeline.take(Batch(events=events))
 
     def _live(self, job: TraceJob) -> LiveJob:
@@ -115,7 +115,7 @@ class WaitingFleet:
         ended = 0
         while self._ends and self._ends[0][0] <= now_ms:
             end_ms, _, live = heapq.heappop(self._ends)
-            self._take(live.event(Finished, end_ms))
+            self._fold(live.event(Finished, end_ms))
             ended += 1
         return ended
 
@@ -128,7 +128,7 @@ class WaitingFleet:
                 self.service.enqueue(live.request(self._gpus), CALLER)
             except RequestError:  # larger than its queue may ever be
                 continue
-            self._take(*live.submitted(live.job.submit_ms, self._gpus))
+            self._fold(*live.submitted(live.job.submit_ms, self._gpus))
             self._waiting[live.request_id] = live
         return came
 
@@ -139,7 +139,7 @@ class WaitingFleet:
             decision = msgspec.json.decode(row.reply, type=Decision)
             live = self._waiting.pop(row.request_id, None)
             if live is not None and decision.outcome == "placed":
-                self._take(live.start(decision.ranks, now_ms))
+                self._fold(live.start(decision.ranks, now_ms))
                 self.first.started(row.request_id, live.job.submit_ms, now_ms)
                 heapq.heappush(self._ends, (now_ms + round(live.job.run_s * 1000), live.name, live))
         return len(rows)

@@ -345,12 +345,12 @@ class Follower:
         while not self._closed.is_set():
             try:
                 self._queue.put(message, timeout=0.5)
-                self._tell()
+                self._notify()
                 return
             except queue.Full:
                 continue
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._some.set)
 
@@ -360,7 +360,7 @@ class Follower:
             self._follow(what, version)
         except Exception as error:
             self._crash = error
-            self._tell()
+            self._notify()
 
     def _follow(self, what: Collection, version: str) -> None:
         failures, absent = 0, 0

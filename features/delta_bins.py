@@ -34,7 +34,7 @@ class DeltaBins:
 
     def dump(self) -> tuple[dict[str, Any], NDArray[np.int32] | NDArray[np.int64]]:
         """Return a copy for a snapshot: JSON-able parts, and the bins (row, bin)."""
-        self._settle()
+        self._fold_waiting()
         about = {"head": self.head, "floor": self.floor, "before": self.before.tolist(), "waiting": [*self._waiting]}
         return about, self.bins.copy()
 
@@ -55,9 +55,9 @@ class DeltaBins:
         """Add (ROWS,) amounts to the bin of a time; negative ones take off what was added."""
         self._waiting.append((time_ms // self.bin_ms, *amounts))
         if len(self._waiting) > self._patience:
-            self._settle()
+            self._fold_waiting()
 
-    def _settle(self) -> None:
+    def _fold_waiting(self) -> None:
         """Sum up what waits by bin, and put it where it belongs."""
         if not self._waiting:
             return
@@ -92,7 +92,7 @@ class DeltaBins:
             self.before += self.bins[:, leaving].sum(axis=1)
             self.bins[:, leaving] = 0
         self.head = head if self.head is None else max(self.head, head)
-        self._settle()
+        self._fold_waiting()
 
     def _ordered(self, row: int) -> NDArray[Any]:
         assert self.head is not None, "advance first"

@@ -75,7 +75,7 @@ class DemandSeries(Stateful):
         key = (attempt.job, attempt.attempt)
         self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
 
-    def note_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NOBODY) -> None:
+    def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NOBODY) -> None:
         """Set what running attempts hold whose events state another amount. sizes: thousandths of GPUs, by occupancy.
 
         One that still runs and is not in `sizes` has named its GPUs meanwhile. displaced: as in `ShownSizes`.
@@ -87,7 +87,7 @@ class DemandSeries(Stateful):
         for key, change in self.shown.note(sizes, displaced, self._known):
             self._change(key, change)
 
-    def note_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
+    def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count open requests of the placer's ledger, each once.
 
         requests: those that wait, and those whose GPUs are promised and that no event shows running or over. promised:
@@ -151,7 +151,7 @@ class DemandSeries(Stateful):
         for pool in inventory.models:
             self._has(DemandScope(pool=pool))
 
-    def note_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
+    def count_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
         """Count GPUs at work that no job holds, from `time_ms` on: they run, in a queue UNKNOWN and in their pools."""
         parts = {DemandScope(pool=pool): part for pool, part in (by_pool or {}).items()}
         before = [scope for scope in self._unknown_use if scope.kind == "pool"]

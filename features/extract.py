@@ -114,7 +114,7 @@ class _Columns:
         for name in MAXIMA[self.kind]:
             self[f"max_{name}"] = ring.peak(name)
         seen, last = ring.first_seen_ms[: ring.size], self.last_ms
-        heard = _heard_ms(self.gaps, last)
+        heard = _listened_ms(self.gaps, last)
         self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - heard) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
@@ -158,7 +158,7 @@ def _last_ms(ring: Ring) -> NDArray[np.int64]:
     return last
 
 
-def _heard_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
+def _listened_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
     """`last`, later by the time in which nobody listened since: silence counts only while somebody does."""
     for until_ms, for_ms in gaps:
         last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
@@ -190,4 +190,4 @@ def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArr
     interval = store.span.interval_ms
     missed = (of_gpu - last > 0.5 * interval) & (now_ms - last > 1.5 * interval)
     silent = missed & (last >= 0) & (now_ms - of_gpu <= 3 * interval)
-    return np.where(silent, (now_ms - _heard_ms(store.gaps, last)).clip(min=0) / 1000, 0.0)
+    return np.where(silent, (now_ms - _listened_ms(store.gaps, last)).clip(min=0) / 1000, 0.0)

@@ -81,7 +81,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
     stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1
     if arrived is None or attempt.gpus <= 0 or stands_for_many:
         return None
-    heard = _is_heard(started, old, heard_ms)
+    heard = _is_observed(started, old, heard_ms)
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
     waited_to = over if gave_up else started
     waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
@@ -102,7 +102,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
     )
 
 
-def _is_heard(started_ms: int | None, old: JobRecord | None, heard_ms: int | None) -> bool:
+def _is_observed(started_ms: int | None, old: JobRecord | None, heard_ms: int | None) -> bool:
     """Whether a start was heard as it happened: it counts when it was heard first."""
     if started_ms is None:
         return False

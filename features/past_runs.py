@@ -131,7 +131,7 @@ class PastRuns(Stateful):
         if live.begin_ms is not None:
             self._begin((job, attempt), live, live.begin_ms)
         features = live.features
-        self._settle((job, attempt), live)
+        self._close_if_known((job, attempt), live)
         return features
 
     def started(self, job: str, attempt: int, at_ms: int) -> None:
@@ -143,7 +143,7 @@ class PastRuns(Stateful):
             live.begin_ms = at_ms
             if live.shape is not None:
                 self._begin((job, attempt), live, at_ms)
-        self._settle((job, attempt), live)
+        self._close_if_known((job, attempt), live)
 
     def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
         """Note that a job finished, failed, was cancelled or preempted. Its run counts once its start is known, too."""
@@ -152,7 +152,7 @@ class PastRuns(Stateful):
             return
         if live.end_ms is None:
             live.end_ms, live.outcome = at_ms, outcome
-        self._settle((job, attempt), live)
+        self._close_if_known((job, attempt), live)
 
     def taken(self, job: str, attempt: int) -> Features | None:
         """Features as of the submission of a job that waits or runs; once."""
@@ -217,7 +217,7 @@ class PastRuns(Stateful):
             if past is not None:
                 past.leave(identity)
 
-    def _settle(self, identity: Identity, live: _Live) -> None:
+    def _close_if_known(self, identity: Identity, live: _Live) -> None:
         """Close it, where all is known; what is over without a start waits no more, and runs only by an event."""
         if live.shape is None or live.end_ms is None:
             return
@@ -273,7 +273,7 @@ class PastRuns(Stateful):
                         past.adopt(live.shape.submitted_ms, live.run)
                 if begin_ms is not None:
                     self._begin((job, attempt), live, begin_ms)
-            self._settle((job, attempt), live)
+            self._close_if_known((job, attempt), live)
         for job, attempt, shape, run_s, ended_ms, features in kept["closed"]:
             self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _read(features)))
 

@@ -65,7 +65,7 @@ class Since:
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
 
 
-def take_since(ring: Ring, *, everything: bool) -> Since:
+def begin_save(ring: Ring, *, everything: bool) -> Since:
     """Return where a save of `ring` must begin. From now on, the ring records where the next save must begin."""
     since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
     ring.forget_touched()
@@ -88,7 +88,7 @@ def save_store(
     Take a work where the store is written, since that copies from it; run it in any thread, since it writes to disk.
     The last one leaves the slot files of the save in `earlier`.
     """
-    since = {kind: take_since(ring, everything=not earlier) for kind, ring in rings.items()}
+    since = {kind: begin_save(ring, everything=not earlier) for kind, ring in rings.items()}
     sizes = {kind: rings[kind].size for kind in since}
     folder.mkdir(parents=True, exist_ok=True)
     newest = max((int(path.stem) for path in (*folder.glob("*.slots"), *earlier)), default=0) + 1

@@ -76,7 +76,7 @@ class StartRecord:
         """
         self.offset = self._learnt(now_ms)
         for name in unknown:
-            self._note(name, None, now_ms, None)
+            self._record(name, None, now_ms, None)
         if not starts_ms:
             return {}
         ids = list(starts_ms)
@@ -85,7 +85,7 @@ class StartRecord:
         rows = now_ms + np.round(1000 * np.sort(issued_s, axis=1)).astype(np.int64)
         found = {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows.tolist(), strict=True)}
         for (name, issued_ms), sampled_s in zip(found.items(), wait_s.tolist(), strict=True):
-            self._note(name, issued_ms, now_ms, tuple(sampled_s))
+            self._record(name, issued_ms, now_ms, tuple(sampled_s))
         return found
 
     def corrected(self, start_ms: Times, now_ms: int) -> Times:
@@ -112,7 +112,7 @@ class StartRecord:
                 found[at] = max(0, now_ms - one.since_ms) / 1000
         return found
 
-    def _note(self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None) -> None:
+    def _record(self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None) -> None:
         one = self._open.get(name)
         if one is None:
             if len(self._open) < MOST_OPEN:

@@ -63,7 +63,7 @@ class WorkloadChecks:
             elif values.get(HOLD) == PENDING:
                 yield self._decision(key, values, weather, nodes)
             elif WAITS in values:
-                yield from self._note(key, values, weather)
+                yield from self._start_message(key, values, weather)
 
     def _decision(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
         rule, room = self._rule, self._room(nodes, int(values.get(GPUS, "0")))
@@ -82,7 +82,7 @@ class WorkloadChecks:
             self._rooms = (nodes, SafeRooms(nodes, self._rule.level))
         return self._rooms[1].safest(gpus)
 
-    def _note(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
+    def _start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
         """Nothing while start times are not known: what stands there names its own times."""
         held = int(values.get(HELD, "0")) if self._rule.gate else 0
         if weather.starts is None and not held:

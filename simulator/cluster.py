@@ -213,7 +213,7 @@ class SimulatedFleet:
         self.time_ms = now_ms if self.time_ms is None else max(self.time_ms, now_ms)
         self.sensors.integrate(dt_s)
         self._apply_faults(dt_s)
-        self._settle_jobs()
+        self._apply_faults_to_jobs()
         self.sensors.follow(self.gangs, self._phase, self._factor, self.effects, self.time_ms, dt_s)
 
     def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
@@ -271,7 +271,7 @@ class SimulatedFleet:
             age_s=self.gangs.age_s(self.time_ms),
         )
 
-    def _settle_jobs(self) -> None:
+    def _apply_faults_to_jobs(self) -> None:
         """Hang, time out, kill; then how slow each job is."""
         assert self.time_ms is not None
         for death in self.effects.deaths:

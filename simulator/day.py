@@ -153,7 +153,7 @@ class Day:
         self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
         for work in self._work.values():
             self._plan_end(work)
-        self._at(begin_ms, self._look)
+        self._at(begin_ms, self._count_idle)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
         """Play the day."""
@@ -342,14 +342,14 @@ class Day:
     def _undrain(self, node: int, now_ms: int) -> None:
         self._view.state[node] = NodeState.IN_SERVICE
 
-    def _look(self, now_ms: int) -> None:
+    def _count_idle(self, now_ms: int) -> None:
         """Count the GPUs that stand idle on avoided or drained nodes while jobs queue for them."""
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
         self.losses.idle += idle * LOOK_MS / 3_600_000
-        self._at(now_ms + LOOK_MS, self._look)
+        self._at(now_ms + LOOK_MS, self._count_idle)
 
     # Placement
 

@@ -116,17 +116,17 @@ class Driver:
             await self.outbox.put(*history[begin : begin + HISTORY_CHUNK])
         for row in self.replay.ongoing:
             live = self.running[row.job.job]
-            told = live.told_at_submission()
+            told = live.submission_facts()
             events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **told)
             await self.outbox.put(*events, *live.past_checkpoints(row.started_ms, self.replay.start_ms))
         await self.outbox.drained()
         logger.info("told %d events of the past", self.outbox.posted)
         await self.api.until_ready("/readyz")
-        await self._until_heard()
+        await self._wait_for_running_jobs()
         for job in self.replay.queue:
             await self._submit(self._live(job, job.run_s), job.submit_ms)
 
-    async def _until_heard(self) -> None:
+    async def _wait_for_running_jobs(self) -> None:
         """Events are acknowledged once they are on disk: wait until the board knows the running jobs, too.
 
         A queue that came before would be given their GPUs.
@@ -173,11 +173,11 @@ class Driver:
         while True:
             answer = await self.api.get(f"/v1/placements?after={self._cursor}&limit=500") or {}
             for row in answer.get("rows", ()):
-                await self._take_decision(row)
+                await self._apply_decision(row)
                 self._cursor = max(self._cursor, int(row["cursor"]))
             await asyncio.sleep(POLL_S)
 
-    async def _take_decision(self, row: dict[str, Any]) -> None:
+    async def _apply_decision(self, row: dict[str, Any]) -> None:
         request_id = row["request_id"]
         future = self._decided.pop(request_id, None)
         if future is not None and not future.done():

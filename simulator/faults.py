@@ -133,7 +133,7 @@ class FaultPlan:
                 continue
             age_s = (now_ms - incident.start_ms) / 1000
             shows = incident.shape.apply(effects, load, incident.node, incident.unit, age_s, dt_s)
-            self._note(incident, shows, now_ms, dt_s)
+            self._log_incident(incident, shows, now_ms, dt_s)
 
     def clear(self, node: str, now_ms: int) -> None:
         """End everything that is wrong with a repaired node, at the next step."""
@@ -166,7 +166,7 @@ class FaultPlan:
         self._incidents.append(Incident(fault_id, kind, node, unit, start_ms, end_ms, lead_ms, benign, shape))
         return fault_id
 
-    def _note(self, incident: Incident, shows: bool, now_ms: int, dt_s: float) -> None:
+    def _log_incident(self, incident: Incident, shows: bool, now_ms: int, dt_s: float) -> None:
         if not incident.started:  # a precursor counts: who sees it is not wrong about the node
             incident.started = True
             self._record(incident, None)

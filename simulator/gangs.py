@@ -54,7 +54,7 @@ class RunningGangs:
         self.stop(job)
         cells = [(row, gpu, rank.rank) for rank, row in ranks for gpu in (rank.gpus or range(self.slot.shape[1]))]
         node, gpu, rank_of = (np.array(column, np.int32) for column in zip(*cells, strict=True))
-        slot = self._take_slot()
+        slot = self._reserve_slot()
         self.slot[node, gpu] = slot
         self._levels[:, slot] = [getattr(profile, name) for name in NUMBERS]
         self.started_ms[slot] = now_ms
@@ -96,7 +96,7 @@ class RunningGangs:
         phase = np.where(np.isnan(self.hung_since_ms), phase, JobPhase.HUNG)
         return np.where(self.size > 0, phase, JobPhase.EMPTY)
 
-    def _take_slot(self) -> int:
+    def _reserve_slot(self) -> int:
         if not self._free:
             old = len(self.size)
             self.started_ms = np.concatenate([self.started_ms, np.zeros(old)])

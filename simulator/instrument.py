@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class TruthKeeper:
+class TruthRecorder:
     """Adds to a plan's records the job that was hit and its slowdown: `find` by node row and GPU or port (-1: any)."""
 
     plan: FaultPlan
@@ -89,7 +89,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     fleet = SimulatedFleet(spec, file.seed)
     tenants = Tenants(fleet, file.jobs, np.random.default_rng([file.seed, 20]), step_s=file.interval_s)
     recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
-    keeper = TruthKeeper(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
+    keeper = TruthRecorder(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
     repairs = Repairs(fleet.faults, fleet.names)
     step_ms, start_ms = round(file.interval_s * 1000), start_of(file)

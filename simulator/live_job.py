@@ -72,7 +72,7 @@ class LiveJob:
 
     def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
         """Return the first events of an attempt."""
-        shape = self._shape(gpus_per_node) | self.told_at_submission()
+        shape = self._shape(gpus_per_node) | self.submission_facts()
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
@@ -80,7 +80,7 @@ class LiveJob:
         shape = self._shape(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
-    def told_at_submission(self) -> dict[str, Any]:
+    def submission_facts(self) -> dict[str, Any]:
         """Return what a trainer states of its model and its checkpoints."""
         told: dict[str, Any] = {}
         if self.tells_steps and self.profile.trains:

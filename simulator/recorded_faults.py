@@ -20,7 +20,7 @@ from simulator.effects import REASON_SW_POWER_CAP, ActivityLevels, Effects, Hard
 from simulator.fault_file import FaultFile
 from simulator.faults import FaultPlan, FaultSettings
 from simulator.h100 import DCGM_FIELDS, NODE_FIELDS, RECORDED_PORT_FIELDS, RecordedRun, load_recorded_fleet
-from simulator.instrument import Say, TruthKeeper, finish_folder, make_folder, start_of, write_events
+from simulator.instrument import Say, TruthRecorder, finish_folder, make_folder, start_of, write_events
 from simulator.magnitudes import FaultKind
 from simulator.repairs import Repairs
 from simulator.workload import CONTEXT_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
@@ -49,7 +49,7 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
     player = RecordingPlayer(runs, file)
-    keeper = TruthKeeper(player.plan, player.job_and_factor)
+    keeper = TruthRecorder(player.plan, player.job_and_factor)
     files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
     start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:

@@ -104,7 +104,7 @@ class ForecastSeries:
     old: tuple[int, Points] | None = None
     bin: int = -1
 
-    def forget_half_told(self, levels: Array, now_bin: int) -> None:
+    def drop_forecasts_from_partial_history(self, levels: Array, now_bin: int) -> None:
         """Drop forecasts that were made before the events of their time were told. levels: (bin,) as known now."""
         kept = [row for row in self.issued if _agrees(row, levels, now_bin)]
         if len(kept) < len(self.issued):
@@ -170,8 +170,8 @@ class DemandForecaster(Stateful):
         return self._contests[target, which]
 
     def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
-        heard = _heard(inputs)
-        self._forget_half_told(inputs, heard)
+        heard = _has_known(inputs)
+        self._drop_partial_history(inputs, heard)
         forecast = _Forecast.of(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
         for which, rows in _contested(inputs).items():
@@ -194,11 +194,11 @@ class DemandForecaster(Stateful):
         contest.refresh(panel, self._tests)
         self._behind += contest.is_behind(panel)
 
-    def _forget_half_told(self, inputs: Histories, heard: NDArray[np.bool_]) -> None:
+    def _drop_partial_history(self, inputs: Histories, heard: NDArray[np.bool_]) -> None:
         for row in np.flatnonzero(heard).tolist() if inputs.target in LEVEL_TARGETS else ():
             if not inputs.keys[row].is_part:
                 series = self._of(inputs.keys[row], inputs.target)
-                series.forget_half_told(inputs.ten_minute[row], self._now_ms // BIN_MS)
+                series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
         """Return whether a forecast of an hour ago must be made from what is known of then.
@@ -347,14 +347,14 @@ def _built_in(which: str) -> tuple[Forecaster, ...]:
     return (*FORECASTERS, *smoothing[which])
 
 
-def _heard(inputs: Histories) -> NDArray[np.bool_]:
+def _has_known(inputs: Histories) -> NDArray[np.bool_]:
     """(series,) with any known value."""
     return np.asarray(np.isfinite(inputs.ten_minute).any(axis=1) & np.isfinite(inputs.minutes).any(axis=1))
 
 
 def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     """Return the series of each contest. Leaves out contests without any."""
-    heard, is_part = _heard(inputs), np.array([key.is_part for key in inputs.keys], bool)
+    heard, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: heard, POOLS: heard & ~is_part, GROUPS: heard & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 

@@ -243,7 +243,7 @@ class Gate:
         moved = (self._behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
 
-    def _note_apart(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
+    def _record_distance(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
         """Note how far from persistence each candidate was right. losses: (candidate, series)."""
         right = np.where(losses <= losses[0], _apart(raw, raw[0, MEDIAN]), 0.0)
         kept = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
@@ -305,7 +305,7 @@ class Gate:
         self._moved[slot, at] += moved
         self._counts[slot, at] += known
         self._fall_behind(at, losses[:-1], known)
-        self._note_apart(at, raw, losses[:-1], known)
+        self._record_distance(at, raw, losses[:-1], known)
         self.tracker.learn(at, raw, outcome, known)
         self._weigh(at, raw, outcome, known)
 

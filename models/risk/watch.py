@@ -66,11 +66,11 @@ class FleetWatch:
         for batch in SampleBatch.by_kind(samples):
             self.store.write(batch, now_ms)
         for event in events:
-            self.take_event(event, now_ms)
+            self.apply_event(event, now_ms)
         for node_event in node_events:
             self.nodes.apply(node_event)
 
-    def take_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
+    def apply_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
         """Fold one event; the attempts that it changed (see `JobFold.apply`)."""
         changed = self.fold.apply(event, now_ms)
         self.ended.note(changed, now_ms)

@@ -65,7 +65,7 @@ class DurationModel:
         boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
         before = self._sampled(submissions.until(boundary_s), ROWS_TRIED)
         self._boosted = self._boost(before, outcomes_of(before, boundary_s)[0])
-        self._settle(submissions.take(submissions.at_s > boundary_s), until_s)
+        self._measure_offset(submissions.take(submissions.at_s > boundary_s), until_s)
         self._boosted = self._boost(submissions, outcomes)
         self._remaining.fit(self._sampled(known.take(~first)), until_s, everyone)
         self.fitted_until_ms = int(until_s * 1000)
@@ -83,7 +83,7 @@ class DurationModel:
         model = BoostedQuantiles(LEVELS, seed=self.seed, threads=self.threads)
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
-    def _settle(self, rows: RunRows, until_s: float) -> None:
+    def _measure_offset(self, rows: RunRows, until_s: float) -> None:
         """Measure the offset on rows that the trees have not seen."""
         outcomes, _ = outcomes_of(rows, until_s)
         if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:

@@ -246,7 +246,7 @@ class Registry:
                 return
             self._serve(kind, [folder.name, *served])
             sentence = objection or (card.gate.sentence if card.gate else "")
-            self._note(kind, "promote", served, sentence, forced=objection is not None)
+            self._record(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
         """Let the version serve that served before the current one and is whole. Returns it, or SHIPPED.
@@ -260,7 +260,7 @@ class Registry:
                 whole = (at for at in range(1, len(served)) if served[at] != served[0])
                 back = next((at for at in whole if self.damage(kind, served[at]) is None), len(served))
                 self._serve(kind, served[back:])
-                self._note(kind, "rollback", served, f"back from {served[0]}")
+                self._record(kind, "rollback", served, f"back from {served[0]}")
                 return served[back] if back < len(served) else SHIPPED
         raise ModelError(f"no version of {kind} to go back from: none serves, what ships does")
 
@@ -299,7 +299,7 @@ class Registry:
         folder = self._folder(kind)
         files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
 
-    def _note(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
+    def _record(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
         version, previous = self.current_version(kind) or SHIPPED, before[0] if before else None
         line = Promotion(self._clock.now_ms(), action, version, previous, forced, sentence)
         with (self._folder(kind) / LOG).open("ab") as file:

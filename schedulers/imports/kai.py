@@ -18,7 +18,7 @@ from schedulers.imports.draft import (
     Spell,
     paths_of,
 )
-from schedulers.imports.kueue import tell_unread
+from schedulers.imports.kueue import report_unread
 from schedulers.imports.things import Fields, Thing, read_things
 
 GROUP = "scheduling.run.ai/"
@@ -39,7 +39,7 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
         _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name].spec)
     set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, USUAL_PRIORITY)
     for thing in things.values():
-        tell_unread(draft, thing)
+        report_unread(draft, thing)
     return draft
 
 

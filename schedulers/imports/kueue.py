@@ -71,7 +71,7 @@ def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
     draft, found = Draft("Kueue"), _Kueue()
     for file, text in files.items():
         for thing in read_things(file, text):
-            _take(draft, found, thing)
+            _add(draft, found, thing)
     if not found.of("ClusterQueue"):
         raise SourceLine(next(iter(files))).refuse("there is no ClusterQueue among the files")
     models = {name: _model(draft, thing, spell) for name, thing in found.of("ResourceFlavor").items()}
@@ -87,11 +87,11 @@ def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
     _policy(draft, found)
     for kind in KINDS:
         for thing in found.of(kind).values():
-            tell_unread(draft, thing)
+            report_unread(draft, thing)
     return draft
 
 
-def _take(draft: Draft, found: _Kueue, thing: Thing) -> None:
+def _add(draft: Draft, found: _Kueue, thing: Thing) -> None:
     ours = thing.version.startswith(GROUP) or (thing.kind == "Configuration" and thing.version.startswith(CONFIG))
     if not ours or thing.kind not in KINDS:
         draft.note(f"objects of the kind {thing.kind}", thing.name)
@@ -105,7 +105,7 @@ def _take(draft: Draft, found: _Kueue, thing: Thing) -> None:
     known[key] = thing
 
 
-def tell_unread(draft: Draft, thing: Thing) -> None:
+def report_unread(draft: Draft, thing: Thing) -> None:
     """Note what of a thing has no counterpart."""
     thing.top.drop("status")
     for key, value in thing.top.unread():

@@ -6,7 +6,7 @@ for it even while it idles: what it does not `lend`. `capability` is the limit; 
 
 from schedulers.imports.draft import ANY, LONGEST_H, MOST_GPUS, MOST_WEIGHT, Draft, DraftQueue, Spell, paths_of
 from schedulers.imports.kai import parents_of, queues_of, set_priorities
-from schedulers.imports.kueue import is_gpu, tell_unread
+from schedulers.imports.kueue import is_gpu, report_unread
 from schedulers.imports.things import Fields, Thing
 
 GROUP = "scheduling.volcano.sh/"
@@ -23,7 +23,7 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
     if len(things) > 1 and (root := things.pop(ROOT, None)):
         root.spec.drop("weight")
         root.spec.usual("reclaimable", "true", "false")
-        tell_unread(draft, root)
+        report_unread(draft, root)
     named = {name: thing.spec.text("parent") for name, thing in things.items()}
     parents = parents_of(things, {name: "" if above == ROOT else above for name, above in named.items()})
     paths = paths_of(parents, {name: thing.line for name, thing in things.items()})
@@ -31,7 +31,7 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
         _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name])
     set_priorities(draft, {paths[name]: thing for name, thing in things.items()}, 0.0)
     for thing in things.values():
-        tell_unread(draft, thing)
+        report_unread(draft, thing)
     return draft
 
 

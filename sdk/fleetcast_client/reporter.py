@@ -102,7 +102,7 @@ class Reporter:
         As `with report.phase("evaluation"):` the phase before it comes back at the end.
         """
         before, self._phase = self._phase, name
-        self._tell_phase(name)
+        self._report_phase(name)
         return Phase(self, before)
 
     def checkpoint(self, target: str = "", bytes: int | None = None) -> Checkpoint:
@@ -147,7 +147,7 @@ class Reporter:
                 self._placed += 1
             self._outbox.put(event)
 
-    def _tell_phase(self, name: str) -> None:
+    def _report_phase(self, name: str) -> None:
         if name in PHASES:
             self.tell("phase", {"name": name, "rank": self.rank})
         elif name:
@@ -249,15 +249,15 @@ class Checkpoint:
         self._bytes = bytes
 
     def __enter__(self) -> None:
-        self._tell("begin")
+        self._report("begin")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._tell("end")
+            self._report("end")
 
-    def _tell(self, edge: str) -> None:
+    def _report(self, edge: str) -> None:
         if self._reporter.rank != 0:
             return
         fields: dict[str, Any] = {"edge": edge}

@@ -129,7 +129,7 @@ class FleetState:
                 self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
                 continue
             event = self._on_known_nodes(event)
-            changed = self.watch.take_event(event, now_ms)
+            changed = self.watch.apply_event(event, now_ms)
             if not changed:
                 counts.duplicates += 1
                 continue

@@ -106,9 +106,9 @@ def test_demand_follows_a_node_to_another_pool() -> None:
 
 def test_unknown_use_counts_in_the_pools_of_its_nodes() -> None:
     demand, _ = demand_of(ask("a"), start("a", 5, "h0"))
-    demand.note_unknown_use(at(6), 5, {"h100": 2, "a100": 3})
+    demand.count_unknown_use(at(6), 5, {"h100": 2, "a100": 3})
     assert levels(demand, "running") == {"a100": 3, "h100": 10}
-    demand.note_unknown_use(at(7), 1, {"a100": 1})
+    demand.count_unknown_use(at(7), 1, {"a100": 1})
     assert levels(demand, "running") == {"a100": 1, "h100": 8}
 
 
@@ -164,7 +164,7 @@ def test_pools_add_up_to_all_in_any_order_and_after_a_snapshot(events, random, i
     random.shuffle(shuffled)
     demand, jobs = demand_of(*shuffled, inventory=PoolInventory() if is_late else INVENTORY)
     demand.use_inventory(INVENTORY, jobs)
-    demand.note_unknown_use(at(12), 5, {"h100": 2, UNASSIGNED: 3})
+    demand.count_unknown_use(at(12), 5, {"h100": 2, UNASSIGNED: 3})
     about, arrays = demand.dump()
     again = DemandSeries()
     again.load(json.loads(json.dumps(about)), arrays)
@@ -217,16 +217,16 @@ def test_a_request_that_comes_to_its_quota_and_leaves_it_is_counted_as_it_is_now
             demand.update(request())
         found = []
         for reason in ("", OVER_QUOTA, ""):
-            demand.note_requests([request(reason)], {}, at(1))
+            demand.count_requests([request(reason)], {}, at(1))
             found.append(over_quota(demand.known()).get(DemandScope("q"), 0.0))
         assert found == [0.0, 8.0, 0.0]
 
 
 def test_a_request_follows_the_inventory() -> None:
     demand = DemandSeries()
-    demand.note_requests([request()], {}, at(1))
+    demand.count_requests([request()], {}, at(1))
     demand.use_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(1))
-    demand.note_requests([request()], {}, at(1))
+    demand.count_requests([request()], {}, at(1))
     assert demand.series("all", "queued", at(2), 60, 1, pool="train")[-1] == 8
 
 
@@ -237,10 +237,10 @@ def test_a_promise_of_which_others_hold_all_gpus_counts_as_nothing_until_it_wait
     found = []
     for left in (8, 0, 3):
         row = request(gpus=8 if left else 0, left=left)
-        demand.note_requests([row], promised, at(2))
+        demand.count_requests([row], promised, at(2))
         found.append(demand.series("all", "running", at(3), 60, 1)[-1])
     assert found == [8, 0, 3]
-    demand.note_requests([request()], {}, at(3))
+    demand.count_requests([request()], {}, at(3))
     assert demand.series("all", "queued", at(4), 60, 1)[-1] == 8
 
 

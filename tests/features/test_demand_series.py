@@ -130,10 +130,10 @@ def test_a_job_that_nobody_submitted_arrives_as_it_starts() -> None:
 
 def test_an_attempt_keeps_the_gpus_that_it_held_after_its_end_and_its_rest() -> None:
     fold = folded([submitted("j", 0, gpus=1), started("j", 0)])
-    fold.demand.note_sizes({("j", 1): 8000}, fold.jobs.get)
+    fold.demand.set_sizes({("j", 1): 8000}, fold.jobs.get)
     fold.apply(finished("j", 40))
     assert read(fold.demand, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
-    fold.demand.note_sizes({}, fold.jobs.get)
+    fold.demand.set_sizes({}, fold.jobs.get)
     fold.rest(at(60), 0)
     fold.apply(Finished(job="j", sequence=4, time_ms=at(20)))
     assert read(fold.demand, "running", 59, 6) == [8, 8, 0, 0, 0, 0]
@@ -143,7 +143,7 @@ def test_the_bound_on_sizes_drops_none_of_an_attempt_that_still_runs(monkeypatch
     monkeypatch.setattr("features.shown_sizes.MOST_SIZES", 1)
     both = ("j", "k")
     fold = folded([event for job in both for event in (submitted(job, 0, gpus=1), started(job, 0))])
-    fold.demand.note_sizes({(job, 1): 8000 for job in both}, fold.jobs.get)
+    fold.demand.set_sizes({(job, 1): 8000 for job in both}, fold.jobs.get)
     fold.apply(finished("k", 20))
     fold.rest(at(60), 0)
     fold.apply(finished("j", 40))
@@ -154,12 +154,12 @@ def test_an_attempt_whose_end_is_reported_late_keeps_what_its_events_state() -> 
     ranks = (RankPlacement(0, "n1", tuple(range(8))),)
     fold = folded([submitted("j", 0), Started(job="j", sequence=2, time_ms=at(0), ranks=ranks)])
     displaced = {("j", 1)}
-    fold.demand.note_sizes({("j", 1): 3000}, fold.jobs.get, displaced)
+    fold.demand.set_sizes({("j", 1): 3000}, fold.jobs.get, displaced)
     assert read(fold.demand, "running", 59, 1) == [3]
     again = DemandSeries()
     again.load(*fold.demand.dump())
     fold.apply(finished("j", 40))
-    fold.demand.note_sizes({("j", 1): 3000}, fold.jobs.get, displaced)  # of a tick from before the end
+    fold.demand.set_sizes({("j", 1): 3000}, fold.jobs.get, displaced)  # of a tick from before the end
     assert read(fold.demand, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
     assert read(fold.demand, "arriving", 19, 1) == [8]
     again.update(fold.jobs.get("j", 1))
@@ -168,10 +168,10 @@ def test_an_attempt_whose_end_is_reported_late_keeps_what_its_events_state() -> 
 
 def test_an_attempt_that_still_runs_and_names_its_gpus_counts_by_these() -> None:
     fold = folded([submitted("j", 0, gpus=1), started("j", 0)])
-    fold.demand.note_sizes({("j", 1): 8000}, fold.jobs.get)
+    fold.demand.set_sizes({("j", 1): 8000}, fold.jobs.get)
     ranks = (RankPlacement(0, "n1", (0, 1)),)
     fold.apply(Started(job="j", attempt=1, sequence=3, time_ms=at(0), ranks=ranks))
-    fold.demand.note_sizes({}, fold.jobs.get)
+    fold.demand.set_sizes({}, fold.jobs.get)
     assert read(fold.demand, "running", 19, 2) == [2, 2]
 
 

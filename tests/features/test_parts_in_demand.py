@@ -82,19 +82,19 @@ def test_parts_of_one_gpu_run_as_parts_in_their_pools_and_groups() -> None:
 
 def test_a_part_counts_as_much_as_the_occupancy_shows() -> None:
     demand, jobs = demand_of(ask("a", 1), start("a", 2, RankPlacement(0, "h0", (0,))))
-    demand.note_sizes({("a", 1): 0}, jobs.get)
+    demand.set_sizes({("a", 1): 0}, jobs.get)
     assert level(demand, "running") == 0.0
-    demand.note_sizes({}, jobs.get)
+    demand.set_sizes({}, jobs.get)
     assert level(demand, "running") == 0.25
 
 
 def test_a_request_for_a_part_waits_and_is_promised_as_a_part() -> None:
     demand, _ = demand_of(ask("a", 1, 500))
     waits = JobAttempt("own", 1, submission=ask("own", 2))
-    demand.note_requests([waits], {}, at(3))
+    demand.count_requests([waits], {}, at(3))
     assert level(demand, "queued") == 0.75
     promised = JobAttempt("own", 1, submission=ask("own", 2), ranks=(RankPlacement(0, "h0", (0,), 250),))
-    demand.note_requests([promised], {("own", 1): at(4)}, at(4))
+    demand.count_requests([promised], {("own", 1): at(4)}, at(4))
     assert (level(demand, "queued"), level(demand, "running", pool="h100")) == (0.5, 0.25)
 
 
@@ -169,5 +169,5 @@ def test_a_promise_counts_as_much_as_is_left_of_it_when_another_job_starts_on_it
     submission = Submitted(job="own", sequence=1, time_ms=at(2), gpus_per_node=4, queue="q")
     for gpus in ((0, 1, 2, 3), (2, 3)):
         promised = JobAttempt("own", 1, submission=submission, ranks=(RankPlacement(0, "h0", gpus),))
-        demand.note_requests([promised], {("own", 1): at(4)}, at(4))
+        demand.count_requests([promised], {("own", 1): at(4)}, at(4))
     assert level(demand, "running") == level(demand, "running", pool="h100") == 2.0

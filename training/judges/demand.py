@@ -258,11 +258,11 @@ def _trees(one: DemandSet, models: Models, origins: Bins, begins: Sequence[int],
     """(quantile, step, origin, series) of the trees that served then: those of the warm-up, then of each window."""
     fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
     parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))
-    found = [_told(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
+    found = [_forecasts_of(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
     return np.concatenate(found, axis=2)
 
 
-def _told(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
+def _forecasts_of(model: DemandTrees | None, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
     if model is None:
         return np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
     return model.forecast(panel, origins, steps)

@@ -85,7 +85,7 @@ def score(
         if fault.visible_ms is None or (kind is not None and fault.kind != kind):
             continue
         found = _found(fault, findings)
-        _take_node(scored, fault, found, findings, faults, hosts or {})
+        _score_node(scored, fault, found, findings, faults, hosts or {})
         if found is None:
             scored.missed += 1
             continue
@@ -208,7 +208,7 @@ def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, in
     return min(hits, default=None)
 
 
-def _take_node(
+def _score_node(
     scored: Score,
     fault: RunTruth,
     found: tuple[int, str, int] | None,

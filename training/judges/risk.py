@@ -223,16 +223,16 @@ def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ScoredRows:
     """The probabilities of rows (n,): ours, and the base rate of the days that were fitted on."""
 
     p: Array
     base: Array
 
 
-def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, Told]:
+def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
     """By horizon; rows of a window are told by the fit on what was known when it began."""
-    told = {days: Told(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
+    told = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):
         known = one.train(cut)
         fit = fit_history(known, one.first_day, cut, one.nodes)
@@ -265,7 +265,7 @@ def _judge_horizon(
     one: FaultSet,
     judged: PastDays,
     beside: Baselines,
-    told: Told,
+    told: ScoredRows,
     cuts: Sequence[int],
     horizon: int,
     seed: int,

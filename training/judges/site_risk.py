@@ -116,15 +116,15 @@ def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
             for method, p in judged.p.items():
                 told = np.isfinite(p[k, h])
                 given = (dataset, kind, span * DAY_S, method)
-                _tell(results, given, "all", judged.rows.time_ms[told], p[k, h][told], labels[told], seed)
+                _add_rows(results, given, "all", judged.rows.time_ms[told], p[k, h][told], labels[told], seed)
                 for number in range(len(judged.fits)):
                     own = told & (judged.window == number)
                     name = f"window {number + 1} of {len(judged.fits)}"
-                    _tell(results, given, name, judged.rows.time_ms[own], p[k, h][own], labels[own], None)
+                    _add_rows(results, given, name, judged.rows.time_ms[own], p[k, h][own], labels[own], None)
     return results
 
 
-def _tell(
+def _add_rows(
     results: Results,
     given: tuple[str, str, int, str],
     series: str,

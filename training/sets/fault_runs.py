@@ -123,8 +123,8 @@ class FaultRun:
 
     def rounds(self, entities: Entities) -> Iterator[Round]:
         """Every scrape in order of time; batches carry rows of `entities`."""
-        events = _Told(self._lines("events.jsonl", _EVENTS))
-        node_events = _Told(self._lines("node_events.jsonl", _NODE_EVENTS))
+        events = _EventQueue(self._lines("events.jsonl", _EVENTS))
+        node_events = _EventQueue(self._lines("node_events.jsonl", _NODE_EVENTS))
         for time_ms, batches in self._batches(entities):
             yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
@@ -158,7 +158,7 @@ class FaultRun:
                 yield time_ms, tuple(part for part in parts if len(part))
 
 
-class _Told(Generic[Event]):
+class _EventQueue(Generic[Event]):
     """Events in order of time, handed out as time goes on."""
 
     def __init__(self, events: Iterator[Event]) -> None:

@@ -105,7 +105,7 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, sa
             say(f"{moment(next_row)}: {len(watch.memory.faults.faults)} faults so far")
             next_row += DAY_MS
         watch.take(batch.samples, batch.events, now_ms, batch.node_events)
-        _tell(recorder, batch.node_events)
+        _record_events(recorder, batch.node_events)
         if batch.node_events or now_ms - looked_ms >= EVERY_MS:
             frames = watch.frames(topology, now_ms)
             seen = fold_evidence(watch.moment(frames, topology, now_ms), watch.memory)
@@ -113,6 +113,6 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, sa
     return recorder.days(watch.memory.faults, span.end_ms)
 
 
-def _tell(recorder: SiteRecorder, events: Iterable[NodeEvent]) -> None:
+def _record_events(recorder: SiteRecorder, events: Iterable[NodeEvent]) -> None:
     for event in sorted(events, key=lambda event: event.time_ms):
         recorder.event(event)

@@ -185,11 +185,11 @@ class DemandForecasts(Capability):
             heard = self._heard.popleft()
             demand.requests.note(heard.time_ms, request_rates(heard.served))
             demand.residency.note(heard.time_ms, heard.gpus)
-            demand.note_sizes(heard.held_milli, state.jobs.get, heard.displaced)
+            demand.set_sizes(heard.held_milli, state.jobs.get, heard.displaced)
             still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
-            demand.note_requests(still_open, heard.promised, heard.time_ms)
+            demand.count_requests(still_open, heard.promised, heard.time_ms)
             if heard.unknown_use is not None:
-                demand.note_unknown_use(heard.time_ms, heard.unknown_use, heard.unknown_by_pool)
+                demand.count_unknown_use(heard.time_ms, heard.unknown_use, heard.unknown_by_pool)
 
     def _forecast(
         self,
