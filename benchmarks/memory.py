@@ -1,8 +1,9 @@
 """What a GPU costs in memory: a pipeline with a fleet, less one with a tenth of it, by GPU.
 
 Each process has decoded every node's page (40 fields a GPU), filled rings of 120 fine slots and a day of 10-minute
-means, folded jobs on all GPUs, and ticked. `resident` is what it then holds, `peak` its most. In the second pair of
-cases each GPU has an InfiniBand port with 17 counters.
+means, folded jobs on all GPUs, and ticked. The first page came a day before the others, so that every slot of the rings
+is open and its memory handed out, as after a day of work. `resident` is what the process then holds, `peak` its most.
+In the second pair of cases each GPU has an InfiniBand port with 17 counters.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from service.process_memory import use_one_heap
 SIZES = (100_000,)
 BYTES_PER_GPU = 110_000
 T0 = 1_700_000_100_000
-SCRAPES, SCRAPE_S = 4, 15
+SCRAPES, SCRAPE_S, DAY_S = 4, 15, 86_400
 DECODE_PER_GPU_S = 0.01
 KIB = 1024
 
@@ -83,6 +84,8 @@ def _fill(gpus: int, ports: int, line: Any) -> None:
     use_one_heap()  # as the pipeline's process does
     with tempfile.TemporaryDirectory() as folder:
         fleet = MeasuredFleet(max(1, gpus // GPUS_PER_NODE), ports, Path(folder))
+        fleet.scrape()
+        fleet.clock.advance(DAY_S)
         for _ in range(SCRAPES):
             fleet.scrape()
             fleet.tick()

@@ -144,7 +144,7 @@ class _Columns:
             self[f"{feature}_10m"], self[f"{feature}_30m"] = np.where(never, np.nan, counts)
 
     def _open_slots(self) -> NDArray[np.intp]:
-        return np.arange(self.ring.closed + 1, self.ring.end + 1) % self.ring.span.slots
+        return self.ring.opened_slots(self.ring.closed + 1, self.ring.end) % self.ring.span.slots
 
     def frame(self, topology_generation: int) -> FeatureFrame:
         return FeatureFrame(

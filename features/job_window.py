@@ -169,7 +169,7 @@ def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDA
 def _copied(ring: Ring, names: Sequence[str], first: int, last: int, rows: NDArray[np.intp]) -> Array:
     """(metric, slot, row) of the fine slots, copied; NaN for slots that the ring has not opened."""
     values = ring.layout.value[[ring.layout.metrics.index(name) for name in names]]
-    slots = np.arange(first, last + 1)
-    copied = ring.fine[np.ix_(values, slots % ring.span.slots, rows)]
-    copied[:, (slots > ring.head) | (slots <= ring.head - ring.span.slots)] = np.nan
+    opened = ring.opened_slots(first, last)
+    copied = np.full((len(values), last - first + 1, len(rows)), np.nan, np.float32)
+    copied[:, opened - first] = ring.fine[np.ix_(values, opened % ring.span.slots, rows)]
     return copied

@@ -12,6 +12,8 @@ All arrays have the entity last, so a row of one metric and slot is contiguous o
     first_seen_ms              (entity,)               earliest first sample of any of its series
 
 Slots and buckets hold what belongs there by event time, however late it came: only the order within a series matters.
+Slots before `first_slot` and buckets before `first_bucket` were never opened: no code may read or write their cells,
+whose memory the system has not handed out yet. So a large fleet starts at once, and its rings grow as time passes.
 """
 
 from typing import Any
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from features.counters import increments
 from features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
+from features.ring_arrays import runs, widened, widened_runs
 from features.sums import EventSums, ValueSums, largest
 
 NEVER = np.iinfo(np.int64).max
@@ -38,6 +41,7 @@ class Ring:
         self.capacity = 0
         self.head = -1
         self.closed = -1
+        self.first_slot = self.first_bucket = 0  # the oldest that are open; up to `head` and `newest_bucket` all are
         self.touched_slot = 0  # the oldest slot and bucket written since they were last saved
         self.touched_bucket = 0
         metrics, values, days = len(layout.metrics), len(layout.values), len(layout.days)
@@ -66,14 +70,18 @@ class Ring:
             grown = max(size, self.capacity + self.capacity // 8)
             self.capacity = -(-grown // 16) * 16
             for name, fill in FILLS.items():
-                setattr(self, name, _widened(getattr(self, name), self.capacity, fill))
+                setattr(self, name, widened(getattr(self, name), self.capacity, fill))
+            slots = runs(self.first_slot, self.head + 1, self.span.slots)
+            self.fine = widened_runs(self.fine, self.capacity, np.nan, slots)
+            self.events = widened_runs(self.events, self.capacity, 0, slots)
+            self.coarse = widened_runs(self.coarse, self.capacity, np.nan, self._opened_buckets())
             self.value_sums.widen(self.capacity)
             self.event_sums.widen(self.capacity)
         self.size = max(self.size, size)
 
     @property
     def nbytes(self) -> int:
-        arrays: list[NDArray[Any]] = [getattr(self, name) for name in FILLS]
+        arrays: list[NDArray[Any]] = [getattr(self, name) for name in (*FILLS, "fine", "events", "coarse")]
         return sum(array.nbytes for array in arrays) + self.value_sums.nbytes + self.event_sums.nbytes
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -100,18 +108,43 @@ class Ring:
     def _open(self, head: int) -> None:
         if self.head < 0:
             self.head = head
+            self.first_slot, self.first_bucket = head + 1, self.newest_bucket + 1
+            self.open_from(head, self.newest_bucket)
             return
         if head == self.head:
             return
         self.touched_slot = min(self.touched_slot, self.head + 1)
-        slots = np.arange(max(self.head + 1, head - self.span.slots + 1), head + 1) % self.span.slots
-        self.fine[:, slots] = np.nan
-        self.events[:, slots] = 0
-        was, self.head = self.newest_bucket, head
-        if self.newest_bucket > was:
-            self.touched_bucket = min(self.touched_bucket, was + 1)
-            buckets = np.arange(max(was + 1, self.newest_bucket - BUCKETS + 1), self.newest_bucket + 1)
-            self.coarse[:, buckets % BUCKETS] = np.nan
+        was, was_bucket, self.head = self.head, self.newest_bucket, head
+        self._clear_slots(was + 1, head + 1)
+        if self.newest_bucket > was_bucket:
+            self.touched_bucket = min(self.touched_bucket, was_bucket + 1)
+            self._clear_buckets(was_bucket + 1, self.newest_bucket + 1)
+
+    def open_from(self, slot: int, bucket: int) -> None:
+        """Open earlier slots and buckets, as far as they are within the ring: a late sample belongs there."""
+        slot, bucket = max(slot, self.head - self.span.slots + 1), max(bucket, self.newest_bucket - BUCKETS + 1)
+        if slot < self.first_slot:
+            self._clear_slots(slot, self.first_slot)
+            self.first_slot = slot
+        if bucket < self.first_bucket:
+            self._clear_buckets(bucket, self.first_bucket)
+            self.first_bucket = bucket
+
+    def _clear_slots(self, first: int, end: int) -> None:
+        for run in runs(first, end, self.span.slots):
+            self.fine[:, run] = np.nan
+            self.events[:, run] = 0
+
+    def _clear_buckets(self, first: int, end: int) -> None:
+        for run in runs(first, end, BUCKETS):
+            self.coarse[:, run] = np.nan
+
+    def _opened_buckets(self) -> list[slice]:
+        return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
+
+    def opened_slots(self, first: int, last: int) -> NDArray[np.intp]:
+        """The numbers among `first … last` of slots that are open."""
+        return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
     def _close(self, closed: int) -> None:
         if closed <= self.closed:
@@ -122,8 +155,8 @@ class Ring:
             self.closed = closed
             return
         for slot in range(self.closed + 1, closed + 1):
-            self.value_sums.close(self.fine, slot, self.size)
-            self.event_sums.close(self.events, slot, self.size)
+            self.value_sums.close(self.fine, slot, self.size, self.first_slot)
+            self.event_sums.close(self.events, slot, self.size, self.first_slot)
             first = slot % STRIPES * self.size // STRIPES
             self.dirty[first : (slot % STRIPES + 1) * self.size // STRIPES] = True
         self.closed = closed
@@ -135,8 +168,8 @@ class Ring:
             first, last = int(columns[0]), int(columns[-1])
             one_run = last - first + 1 == len(columns)  # usually: then slots are copied in runs, ten times as fast
             at = slice(first, last + 1) if one_run else columns
-            self.value_sums.recompute(self.fine, self.closed, at)
-            self.event_sums.recompute(self.events, self.closed, at)
+            self.value_sums.recompute(self.fine, self.closed, at, self.first_slot)
+            self.event_sums.recompute(self.events, self.closed, at, self.first_slot)
             self.dirty[columns] = False
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -174,7 +207,10 @@ class Ring:
             np.minimum.at(self.first_seen_ms, entity[first], time_ms[first])
         slot = time_ms // self.span.interval_ms
         inside = slot > self.head - self.span.slots
-        self.touched_slot = min(self.touched_slot, int(slot.min()))
+        oldest = int(slot.min())
+        self.touched_slot = min(self.touched_slot, oldest)
+        if oldest < self.first_slot:
+            self.open_from(int(slot[inside].min(initial=self.first_slot)), self.first_bucket)
         self.dirty[entity[inside & (slot <= self.closed)]] = True
         stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
         self._store(metric, entity, time_ms, stored, before, slot, inside)
@@ -281,7 +317,9 @@ class Ring:
         count = self.bucket_count[row, entity]
         done = (count > 0) & (bucket > self.newest_bucket - BUCKETS)
         if done.any():
-            self.touched_bucket = min(self.touched_bucket, int(bucket[done].min()))
+            oldest = int(bucket[done].min())
+            self.touched_bucket = min(self.touched_bucket, oldest)
+            self.open_from(self.first_slot, oldest)
         mean = self.bucket_total[row[done], entity[done]] / count[done]
         self.coarse[row[done], bucket[done] % BUCKETS, entity[done]] = mean
         self.bucket_total[row, entity] = 0.0
@@ -299,10 +337,12 @@ class Ring:
         metric = self.layout.metrics.index(name)
         day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
         assert day >= 0, f"{name} is none of {self.layout.days}"
-        first, length = (self.end - self.span.fine_slots + 1) % self.span.slots, self.span.fine_slots
-        turn = min(first + length, self.span.slots)
-        parts = [self.coarse[day], fine[first:turn], fine[: first + length - turn]]
-        peak: NDArray[np.float32] = largest(np.array([largest(part[:, : self.size]) for part in parts]))
+        slots = self.opened_slots(self.end - self.span.fine_slots + 1, self.end)
+        parts = [self.coarse[day][run] for run in self._opened_buckets()]
+        parts += [fine[run] for run in runs(int(slots[0]), int(slots[-1]) + 1, self.span.slots)] if len(slots) else []
+        peak = np.full(self.size, np.nan, np.float32)
+        for part in parts:
+            np.fmax(peak, largest(part[:, : self.size]), out=peak)
         at, means, _ = self._current_means(metric)
         peak[at] = np.fmax(peak[at], means)
         return peak
@@ -310,15 +350,20 @@ class Ring:
     def slots(self, name: str, window: int) -> NDArray[np.float32]:
         """(slot, entity) the last `window` slots of a value metric up to now, oldest first."""
         row = self.layout.value[self.layout.metrics.index(name)]
-        index = np.arange(self.end - window + 1, self.end + 1) % self.span.slots
-        return self.fine[row, index, : self.size]
+        first = self.end - window + 1
+        picked = np.full((window, self.size), np.nan, np.float32)
+        opened = self.opened_slots(first, self.end)
+        picked[opened - first] = self.fine[row, opened % self.span.slots, : self.size]
+        return picked
 
     def day(self, name: str) -> NDArray[np.float32]:
         """(bucket, entity) 10-minute means of a daily metric over a day, oldest first, the current one last."""
         metric = self.layout.metrics.index(name)
         newest = self.newest_bucket
-        row, buckets = self.layout.day[metric], np.arange(newest - BUCKETS + 1, newest + 1) % BUCKETS
-        days = self.coarse[row, buckets, : self.size]
+        row, first = self.layout.day[metric], newest - BUCKETS + 1
+        opened = np.arange(max(first, self.first_bucket), newest + 1)
+        days = np.full((BUCKETS, self.size), np.nan, np.float32)
+        days[opened - first] = self.coarse[row, opened % BUCKETS, : self.size]
         at, means, age = self._current_means(metric)
         days[BUCKETS - 1 - age, at] = means
         return days
@@ -337,18 +382,9 @@ FILLS: dict[str, Any] = {
     "raw": np.nan,
     "changed_ms": 0,
     "rate": np.nan,
-    "fine": np.nan,
-    "events": 0,
-    "coarse": np.nan,
     "bucket_total": 0.0,
     "bucket_count": 0,
     "first_seen_ms": NEVER,
     "mark": 0,
     "dirty": False,
 }
-
-
-def _widened(array: NDArray[Any], capacity: int, fill: Any) -> NDArray[Any]:
-    wide = np.full((*array.shape[:-1], capacity), fill, array.dtype)
-    wide[..., : array.shape[-1]] = array
-    return wide

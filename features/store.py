@@ -205,6 +205,8 @@ def _move_back(ring: Ring, by_ms: int) -> None:
     _roll(ring.fine, slots)
     _roll(ring.events, slots)
     _roll(ring.coarse, newest_bucket - ring.newest_bucket)
+    ring.first_slot -= slots
+    ring.first_bucket -= newest_bucket - ring.newest_bucket
     ring.touched_slot = ring.touched_bucket = 0
     ring.dirty[: ring.size] = True
 

@@ -60,8 +60,8 @@ class Since:
 
     def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Slots and buckets up to now that are not on disk: no slice may hold a newest time without its slot."""
-        slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, 0)
-        bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, 0)
+        slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, ring.first_slot)
+        bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, ring.first_bucket)
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
 
 
@@ -101,9 +101,7 @@ def save_store(
             for first in range(0, sizes[kind], length):
                 part = slice(first, min(first + length, sizes[kind]))
                 yield _Slice(ring, kind, part, begin).writing(slots, state)
-        heads = {kind.value: {"head": rings[kind].head, "closed": rings[kind].closed} for kind in since}
-        for kind, size in sizes.items():
-            heads[kind.value]["size"] = size
+        heads = {kind.value: _head(rings[kind], size) for kind, size in sizes.items()}
         about = {"span": asdict(span), "names": entities.dump(), "rings": heads}
         yield lambda: _finish(slots, state, about, earlier)
     finally:
@@ -182,10 +180,19 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
     return entities, span, rings
 
 
+def _head(ring: Ring, size: int) -> dict[str, int]:
+    """What a save says of a ring as a whole."""
+    opened = {"first_slot": ring.first_slot, "first_bucket": ring.first_bucket}
+    return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
+
+
 def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
+    """A ring with room for a save, its slots empty. Older saves do not say which slots are open: all count as open."""
     ring = Ring(layout_of(kind), span)
     ring.reserve(row["size"])
     ring.head, ring.closed = row["head"], row["closed"]
+    ring.first_slot, ring.first_bucket = ring.head + 1, ring.newest_bucket + 1
+    ring.open_from(row.get("first_slot", 0), row.get("first_bucket", 0))
     ring.dirty[: ring.size] = True
     return ring
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from features.ring_arrays import widened
+
 
 class ValueSums:
     """Count and sum of known values of `rows` over two windows, and the sum of squares over the longer."""
@@ -23,16 +25,16 @@ class ValueSums:
         return self.count.nbytes + self.total.nbytes + self.square.nbytes
 
     def widen(self, capacity: int) -> None:
-        self.count, self.total = _widened(self.count, capacity), _widened(self.total, capacity)
-        self.square = _widened(self.square, capacity)
+        self.count, self.total = widened(self.count, capacity), widened(self.total, capacity)
+        self.square = widened(self.square, capacity)
 
-    def close(self, fine: NDArray[np.float32], slot: int, size: int) -> None:
-        """Move both windows on by the slot that closes."""
+    def close(self, fine: NDArray[np.float32], slot: int, size: int, first: int) -> None:
+        """Move both windows on by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
-            if length:
+            moves = [(number, sign) for number, sign in ((slot, 1), (slot - length, -1)) if number >= first]
+            for number, sign in moves if length else ():
                 for index, row in enumerate(self.rows):
-                    self._move(fine[row, slot % fine.shape[1], :size], window, index, 1)
-                    self._move(fine[row, (slot - length) % fine.shape[1], :size], window, index, -1)
+                    self._move(fine[row, number % fine.shape[1], :size], window, index, sign)
 
     def _move(self, values: NDArray[np.float32], window: int, index: int, sign: int) -> None:
         size = len(values)
@@ -42,10 +44,10 @@ class ValueSums:
         if window == 1:
             self.square[index, :size] += sign * clean * clean
 
-    def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp]) -> None:
-        """Sum the chosen entities anew from the ring."""
+    def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
+        """Sum the chosen entities anew from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
-            slots = np.arange(closed - length + 1, closed + 1) % fine.shape[1]
+            slots = np.arange(max(first, closed - length + 1), closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
                 known, clean = _known(chosen(fine[row], slots, columns))
                 self.count[window, index, columns] = known.sum(axis=0)
@@ -80,19 +82,20 @@ class EventSums:
         return self.total.nbytes
 
     def widen(self, capacity: int) -> None:
-        self.total = _widened(self.total, capacity)
+        self.total = widened(self.total, capacity)
 
-    def close(self, events: NDArray[np.uint32], slot: int, size: int) -> None:
-        """Move both windows on by the slot that closes."""
+    def close(self, events: NDArray[np.uint32], slot: int, size: int, first: int) -> None:
+        """Move both windows on by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
-            if length:
+            if length and slot >= first:
                 self.total[window, :, :size] += events[:, slot % events.shape[1], :size]
+            if length and slot - length >= first:
                 self.total[window, :, :size] -= events[:, (slot - length) % events.shape[1], :size]
 
-    def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp]) -> None:
-        """Sum the chosen entities anew from the ring."""
+    def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
+        """Sum the chosen entities anew from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
-            slots = np.arange(closed - length + 1, closed + 1) % events.shape[1]
+            slots = np.arange(max(first, closed - length + 1), closed + 1) % events.shape[1]
             for row in range(len(events)):
                 self.total[window, row, columns] = chosen(events[row], slots, columns).sum(axis=0, dtype=np.int64)
 
@@ -115,12 +118,6 @@ def _known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.f
     """Where a value is known, and the values with 0 where it is not."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)
-
-
-def _widened(array: NDArray[Any], capacity: int) -> NDArray[Any]:
-    wide = np.zeros((*array.shape[:-1], capacity), array.dtype)
-    wide[..., : array.shape[-1]] = array
-    return wide
 
 
 @np.errstate(over="ignore", invalid="ignore")  # half as dear as a block on small arrays

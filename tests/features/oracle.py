@@ -3,9 +3,14 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from features.counters import SATURATES_AT, WRAPS_AT
 from features.layout import BUCKET_MS
+from features.ring import Ring
 from fleet.entities import Entities
 from fleet.metrics import METRICS, metric_row
 from fleet.samples import EntityKind, SampleBatch
@@ -23,6 +28,16 @@ def fleet(gpus: int = 3) -> Entities:
         entities.of_node(GPU, f"n{gpu // 2}", gpu % 2)
         entities.of_node(PORT, f"n{gpu // 2}", f"mlx5_{gpu % 2}", 1)
     return entities
+
+
+def whole(ring: Ring, name: str) -> NDArray[Any]:
+    """A ring array (row, slot, entity) as if all of its slots were open: those that are not hold nothing."""
+    first, newest = (ring.first_bucket, ring.newest_bucket) if name == "coarse" else (ring.first_slot, ring.head)
+    array: NDArray[Any] = getattr(ring, name)
+    opened = np.unique(np.arange(max(first, newest - array.shape[1] + 1), newest + 1) % array.shape[1])
+    copy = np.full(array.shape, 0 if name == "events" else np.nan, array.dtype)
+    copy[:, opened] = array[:, opened]
+    return copy
 
 
 def batch(kind: EntityKind, rows: list[Row]) -> SampleBatch:

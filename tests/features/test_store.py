@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from features.store import WindowStore, Written
-from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet
+from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
 
 METRICS = ("power_w", "xid", "energy_j", "ecc_sbe_volatile")
@@ -32,8 +32,9 @@ def store_of(*parts: list[Row], now_ms: int = NOW, gpus: int = 3) -> WindowStore
 def state(store: WindowStore) -> dict[str, np.ndarray]:
     """Everything that the laws speak of; bucket sums as the means they stand for."""
     ring = store.ring(GPU)
-    names = ("time_ms", "raw", "changed_ms", "rate", "fine", "events", "first_seen_ms")
-    arrays = {name: getattr(ring, name)[..., : ring.size] for name in names}
+    arrays = {name: getattr(ring, name) for name in ("time_ms", "raw", "changed_ms", "rate", "first_seen_ms")}
+    arrays |= {name: whole(ring, name) for name in ("fine", "events")}
+    arrays = {name: array[..., : ring.size] for name, array in arrays.items()}
     return arrays | {f"day {name}": ring.day(name) for name in ring.layout.days}
 
 
@@ -171,6 +172,50 @@ def test_room_grows_with_the_entities() -> None:
     assert power[2:].tolist() == [300.0, *map(float, range(3, 500))]
 
 
+def test_a_ring_hands_out_memory_only_for_slots_that_it_has_opened() -> None:
+    """The cells of other slots hold what the system hands out at first, zeros: nobody has written them."""
+    store = WindowStore(fleet(4))
+    for minutes in (0, 1, 3):
+        store.write(batch(GPU, [("power_w", 0, T0 + minutes * 60_000, 500.0)]), T0 + minutes * 60_000)
+    ring = store.ring(GPU)
+    opened = ring.opened_slots(0, ring.head)
+    assert opened.tolist() == list(range(T0 // INTERVAL_MS, T0 // INTERVAL_MS + 13))
+    untouched = np.delete(ring.fine, opened % ring.span.slots, axis=1)
+    assert not untouched.any()
+    assert np.isnan(ring.fine[:, opened % ring.span.slots, 1:4]).all()
+
+
+def test_a_late_sample_opens_the_slots_between() -> None:
+    first, late = ("power_w", 0, NOW, 500.0), ("power_w", 1, NOW - 20 * 60_000, 400.0)
+    in_turn, late_last = store_of([late], [first]), store_of([first], [late])
+    assert_same(in_turn, late_last)
+    ring = late_last.ring(GPU)
+    assert ring.first_slot == (NOW - 20 * 60_000) // INTERVAL_MS
+    power = ring.slots("power_w", 120)
+    assert np.isfinite(power).sum() == 2
+    assert np.nanmin(ring.peak("power_w")) == 400.0
+
+
+def test_a_sample_older_than_the_ring_opens_nothing() -> None:
+    ring = store_of([("power_w", 0, NOW, 500.0)], [("power_w", 1, T0, 400.0)]).ring(GPU)
+    assert (ring.first_slot, ring.head) == (NOW // INTERVAL_MS, NOW // INTERVAL_MS)
+
+
+@examples(40)
+@given(rows_of, rows_of)
+def test_a_ring_that_grows_equals_one_that_had_room_for_all(early: list[Row], later: list[Row]) -> None:
+    growing = store_of(early)
+    for gpu in range(3, 40):
+        growing.entities.of_node(GPU, f"m{gpu}", 0)
+    growing.write(batch(GPU, later), NOW)
+    roomy = WindowStore(fleet(3))
+    for gpu in range(3, 40):
+        roomy.entities.of_node(GPU, f"m{gpu}", 0)
+    roomy.write(batch(GPU, early), NOW)
+    roomy.write(batch(GPU, later), NOW)
+    assert_same(growing, roomy)
+
+
 def test_memory_stays_below_64_kib_a_gpu_its_port_included() -> None:
     store = WindowStore(fleet(1000))
     assert (store.ring(GPU).nbytes + store.ring(PORT).nbytes) / 1000 < 64 * 1024
@@ -180,7 +225,7 @@ def test_a_sample_older_than_the_ring_updates_the_series_only() -> None:
     store = store_of([("power_w", 1, NOW, 11.0)], [("power_w", 0, T0, 500.0)])
     ring = store.ring(GPU)
     assert ring.raw[ring.layout.metrics.index("power_w"), 0] == 500.0
-    assert np.isnan(ring.fine[..., 0]).all()
+    assert np.isnan(whole(ring, "fine")[..., 0]).all()
 
 
 @examples(62)

@@ -40,6 +40,7 @@ from fleet.topology import Level, NodeSpec, Topology
 from ingest.inbox.job_events import identity
 from ingest.source import Batch
 from service.pipeline.state import FleetState
+from tests.features.oracle import whole
 
 T0 = 1_700_000_400_000  # a multiple of 15 s and of 10 min
 END = T0 + 92_100_000
@@ -246,7 +247,7 @@ def _ring(state: FleetState, kind: EntityKind, frames: Frames) -> dict[str, Any]
     slots = np.arange(ring.head - ring.span.slots + 1, ring.head + 1) % ring.span.slots
     names = ("time_ms", "raw", "changed_ms", "rate", "first_seen_ms")
     parts: dict[str, Any] = {name: getattr(ring, name)[..., spoken] for name in names}
-    parts |= {name: getattr(ring, name)[:, slots][..., spoken] for name in ("fine", "events")}
+    parts |= {name: whole(ring, name)[:, slots][..., spoken] for name in ("fine", "events")}
     parts |= {f"day {name}": ring.day(name)[:, spoken] for name in ring.layout.days}
     frame = getattr(frames, kind.value)
     about = {f"about {name}": frame.column(name)[spoken] for name in frame.names}

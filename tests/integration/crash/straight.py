@@ -32,6 +32,7 @@ from service.pipeline.pipeline import Pipeline
 from service.pipeline.state import FleetState
 from service.placer.metrics import PlacerMetrics
 from service.placer.service import PlacementService
+from tests.features.oracle import whole
 from tests.integration.crash.load import Entry
 from tests.integration.crash.recorded import NODES, PunctualReplay
 
@@ -147,9 +148,9 @@ def check_rings(killed: FleetState, straight: FleetState, nodes: Collection[str]
         np.testing.assert_array_equal(getattr(ring, name)[:, here], getattr(expected, name)[:, there], err_msg=name)
     np.testing.assert_array_equal(ring.first_seen_ms[here], expected.first_seen_ms[there])
     for name in ("fine", "events", "coarse"):
-        mine, theirs = getattr(ring, name)[:, :, here], getattr(expected, name)[:, :, there]
+        mine, theirs = whole(ring, name)[:, :, here], whole(expected, name)[:, :, there]
         np.testing.assert_array_equal(mine, theirs, err_msg=name)
-    return int((~np.isnan(ring.fine[:, :, here])).sum())
+    return int((~np.isnan(whole(ring, "fine")[:, :, here])).sum())
 
 
 def _rows(state: FleetState, names: list[str]) -> list[int]:
