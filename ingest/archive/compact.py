@@ -90,13 +90,19 @@ def _rows(files: ArchiveFiles, name: FileName) -> int:
 
 def compact(files: ArchiveFiles, run: CompactionRun) -> None:
     """Replace a run by one file, as its hour's only writer. OSError or ValueError (torn, changed): nothing changed."""
+    files.become(merge(files, run))
+
+
+def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
+    """Write the file that replaces a run and return its name. `files.become` then puts it in their place.
+    The writer may add files to the hour meanwhile. Raises OSError or ValueError (torn, changed): nothing changed."""
     ready = replace(run.becomes, ready=True)
     there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
     if sorted(there) != sorted(run.names):
         raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
-    merge = _merged_samples if ready.dataset == "samples" else _merged_events
-    files.put(ready, merge(files, run.names))
-    files.become(ready)
+    merged = _merged_samples if ready.dataset == "samples" else _merged_events
+    files.put(ready, merged(files, run.names))
+    return ready
 
 
 def _merged_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:

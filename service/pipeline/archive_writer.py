@@ -4,6 +4,8 @@ every snapshot     waiting rows are handed over in the moment of the positions, 
 in between         when a quarter of `archive.buffer_bytes` waits
 full               sources wait until a flush has succeeded: nothing is lost, nothing grows
 now and then       closed hours are compacted, days beyond `archive.keep_days` go
+
+Flushes go on while a snapshot is written and while hours are merged: a large fleet fills the buffer within seconds.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from collections.abc import Callable
 
 from fleet.clock import Clock
 from ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
-from ingest.archive.compact import compact, old_days, prune, runs
+from ingest.archive.compact import merge, old_days, prune, runs
 from ingest.archive.files import DAY_MS, ArchiveFiles, day_of
 from ingest.shares import Share
 from service.config import Config
@@ -124,11 +126,12 @@ class ArchiveWriter:
         most = self._config.file_rows
         find = functools.partial(runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days)
         for run in await in_thread(find):
-            async with self.still:
-                try:
-                    await in_thread(functools.partial(compact, archive.files, run))
-                except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
-                    logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
+            try:
+                ready = await in_thread(functools.partial(merge, archive.files, run))
+                async with self.still:  # a flush looks rows up in the files that go now
+                    await in_thread(functools.partial(archive.files.become, ready))
+            except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
+                logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
             old = await in_thread(functools.partial(old_days, archive.files, now_ms, self._config.keep_days))
             await in_thread(functools.partial(prune, archive.files, old, _pruned))

@@ -165,22 +165,23 @@ class Pipeline:
 
     async def save(self) -> None:
         """Save a snapshot once the archive has all that its positions cover. Raises OSError."""
-        async with self._saving, self.archive_writer.still:
-            async with self.capabilities.still(), self._memory_free:
-                self.time.move_parts()
-                self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
-                flush = self.archive_writer.hand_over()
-                positions = {source.name: source.position() for source in self.sources}
-                generation = self.state.topology.generation
-                saved = replace(self.saved, positions=positions, generation=generation, saved_ms=self.time.now_ms())
-                if self.state_monitor is not None:
-                    saved = replace(saved, identity=self.state_monitor.identity, seen=self.state_monitor.seen)
-                writing = self.snapshot.save(saved, self.capabilities[DemandForecasts].dumped)
-            try:
-                await in_thread(flush)
-            except BaseException:
-                writing.close()
-                raise
+        async with self._saving:
+            async with self.archive_writer.still:
+                async with self.capabilities.still(), self._memory_free:
+                    self.time.move_parts()
+                    self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
+                    flush = self.archive_writer.hand_over()
+                    positions = {source.name: source.position() for source in self.sources}
+                    generation, saved_ms = self.state.topology.generation, self.time.now_ms()
+                    saved = replace(self.saved, positions=positions, generation=generation, saved_ms=saved_ms)
+                    if self.state_monitor is not None:
+                        saved = replace(saved, identity=self.state_monitor.identity, seen=self.state_monitor.seen)
+                    writing = self.snapshot.save(saved, self.capabilities[DemandForecasts].dumped)
+                try:
+                    await in_thread(flush)
+                except BaseException:
+                    writing.close()
+                    raise
             covered = await writing
             if self.state_monitor is not None:
                 await in_thread(functools.partial(self.state_monitor.record_seen, saved.seen))

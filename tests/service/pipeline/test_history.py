@@ -4,6 +4,7 @@ import asyncio
 import errno
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,9 +22,11 @@ from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.archive.archive import ArchiveHealth
+from ingest.archive.compact import merge
+from ingest.archive.files import HOUR_MS, day_of
 from ingest.source import Batch, MemorySource
 from service.config import ArchiveConfig, Config, PipelineConfig
-from service.pipeline import guarded_source
+from service.pipeline import archive_writer, guarded_source
 from service.pipeline.pipeline import Pipeline
 from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
 
@@ -159,6 +162,79 @@ def test_a_snapshot_holds_no_position_whose_samples_are_in_no_file(tmp_path: Pat
 
     asyncio.run(story())
     assert count(tmp_path, "count(*)") == (30,)
+
+
+def test_rows_are_written_while_a_snapshot_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large fleet fills the buffer in less time than its snapshot takes."""
+
+    async def story() -> None:
+        first, later = batches(2, 10)
+        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        save, released = pipeline.snapshot.save, asyncio.Event()
+
+        async def slow(*of: Any) -> Any:
+            await released.wait()
+            return await save(*of)
+
+        monkeypatch.setattr(pipeline.snapshot, "save", slow)
+        pipeline.take(first)
+        saving = asyncio.create_task(pipeline.save())
+        await until(lambda: written(pipeline) == 10)
+        pipeline.take(later)
+        async with asyncio.timeout(20):
+            await pipeline.archive_writer.flush()
+        assert written(pipeline) == 20
+        assert not saving.done()
+        released.set()
+        await saving
+        await pipeline.close()
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (20, 20)
+
+
+def test_rows_are_written_while_an_hour_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        first, second, later = batches(3, 10)
+        for batch in (first, second):
+            pipeline.take(batch)
+            await pipeline.archive_writer.flush()
+        archive = pipeline.archive_writer.archive
+        assert archive is not None
+        began, released = threading.Event(), threading.Event()
+
+        def slow(*of: Any) -> Any:
+            began.set()
+            assert released.wait(20)
+            return merge(*of)
+
+        monkeypatch.setattr(archive_writer, "merge", slow)
+        monkeypatch.setattr(archive_writer, "RECENT_DAYS", 1)
+        monkeypatch.setattr(archive_writer, "CLOSED_MS", -10 * HOUR_MS)
+        monkeypatch.setattr(archive_writer, "day_of", lambda ms: day_of(NOW_MS))
+        tidying = asyncio.create_task(pipeline.archive_writer.tidy(archive))
+        await until(began.is_set)
+        pipeline.take(later)
+        async with asyncio.timeout(20):
+            await pipeline.archive_writer.flush()
+        assert written(pipeline) == 30
+        assert not tidying.done()
+        released.set()
+        await tidying
+        assert len(archive.files.names("samples")) == 2  # the one that both became, and the later one
+        await pipeline.close()
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (30, 30)
+
+
+def written(pipeline: Pipeline) -> int:
+    health = pipeline.archive_writer.health()
+    assert health is not None
+    return health.rows
 
 
 def test_it_can_be_turned_off_and_lie_elsewhere(tmp_path: Path) -> None:
