@@ -1,5 +1,6 @@
 """Child processes of benchmarks. A child that ends too early is an error that shows the last lines of its output."""
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -10,18 +11,23 @@ TAIL_BYTES = 2000
 
 
 class ChildProcess:
-    """A running program whose output is stored, so that an error can show why the program ended."""
+    """A running program. Its output is the file `log`, which `stop` deletes unless an error has named it."""
 
     def __init__(self, name: str, command: Sequence[str | Path]) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `stop`
+        number, path = tempfile.mkstemp(prefix=f"{name.rsplit(maxsplit=1)[-1]}-", suffix=".log")
+        self.log = Path(path)
+        self._log = os.fdopen(number, "w+b")
+        self._failed = False
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         self.pid = self._process.pid
 
     def check(self, unless: str = "") -> None:
         """Raise AssertionError if the program has ended, or in any case where `unless` says what is late."""
         code = self._process.poll()
-        said = f"; its last output:\n{tail}" if (tail := self.tail()) else " and printed nothing"
+        self._failed = self._failed or code is not None or bool(unless)
+        tail = self.tail()
+        said = f"; its log is {self.log}, which ends so:\n{tail}" if tail else " and printed nothing"
         assert code is None, f"{self.name} ended with {code}{said}"
         assert not unless, f"{unless}. {self.name} still runs{said}"
 
@@ -39,6 +45,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         self._log.close()
+        if not self._failed:
+            self.log.unlink(missing_ok=True)
 
     def kill(self) -> None:
         self._process.kill()

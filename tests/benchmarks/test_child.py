@@ -20,12 +20,13 @@ def child(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
     started = ChildProcess("the api", [sys.executable, "-c", request.param])
     yield started
     started.stop(1)
+    started.log.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("child", [REASON], indirect=True)
 def test_an_early_end_shows_the_last_output(child: ChildProcess) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    with pytest.raises(AssertionError, match="the api ended with 3; its last output:\nno port is free"):
+    with pytest.raises(AssertionError, match=f"the api ended with 3; its log is {child.log}, .*:\nno port is free"):
         child.check()
 
 
@@ -34,8 +35,20 @@ def test_what_is_late_shows_the_last_output(child: ChildProcess) -> None:
     while not child.tail():
         time.sleep(0.01)
     child.check()
-    with pytest.raises(AssertionError, match=r"no board\. the api still runs; its last output:\nbusy"):
+    with pytest.raises(AssertionError, match=rf"no board\. the api still runs; its log is {child.log}, .*:\nbusy"):
         child.check(unless="no board")
+
+
+@pytest.mark.parametrize("child", [REASON, "import time; time.sleep(60)"], indirect=True)
+def test_the_log_stays_after_a_failure_and_goes_otherwise(child: ChildProcess, request: pytest.FixtureRequest) -> None:
+    failed = request.node.callspec.params["child"] == REASON
+    if failed:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(AssertionError):
+            child.check()
+    child.stop(1)
+    assert child.log.exists() == failed
+    assert not failed or child.log.read_text() == "no port is free\n"
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
