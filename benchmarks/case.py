@@ -13,7 +13,9 @@ counts and the seconds it takes:
 import gc
 import os
 import platform
+import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,9 +129,23 @@ def _value(run: _Run, unit: str) -> float:
     return total / run.items if per_item else total
 
 
-def free_bytes() -> int:
-    """Memory that is free now."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
+    """Return whether a fleet fits the memory that programs can get now. Otherwise the log says what is left out."""
+    available = available_bytes()
+    if gpus * bytes_per_gpu <= available:
+        return True
+    needed = f"{gpus * bytes_per_gpu / 2**30:.1f} GiB"
+    print(f"{gpus:,} GPUs are left out: they need {needed}, {available / 2**30:.1f} are available", file=sys.stderr)
+    return False
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the memory that programs can get without swapping, caches of files included."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 @lru_cache(1)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.case import Peer, free_bytes, measure
+from benchmarks.case import Peer, fits_memory, measure
 from features.store import WindowStore
 from fleet.entities import Entities
 from ingest.pages.dcgm import FIELD_IDS
@@ -75,7 +75,7 @@ def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Valu
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Four records a size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU < free_bytes():
+        if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
 
 

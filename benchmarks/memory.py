@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.decode import FIELDS, round_of
 from benchmarks.exporters import healthy
 from benchmarks.service import MAKE_S
@@ -54,7 +54,7 @@ class MemoryUse:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Two records a size and kind of fleet; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > free_bytes():
+        if not fits_memory(gpus, BYTES_PER_GPU):
             continue
         for ports in (0, 1):
             small, large = (_held(size, ports) for size in (gpus // 10, gpus))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleet.events import Finished, Started, Step, Submitted
@@ -39,7 +39,7 @@ class Save:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > free_bytes():
+        if not fits_memory(gpus, BYTES_PER_GPU):
             continue
         with tempfile.TemporaryDirectory() as folder:
             site = old_site(gpus, Path(folder))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, USUAL
 from fleet.clock import ManualClock
@@ -61,7 +61,7 @@ class Hour:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A day of a fleet of each size in GPUs, up to LARGEST; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus > LARGEST or gpus * BYTES_PER_GPU > free_bytes():
+        if gpus > LARGEST or not fits_memory(gpus, BYTES_PER_GPU):
             continue
         with tempfile.TemporaryDirectory() as folder, spared_collector():
             cpu = time.process_time()

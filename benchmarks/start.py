@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.child import ChildProcess
 from benchmarks.service import process_cpu_s, write_topology
 from benchmarks.snapshot import old_site
@@ -29,7 +29,7 @@ PATIENCE_S = 300.0
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory twice are left out."""
     for gpus in sizes:
-        if 2 * gpus * BYTES_PER_GPU > free_bytes():
+        if not fits_memory(gpus, 2 * BYTES_PER_GPU):
             continue
         with tempfile.TemporaryDirectory() as folder:
             fleet = old_site(gpus, Path(folder))

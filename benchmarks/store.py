@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd  # the peer; nothing of ours runs on it
 
-from benchmarks.case import Peer, free_bytes, measure
+from benchmarks.case import Peer, fits_memory, measure
 from features.extract import extract
 from features.layout import SUMMED
 from features.store import WindowStore
@@ -30,7 +30,7 @@ BYTES_PER_GPU = 80_000  # store and batches
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs, with a port a GPU; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU < free_bytes():
+        if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(Scraped(gpus))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.case import free_bytes, measure
+from benchmarks.case import fits_memory, measure
 from benchmarks.collector import spared_collector
 from fleet.clock import ManualClock
 from fleet.entities import Entities
@@ -59,7 +59,7 @@ USUAL = {
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > free_bytes():
+        if not fits_memory(gpus, BYTES_PER_GPU):
             continue
         for case, jobs in CASES.items():
             with tempfile.TemporaryDirectory() as folder:

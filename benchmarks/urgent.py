@@ -7,6 +7,7 @@ as configured, scrapes a few nodes over HTTP and reads the inbox: signals meet a
 import asyncio
 import http.client
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.child import ChildProcess
 from benchmarks.service import START_S, free_port, process_cpu_s, write_topology
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, gangs, rows_of, scrape_of
@@ -42,15 +43,21 @@ FILL_PER_GPU_S = 0.002
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Four records a size in GPUs: median and worst of both ways; sizes that do not fit the memory are left out."""
+    """Start, both ways of a signal, CPU and memory of a fleet of each size in GPUs, where it fits the memory."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU > free_bytes():
+        if not fits_memory(gpus, BYTES_PER_GPU):
             continue
+        fleet = {"gpus": gpus}
         with tempfile.TemporaryDirectory() as name, UrgentSite(Path(name), gpus) as site:
+            yield record("urgent", "start to a whole board", fleet, [site.start_s], "s", cpu_s=site.cpu_s())
+            began, before = time.monotonic(), site.cpu_s()
             for way, trials_ms in (("event", site.drains()), ("scrape", site.xids())):
                 size = {"gpus": gpus, "signals": len(trials_ms)}
                 for what, value in (("median", statistics.median(trials_ms)), ("worst", max(trials_ms))):
                     yield record("urgent", f"{way} to answer, {what}", size, [value], "ms", cpu_s=site.cpu_s())
+            used_s, took_s = site.cpu_s() - before, time.monotonic() - began
+            yield record("urgent", "CPU of the pipeline", fleet, [1000 * used_s / took_s], "ms/s of time", cpu_s=used_s)
+            yield record("urgent", "memory of the pipeline", fleet, [site.resident_mib()], "MiB", cpu_s=used_s)
 
 
 class FleetFeed(Source):
@@ -150,6 +157,7 @@ class UrgentSite:
         self._patience_s = START_S + gpus * FILL_PER_GPU_S
         self._client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         self._processes: list[ChildProcess] = []
+        self.start_s = 0.0
 
     def _role(self, name: str) -> ChildProcess:
         command = [sys.executable, "-m", "cli.main", "run", "--role", name, "--config", str(self._folder / "site.toml")]
@@ -230,11 +238,18 @@ class UrgentSite:
     def cpu_s(self) -> float:
         return process_cpu_s(self._processes[0].pid)
 
+    def resident_mib(self) -> float:
+        """Return the resident memory of the pipeline."""
+        pages = Path(f"/proc/{self._processes[0].pid}/statm").read_text(encoding="utf-8").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
     def __enter__(self) -> "UrgentSite":
+        began = time.monotonic()
         try:
             for name in ("pipeline", "api"):
                 self._processes.append(self._role(name))
             self._until("a first board", self._patience_s, self._is_whole)
+            self.start_s = time.monotonic() - began
         except BaseException:
             self._end()
             raise

@@ -29,7 +29,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.case import free_bytes, record
+from benchmarks.case import fits_memory, record
 from benchmarks.collector import spared_collector
 from benchmarks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, no_sources, rows_of, scrape_of
 from fleet.clock import ManualClock
@@ -133,7 +133,7 @@ class Size:
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
-        if gpus * BYTES_PER_GPU <= free_bytes():
+        if fits_memory(gpus, BYTES_PER_GPU):
             yield measured(Size(gpus))
 
 
