@@ -75,14 +75,14 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class Drawn:
-    """What paths have in common, and what each has drawn. left_s: running job → (path,); run_s: by entry (path,)."""
+    """What paths have in common, and what each has drawn. left_s: running job → (path,)."""
 
     view: ClusterView
     left_s: Mapping[str, Array]
     planned_end_s: Mapping[str, float]
     queue: Sequence[Waiting]
     room: Sequence[Ints]  # of each entry (n,)
-    run_s: Sequence[Array]
+    run_s: Array  # (entry, path)
     run_times: RunTimeQuantiles
     now_ms: int
     turns: QueueTurns

@@ -22,7 +22,7 @@ from placement.futures import ArrivalForecast, Drawn
 from placement.options import Options
 from placement.queue import ONE_LINE, Plan, Waiting, plan
 from placement.queues_ahead import allowed_from
-from placement.run_draws import PATHS, RunTimeSample
+from placement.run_draws import PATHS, RunTimeSample, RunTimeSource
 from placement.slots import held
 from placement.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.turns import QueueTurns
@@ -148,32 +148,32 @@ def timelines(
     turns = turns.anew()  # who starts now is told so, and nobody else
     now = plan(queue, view, running, run_times, options, turns)
     begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
-    begun_s = {one.job_name: draw.runs(gpus_of(one), one.limit_s, run_quantiles(one)) for one in begun}
+    sources = [_source(one, run_quantiles) for one in begun]
+    begun_s = dict(zip((one.job_name for one in begun), draw.runs(sources), strict=True))
     calendar, left_s = _holding(now.view, now.running, draw, options.now_ms, begun_s)
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
     basis = {name: _running(now.running, name, options.now_ms).basis(run_times, options.now_ms) for name in left_s}
-    basis |= {one.job_name: _basis(one, run_times, run_quantiles) for one in begun}
+    basis |= {one.job_name: source.basis(run_times) for one, source in zip(begun, sources, strict=True)}
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
     waits = {one.job_name: one.request_id for one in begun}
-    runs_s: list[Array] = []
     hindrances: dict[str, tuple[Hindrance, ...]] = {one.request_id: () for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     levels = turns.places(entries).levels
     kept = saved_before(levels, _most_calendars(calendar))
-    for number, entry in enumerate(entries):
+    sources = [_source(entry.request, run_quantiles) for entry in entries]
+    runs_s = draw.runs(sources)
+    for number, (entry, run_s) in enumerate(zip(entries, runs_s, strict=True)):
         request = entry.request
         if number in kept:
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
-        run_s = draw.runs(gpus_of(request), request.limit_s, run_quantiles(request))
         backfills_s = planned(request, run_times) if number < BACKFILLED else None
         place = earliest_place(request, calendar, rooms, backfills_s)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
-        basis.setdefault(request.job_name, _basis(request, run_times, run_quantiles))
-        runs_s.append(run_s)
+        basis.setdefault(request.job_name, sources[number].basis(run_times))
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
             hold(calendar, place, run_s, len(jobs))
@@ -195,14 +195,12 @@ def timelines(
     return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
 
 
-def _basis(
-    request: PlacementRequest,
-    run_times: RunTimeQuantiles,
-    run_quantiles: Callable[[PlacementRequest], Sequence[float] | None],
-) -> Basis:
+def _source(
+    request: PlacementRequest, run_quantiles: Callable[[PlacementRequest], Sequence[float] | None]
+) -> RunTimeSource:
     """Return what the run time of a request that waits is known by."""
-    known = run_quantiles(request) is not None
-    return "runs" if known else run_times.basis(gpus_of(request), request.limit_s)
+    known = run_quantiles(request)
+    return RunTimeSource(gpus_of(request), request.limit_s, None if known is None else tuple(known))
 
 
 def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:

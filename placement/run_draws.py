@@ -6,11 +6,12 @@ A job whose run time nothing tells never ends here. What can start without its G
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.timeline import RUN_LEVELS, RunningJob, RunTimeQuantiles
+from placement.timeline import RUN_LEVELS, Basis, RunningJob, RunTimeQuantiles
 
 PATHS = 20
 SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
@@ -18,6 +19,18 @@ SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
 Array = NDArray[np.float32]
 Levels = NDArray[np.float64]
 NORMAL = NormalDist()
+
+
+class RunTimeSource(NamedTuple):
+    """All that the run time of a job that has not started is known by. quantiles_s: at `RUN_LEVELS`, where known."""
+
+    gpus: int
+    limit_s: float | None
+    quantiles_s: tuple[float, ...] | None
+
+    def basis(self, run_times: RunTimeQuantiles) -> Basis:
+        """Return what the run time is known by."""
+        return "runs" if self.quantiles_s is not None else run_times.basis(self.gpus, self.limit_s)
 
 
 @dataclass(slots=True)
@@ -28,23 +41,32 @@ class RunTimeSample:
     run_times: RunTimeQuantiles
     shared: NDArray[np.float64] = field(default_factory=lambda: spread(PATHS))
 
-    def levels(self) -> Levels:
-        """(path,) levels in (0, 1)."""
-        own = self.rng.standard_normal(PATHS)
+    def levels(self, jobs: int) -> Levels:
+        """Draw (job, path) levels in (0, 1)."""
+        own = self.rng.standard_normal((jobs, PATHS))
         mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
-        return np.array([NORMAL.cdf(z) for z in mixed.tolist()])
+        return np.array([NORMAL.cdf(z) for z in mixed.ravel().tolist()]).reshape(mixed.shape)
 
-    def runs(self, gpus: int, limit_s: float | None, quantiles_s: Sequence[float] | None) -> Array:
-        """(path,) seconds of a job that has not started; inf where nothing tells."""
-        levels = self.levels()
-        if quantiles_s is None and self.run_times.basis(gpus, limit_s) == "prior":
-            return np.full(PATHS, np.inf, np.float32)
-        return self.run_times.draw(gpus, levels, 0.0, limit_s, quantiles_s).astype(np.float32)
+    def runs(self, jobs: Sequence[RunTimeSource]) -> Array:
+        """Draw (job, path) seconds of jobs that have not started; inf where nothing tells.
+
+        Jobs whose run time is known by the same are computed at once.
+        """
+        levels = self.levels(len(jobs))
+        runs_s = np.full(levels.shape, np.inf, np.float32)
+        alike: dict[RunTimeSource, list[int]] = {}
+        for at, job in enumerate(jobs):
+            alike.setdefault(job, []).append(at)
+        for job, rows in alike.items():
+            if job.basis(self.run_times) != "prior":
+                drawn = self.run_times.draw(job.gpus, levels[rows].ravel(), 0.0, job.limit_s, job.quantiles_s)
+                runs_s[rows] = drawn.reshape(-1, PATHS)
+        return runs_s
 
     def left(self, row: RunningJob, now_ms: int) -> Array:
         """(path,) seconds that a running job still has to go; inf where nothing tells."""
         age_s = row.age_s(now_ms)
-        levels = self.levels()
+        levels = self.levels(1)[0]
         if row.basis(self.run_times, now_ms) == "prior":
             return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:

@@ -82,14 +82,13 @@ class RunTimeQuantiles:
         """Return `run_s` at each of `levels`."""
         mu, sigma = self._log_normal(gpus, limit_s)
         passed = self._passed(gpus, age_s, limit_s)
+        shares = [passed + level * (1 - passed) for level in levels]
+        runs_s = [math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0 for share in shares]
         least_s = age_s * (1 + SHORTEST_REST)
         most_s = math.inf if limit_s is None else limit_s
-        found = []
-        for level in levels:
-            share = passed + level * (1 - passed)
-            run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
-            found.append(max(min(run_s, most_s), least_s))
-        return found
+        if least_s <= 0.0 and most_s == math.inf:
+            return runs_s
+        return [max(min(run_s, most_s), least_s) for run_s in runs_s]
 
     def draw(
         self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None

@@ -17,6 +17,7 @@ from placement.gang_room import Fleet, GangAsk, Slot
 from placement.paths import Timelines, timelines
 from placement.queues_ahead import Closure, QueueHold, QueuesAhead
 from placement.queues_file import read_queues
+from placement.run_draws import RunTimeSample, RunTimeSource
 from placement.standing import QueueStanding
 from placement.start_time import start_times
 from placement.timeline import NORMAL, RunTimeQuantiles
@@ -83,6 +84,17 @@ def test_run_times_at_many_levels_are_those_at_each(known: Any, age_s: float, li
         assert times.run_s(8, level, age_s=age_s, limit_s=limit_s) == max(run_s, age_s * 1.05)
     alone = [float(times.draw(8, levels[at : at + 1], age_s, limit_s)[0]) for at in range(len(levels))]
     assert times.draw(8, levels, age_s, limit_s).tolist() == alone
+
+
+def test_run_times_drawn_together_are_those_drawn_one_by_one() -> None:
+    levels = (600.0, 700.0, 800.0, 900.0, 1000.0, 2000.0, 3000.0, 4000.0)
+    kinds = [(8, None, None), (1, 600.0, None), (8, None, levels), (8, 900.0, levels), (2, 2e5, None)]
+    sources = [RunTimeSource(*kinds[at % 5]) for at in (0, 1, 0, 2, 3, 3, 4, 0, 2)]
+    for times in (TIMES, RunTimeQuantiles({}), RunTimeQuantiles({8: (60.0, 9e4)}, {8: levels})):
+        together = RunTimeSample(np.random.default_rng(3), times).runs(sources)
+        sample = RunTimeSample(np.random.default_rng(3), times)
+        assert together.tolist() == [sample.runs([one])[0].tolist() for one in sources]
+    assert np.isinf(RunTimeSample(np.random.default_rng(3), RunTimeQuantiles({})).runs(sources)[0]).all()
 
 
 nodes_of_slot = st.tuples(st.sampled_from([1000, 2000, 4000]), st.booleans(), st.booleans())
