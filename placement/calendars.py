@@ -12,25 +12,17 @@ from fleet.requests import PlacementRequest
 from fleet.topology import Level, Topology
 from placement.asks import FitKey, fit_key
 from placement.filters import screen
-from placement.fit import widest_level
 from placement.options import Options
 from placement.queues_ahead import Closure
+from placement.slot_times import GangShape, Place, SlotTimes
 from placement.view import ClusterView
 
 ROUNDS = 3
 SHORTEST_GAP_S = 60.0
 MAX_CACHED_ROOMS = 1024
+MAX_FOLLOWED_SHAPES = 32  # each is as large as the times of its slots in a calendar
 
 Array = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One gang along every path. What fits along no path has no members."""
-
-    start_s: Array  # (path,), inf where it never fits
-    nodes: NDArray[np.int32]  # (path, member), -1 where it never fits
-    gpus: NDArray[np.int64]  # (path, member, each) places along the calendar's last axis
 
 
 @dataclass(slots=True)
@@ -57,7 +49,7 @@ class Rooms:
     empty: ClusterView
     options: Options
     known: dict[FitKey, NDArray[np.int64]] = field(default_factory=dict)
-    blocks: dict[Level, NDArray[np.int64]] = field(default_factory=dict)
+    blocks: dict[Level | None, NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
         """(n,) members that a node could host if nothing ran."""
@@ -70,10 +62,11 @@ class Rooms:
             self.known[key] = room
         return room
 
-    def block(self, level: Level) -> NDArray[np.int64]:
-        """(domain, most) rows of each domain's nodes, -1 where it has fewer."""
+    def block(self, level: Level | None) -> NDArray[np.int64]:
+        """(domain, most) rows of each domain's nodes, -1 where it has fewer. All nodes are one domain of no level."""
         if level not in self.blocks:
-            self.blocks[level] = _rows_by_domain(self.empty.topology, level)
+            everywhere = np.arange(len(self.empty))[None]
+            self.blocks[level] = everywhere if level is None else _rows_by_domain(self.empty.topology, level)
         return self.blocks[level]
 
 
@@ -161,75 +154,80 @@ def _earliest(
     rooms: Rooms,
 ) -> Place:
     """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
-    level, members, each = widest_level(request), request.members.min, request.gpus_per_node
-    if level is Level.NODE:
-        room, members, each = room // members, 1, each * members
-    if members == 1:  # the first slot of a node is free first
-        ready = ready[:, :, :each]
-    slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
-    paths, n, s = slots.shape
-    if not n * s:
-        return _nowhere(paths)
-    if level is None or level is Level.NODE:
-        among = slots.reshape(paths, 1, n * s)
-        rows = np.arange(n)[None, :]
-    else:
-        rows = rooms.block(level)
-        among = slots.take(rows.ravel(), axis=1)
-        among[:, np.flatnonzero(rows < 0)] = np.inf
-        among = among.reshape(paths, len(rows), -1)
-    if among.shape[2] < members:
-        return _nowhere(paths)
-    path, best, mine = np.arange(paths), np.zeros(paths, np.int64), among[:, 0]
-    if len(rows) > 1:
-        best = np.partition(among, members - 1, axis=2)[:, :, members - 1].argmin(axis=1)
-        mine = among[path, best]
-    if members == 1:
-        chosen = mine.argmin(axis=1)[:, None]
-        start_s = mine[path, chosen[:, 0]]
-    else:
-        start_s = np.partition(mine, members - 1, axis=1)[:, members - 1]
-        key = np.where(mine <= start_s[:, None], -mine, np.inf)  # of what is free by then, what is free last
-        chosen = np.argpartition(key, members - 1, axis=1)[:, :members]
-    nodes = rows[best[:, None] if len(rows) > 1 else 0, chosen // s]
-    gpus = (chosen % s)[:, :, None] * each + np.arange(each)
-    if order is not None:
-        gpus = order[path[:, None, None], nodes[:, :, None], gpus]
-    nodes = np.where(np.isfinite(start_s)[:, None], nodes, -1)
-    return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
+    shape = GangShape.of(request, room)
+    return SlotTimes.of(ready, shape, rooms.block(shape.level)).earliest(shape.members, order)
 
 
-def _slots(ready: Array, room: NDArray[np.int64], each: int) -> Array:
-    """(path, node, slot) when the GPUs of each slot are free; never those beyond a node's room."""
-    slots = ready[:, :, each - 1 :: each]
-    if room.min(initial=slots.shape[2]) >= slots.shape[2]:
-        return slots
-    return np.where(np.arange(slots.shape[2]) < room[:, None], slots, np.float32(np.inf))
+@dataclass(slots=True)
+class PlaceFinder:
+    """A search for the first place of one gang after the other, in a calendar that changes on few nodes in between.
+
+    The caller records every change. Gaps before reservations are not used.
+    """
+
+    rooms: Rooms
+    _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
+
+    def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
+        """Return the place of a gang: the answer of `earliest_place` without gaps and bars."""
+        shape = GangShape.of(request, self.rooms.of(request))
+        key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
+        times = self._times.get(key)
+        if times is None or times.is_outdated:
+            if times is None and len(self._times) >= MAX_FOLLOWED_SHAPES:
+                self._times.clear()
+            times = self._times[key] = SlotTimes.of(calendar.free_s, shape, self.rooms.block(shape.level))
+        times.follow(calendar.free_s)
+        return times.earliest(shape.members)
+
+    def mark(self, nodes: NDArray[np.int64]) -> None:
+        """Record changes of the calendar. nodes: (k,) path × n + node."""
+        for times in self._times.values():
+            times.mark(nodes)
 
 
-def _nowhere(paths: int) -> Place:
-    """What never fits has no members: a gang of a million would else cost their memory."""
-    never = np.full(paths, np.inf, np.float32)
-    return Place(never, np.zeros((paths, 0), np.int32), np.zeros((paths, 0, 0), np.int64))
+def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
+    """Write a gang into the calendar: it holds its GPUs for `run_s` (path,), as `job`.
 
-
-def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> None:
-    """Write a gang into the calendar: it holds its GPUs for `run_s` (path,), as `job`."""
+    Returns (k,) the nodes that change, as path × n + node.
+    """
     fits = np.flatnonzero(np.isfinite(place.start_s))
     n, g = calendar.free_s.shape[1:]
+    members, each = place.gpus.shape[1:]
     rows = fits[:, None] * n + place.nodes[fits]
-    at = (rows[:, :, None] * g + place.gpus[fits]).reshape(len(fits), -1)
-    start_s = np.broadcast_to(place.start_s[fits][:, None], at.shape)
-    end_s = start_s + run_s[fits][:, None]
-    free_s, gap_s, until_s = calendar.free_s.take(at), calendar.gap_s.take(at), calendar.until_s.take(at)
+    nodes: NDArray[np.int64] = rows.ravel()
+    start_s, end_s = place.start_s[fits], place.start_s[fits] + run_s[fits]
+    if each == g:  # whole nodes stay in order
+        _write(calendar, (-1, g), nodes, start_s.repeat(members)[:, None], end_s.repeat(members)[:, None], job)
+    else:
+        gpus = (rows[:, :, None] * g + place.gpus[fits]).ravel()
+        _write(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
+        _sort(calendar, nodes)
+    return nodes
+
+
+def _write(
+    calendar: Calendar, shape: tuple[int, ...], at: NDArray[np.int64], start_s: Array, end_s: Array, job: int
+) -> None:
+    """Let a job hold GPUs from start_s to end_s. at: indices along the first axis of the columns in that shape."""
+    free, gap, until, holder = (
+        column.reshape(shape) for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder)
+    )
+    free_s = free.take(at, axis=0)
     in_gap = start_s < free_s
-    opens = ~in_gap & (start_s - free_s >= SHORTEST_GAP_S) & np.isinf(gap_s)
-    calendar.gap_s.put(at, np.where(in_gap, end_s, np.where(opens, free_s, gap_s)))
-    calendar.until_s.put(at, np.where(opens, start_s, until_s))
-    calendar.holder.put(at, np.where(in_gap, calendar.holder.take(at), job))
-    calendar.free_s.put(at, np.where(in_gap, np.maximum(free_s, end_s), end_s))
-    if place.gpus.shape[2] < g:  # else all GPUs of a node are in order still
-        _sort(calendar, rows.ravel())
+    is_idle = start_s - free_s >= SHORTEST_GAP_S
+    if in_gap.any():
+        gap[at] = np.where(in_gap, end_s, gap.take(at, axis=0))
+        holder[at] = np.where(in_gap, holder.take(at, axis=0), job)
+        free[at] = np.where(in_gap, np.maximum(free_s, end_s), end_s)
+    else:
+        holder[at] = job
+        free[at] = end_s
+    if is_idle.any():
+        gap_s = gap.take(at, axis=0)
+        opens = is_idle & np.isinf(gap_s)
+        gap[at] = np.where(opens, free_s, gap_s)
+        until[at] = np.where(opens, start_s, until.take(at, axis=0))
 
 
 def _sort(calendar: Calendar, rows: NDArray[np.int64]) -> None:

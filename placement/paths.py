@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.requests import PlacementRequest
-from placement.calendars import Array, Bars, Calendar, Place, Rooms, earliest_place, hold
+from placement.calendars import Array, Bars, Calendar, PlaceFinder, Rooms, earliest_place, hold
 from placement.engine import fits_now
 from placement.futures import ArrivalForecast, Drawn
 from placement.options import Options
 from placement.queue import ONE_LINE, Plan, Waiting, plan
 from placement.queues_ahead import allowed_from
 from placement.run_draws import PATHS, RunTimeSample, RunTimeSource
+from placement.slot_times import Place
 from placement.slots import held
 from placement.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
 from placement.turns import QueueTurns
@@ -161,6 +162,7 @@ def timelines(
     hindrances: dict[str, tuple[Hindrance, ...]] = {one.request_id: () for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     levels = turns.places(entries).levels
+    finder = PlaceFinder(rooms)
     kept = saved_before(levels, _most_calendars(calendar))
     sources = [_source(entry.request, run_quantiles) for entry in entries]
     runs_s = draw.runs(sources)
@@ -169,14 +171,16 @@ def timelines(
         if number in kept:
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
-        backfills_s = planned(request, run_times) if number < BACKFILLED else None
-        place = earliest_place(request, calendar, rooms, backfills_s)
+        if number < BACKFILLED:
+            place = earliest_place(request, calendar, rooms, planned(request, run_times))
+        else:
+            place = finder.earliest(request, calendar)
         starts_s[request.request_id] = place.start_s
         waits[request.job_name] = request.request_id
         basis.setdefault(request.job_name, sources[number].basis(run_times))
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = hindrances_of(place, calendar)
-            hold(calendar, place, run_s, len(jobs))
+            finder.mark(hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
@@ -235,15 +239,16 @@ def _most_calendars(one: Calendar) -> int:
 def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
     """Who has the GPUs of the path in the middle until the gang starts: at most NAMED, the last to give them first."""
     path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
-    nodes = np.repeat(place.nodes[path], place.gpus.shape[2])
-    at = (path, nodes, place.gpus[path].ravel())
-    ends_s = calendar.free_s[at]
-    holders, until_s, start_s = calendar.holder[at].tolist(), ends_s.tolist(), float(place.start_s[path])
+    _, n, g = calendar.free_s.shape
+    nodes, each = place.nodes[path], place.gpus.shape[2]
+    at = ((path * n + nodes % n)[:, None] * g + place.gpus[path]).ravel()
+    ends_s = calendar.free_s.take(at)
+    holders, until_s, start_s = calendar.holder.take(at).tolist(), ends_s.tolist(), float(place.start_s[path])
     found: dict[int, Hindrance] = {}
     for row in np.argsort(-ends_s, kind="stable").tolist():
         job = holders[row]
         if job >= 0 and job not in found and 0 < until_s[row] <= start_s:
-            found[job] = Hindrance(job, int(nodes[row]))
+            found[job] = Hindrance(job, int(nodes[row // each]))
             if len(found) == NAMED:
                 break
     return tuple(found.values())

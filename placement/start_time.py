@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleet.topology import Level
-from placement.calendars import Array, Bars, Place, earliest_place
+from placement.calendars import Array, Bars, earliest_place
 from placement.engine import fits_now
 from placement.filters import screen
 from placement.paths import MIDDLE, Hindrance, Timelines, hindrances_of
+from placement.slot_times import Place
 from placement.words import count_of, needs, shortage
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for

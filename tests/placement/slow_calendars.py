@@ -1,12 +1,15 @@
 """Places and holds in calendars as they are defined: whole arrays, all four columns sorted again."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.requests import PlacementRequest
 from fleet.topology import Level
-from placement.calendars import SHORTEST_GAP_S, Array, Calendar, Place, Rooms, _nowhere
+from placement.calendars import SHORTEST_GAP_S, Array, Calendar, Rooms
 from placement.fit import widest_level
+from placement.slot_times import Place, _nowhere
 
 
 def earliest(
@@ -44,6 +47,19 @@ def earliest(
         gpus = order[np.arange(paths)[:, None, None], nodes[:, :, None], gpus]
     nodes = np.where(np.isfinite(start_s)[:, None], nodes, -1)
     return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
+
+
+@dataclass(slots=True)
+class PlainFinder:
+    """A finder of places that looks at the whole calendar for each gang."""
+
+    rooms: Rooms
+
+    def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
+        return earliest(request, calendar.free_s, None, self.rooms.of(request), self.rooms)
+
+    def mark(self, nodes: None) -> None:
+        """Ignore changes of the calendar."""
 
 
 def _slots(ready: Array, room: NDArray[np.int64], each: int) -> Array:

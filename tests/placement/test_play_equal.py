@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,17 +39,25 @@ LIMITS = '[queue.a]\nlimit = {gpu = 64}\n[queue.b]\nguaranteed = {gpu = 64}\n[qu
 
 
 @examples(50)
-@given(st.sampled_from(["", TREE]), free, queued, st.booleans())
-def test_start_times_are_those_of_the_plain_play(tree: str, nodes: Any, drawn: Any, has_arrivals: bool) -> None:
+@given(st.sampled_from(["", TREE]), free, queued, st.booleans(), st.sampled_from([0, paths.BACKFILLED]))
+def test_start_times_are_those_of_the_plain_play(
+    tree: str, nodes: Any, drawn: Any, has_arrivals: bool, backfilled: int
+) -> None:
     queue, view, jobs = scene(nodes, drawn)
     coming = COMING if has_arrivals else None
-    assert_equal(lambda: timelines(queue, view, jobs, TIMES, OPTIONS, arrivals=coming, turns=turns_of(tree, view)))
+    sampled = partial(timelines, queue, view, jobs, TIMES, OPTIONS, arrivals=coming)
+    assert_equal(lambda: sampled(turns=turns_of(tree, view)), backfilled)
 
 
-def assert_equal(sampled: Callable[[], Timelines]) -> None:
-    """Sample with the fast code and with the plain one, and compare all answers."""
-    fast = sampled()
+def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKFILLED) -> None:
+    """Sample with the fast code and with the plain one, and compare all answers.
+
+    backfilled: entries of the queue that may start in gaps. The finder of places serves later ones.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "BACKFILLED", backfilled)
+        fast = sampled()
+        patch.setattr(paths, "PlaceFinder", slow_calendars.PlainFinder)
         patch.setattr(futures, "Fleet", slow_play.Fleet)
         patch.setattr(futures, "Future", slow_play.Future)
         patch.setattr(futures, "QueuesAhead", slow_play.PlainQueues)
