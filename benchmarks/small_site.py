@@ -1,7 +1,8 @@
 """A site of a few hosts: seconds from the start to the first scores, and memory and CPU of all processes afterwards.
 
 `fleetcast run` scrapes exporters on loopback, a host each, with one adapter, so that every role runs. Memory is the
-proportional set size (PSS): a page that processes share counts once.
+proportional set size (PSS): a page that processes share counts once. A wake-up is a voluntary context switch: a thread
+waited and was woken.
 """
 
 import sys
@@ -44,9 +45,12 @@ def _cases(folder: Path, gpus: int) -> Iterator[dict[str, Any]]:
             start_s = site.wait_for_scores()
             yield record("small_site", "start to first scores", size, [start_s], "s", cpu_s=site.cpu_s())
             time.sleep(SETTLE_S)
-            began, before = time.monotonic(), site.cpu_s()
+            began, before, woken = time.monotonic(), site.cpu_s(), site.wake_ups()
             time.sleep(REST_S)
             used, took_s = site.cpu_s() - before, time.monotonic() - began
+            for name, count in site.wake_ups().items():
+                rate = (count - woken[name]) / took_s
+                yield record("small_site", f"wake-ups at rest, {name}", size, [rate], "1/s", cpu_s=used)
             for name, pid in site.pids().items():
                 yield record("small_site", f"memory, {name}", size, [pss_bytes(pid) / MIB], "MiB", cpu_s=used)
             yield record("small_site", "memory, all roles", size, [site.pss_bytes() / MIB], "MiB", cpu_s=used)
@@ -102,6 +106,10 @@ class SmallSite:
     def cpu_s(self) -> float:
         return sum(map(process_cpu_s, self.pids().values()))
 
+    def wake_ups(self) -> dict[str, int]:
+        """Voluntary context switches of each process since its start."""
+        return {name: wake_ups(pid) for name, pid in self.pids().items()}
+
     def snapshot_bytes(self) -> int:
         """Return what the snapshots take on disk: a file with several names counts once."""
         files = [path.stat() for path in (self._state / "snapshot").rglob("*") if path.is_file()]
@@ -115,3 +123,10 @@ def pss_bytes(pid: int) -> int:
     """Return the proportional set size of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+
+
+def wake_ups(pid: int) -> int:
+    """Return the voluntary context switches of the threads that a process has now."""
+    files = Path(f"/proc/{pid}/task").glob("*/status")
+    lines = (line for file in files for line in file.read_text(encoding="ascii").splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
