@@ -10,6 +10,7 @@ connections a second: a request costs no timer.
     a head too large        431
 """
 
+import asyncio
 import contextlib
 import math
 import socket
@@ -29,7 +30,8 @@ from service.http.tls import Tls
 
 MAX_HEAD_BYTES = 65_536
 WRITE_TIMEOUT_S = 30.0
-SWEEP_TICKS = 10  # uvicorn's main loop ticks ten times a second
+TICK_S = 1.0
+TICKS_PER_TICK = 10  # what uvicorn counts meanwhile: its own main loop ticks ten times a second
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -205,6 +207,7 @@ class LimitedServer(uvicorn.Server):
         dropped: Callable[[], None] = lambda: None,
         on_started: Callable[[], None] = lambda: None,
     ) -> None:
+        self._exit = asyncio.Event()
         super().__init__(config)
         self._on_started = on_started
         self.door = Listener(sock, pool, self._protocol, tls, dropped)
@@ -228,10 +231,28 @@ class LimitedServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    @property
+    def should_exit(self) -> bool:
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
+        else:
+            self._exit.clear()
+
+    async def main_loop(self) -> None:
+        """Tick once a second until `should_exit`, which ends the wait at once."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += TICKS_PER_TICK
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exit.wait(), TICK_S)
+
     async def on_tick(self, counter: int) -> bool:
-        if counter % SWEEP_TICKS == 0:
-            now = time.monotonic()
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, LimitedProtocol):
-                    connection.sweep(now)
+        now = time.monotonic()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.sweep(now)
         return await super().on_tick(counter)

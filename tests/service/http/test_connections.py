@@ -43,7 +43,7 @@ def served(
     refused: list[int] | None = None,
 ) -> tuple[Any, list[int]]:
     """What `work` gives, and the statuses of the refusals."""
-    monkeypatch.setattr(connections, "SWEEP_TICKS", 1)
+    monkeypatch.setattr(connections, "TICK_S", 0.1)
     refused = [] if refused is None else refused
 
     async def run() -> Any:
