@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -9,7 +10,7 @@ import time
 PARENT_VARIABLE = "FLEETCAST_PARENT"
 READY_VARIABLE = "FLEETCAST_READY_PIPE"  # the number of a file descriptor
 TOKEN_VARIABLE = "FLEETCAST_TOKEN"
-POLL_S = 0.5  # wall
+POLL_S = 0.5  # wall; where no descriptor of a process can be had
 GRACE_S = 12.0  # wall; for a pipeline's last snapshot
 
 
@@ -28,7 +29,8 @@ def watch_parent() -> None:
     """In a child of `child_environment`: SIGTERM to itself once the parent is gone, SIGKILL after GRACE_S."""
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
-        threading.Thread(target=_watch, args=(int(named),), daemon=True, name="parent").start()
+        parent = int(named)
+        threading.Thread(target=_watch, args=(parent, _descriptor_of(parent)), daemon=True, name="parent").start()
 
 
 def report_ready() -> None:
@@ -40,7 +42,19 @@ def report_ready() -> None:
             os.close(int(number))
 
 
-def _watch(parent: int) -> None:
+def _descriptor_of(process: int) -> int | None:
+    """Open a descriptor that is readable once the process has ended. Returns None where there is no such thing."""
+    try:
+        return os.pidfd_open(process)
+    except (AttributeError, OSError):  # no Linux, an old kernel, or the process is gone
+        return None
+
+
+def _watch(parent: int, descriptor: int | None) -> None:
+    if descriptor is not None and os.getppid() == parent:  # else another process may have the number by now
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        ended.poll()
     while os.getppid() == parent:
         time.sleep(POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -142,7 +142,7 @@ def test_a_role_has_a_session_and_signals_of_its_own_and_no_file_of_the_supervis
         assert row["session"] == row["pid"]
         assert row["signals"] == ["0", "0"] or row["signals"] == ["Handlers.SIG_DFL"] * 2
         assert row["threads"] == ["MainThread", "parent"]
-        assert len(row["files"]) == 5, "stdin, stdout, stderr, the report, and the listing itself"
+        assert len(row["files"]) == 6, "stdin, stdout, stderr, the report, the launcher, and the listing itself"
     assert world.stop() == [0, {"a": 0, "b": 0}]
     assert not any(is_alive(pid) for pid in pids.values())
 
