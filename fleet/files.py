@@ -247,6 +247,11 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     return _disk(path).connect_to_read(path)
 
 
+def is_on_machine(path: Path) -> bool:
+    """Return whether the operating system sees what is written to the path."""
+    return _disk(path) is MACHINE
+
+
 def filesystem(path: Path) -> Any:
     """Return fsspec's file system of a path: for listings, reads and removals, not for what must be durable."""
     return _disk(path).filesystem()

@@ -8,11 +8,12 @@ that hangs holds up no other.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
+from collections.abc import Callable
 
 from fleet.clock import Clock
+from fleet.file_changes import LISTED, REPLACED, REST_S, FileChanges
 from schedulers.bands import Bands
 from schedulers.weather import Weather
 from service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
@@ -27,7 +28,7 @@ from service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
 
-POLL_S, AWAITED_POLL_S = 0.25, 0.05  # wall; the second where others wait for our writes
+POLL_S, AWAITED_POLL_S = 0.25, 0.05  # wall, the least time between two boards; the second where others wait for us
 RETRY_S = 5.0  # wall; until what was not done is tried again
 ENDS_S = 5.0  # wall; for the steps that run at the end
 
@@ -44,9 +45,16 @@ class AdapterHost:
         bands = Bands(rule_of(limits, shared=True), self.records.status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
-        self.poll_s = AWAITED_POLL_S if any(opened.door.news for opened in doors) else POLL_S
+        is_awaited = any(opened.door.news for opened in doors)
+        watched = {config.board: REPLACED, self.records.folder: LISTED}
+        self.changes = FileChanges(watched, AWAITED_POLL_S if is_awaited else POLL_S)
+        self._most_s = AWAITED_POLL_S if is_awaited else REST_S  # wakes nobody: a door's news are only a number
         self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
-        self._steps = {writer.status.name: _Steps() for writer in self.writers}
+        self._steps = {writer.status.name: _Steps(self.changes.wake) for writer in self.writers}
+
+    async def wait(self) -> None:
+        """Wait for a board, a withdrawal, the end of a step, or the time to look again."""
+        await self.changes.wait(self._most_s)
 
     def poll(self, board: Board | None) -> None:
         """Begin the steps that are due, each as a task of its own."""
@@ -100,6 +108,7 @@ class AdapterHost:
         running = [steps.task for steps in self._steps.values() if steps.task]
         if running:
             await asyncio.wait(running, timeout=ENDS_S)
+        self.changes.close()
         for writer in self.writers:
             await writer.close()
         if self._starts is not None:
@@ -110,7 +119,8 @@ class AdapterHost:
 class _Steps:
     """The steps of one writer: one at a time, again for other weather or news, or later where something was left."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
         self.task: asyncio.Task[bool] | None = None
         self._reason: object = None  # of the step that is due now
         self._done_for: object = None
@@ -127,6 +137,7 @@ class _Steps:
             return
         self._done_for, self._news = reason, news
         self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._is_over(reason, begun)))
+        self.task.add_done_callback(lambda _: self._ended())
 
     def _is_over(self, reason: object, begun: bool) -> bool:
         """A newer board ends a step only after a batch: on slow systems each step must get on."""
@@ -149,15 +160,20 @@ async def serve(config: Config) -> None:
     """Run all adapters until SIGTERM."""
     host = AdapterHost(config, config.make_clock())
     reader = BoardReader(config.board)
-    stopped = asyncio.Event()
+    is_stopped = False
+
+    def stop() -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        host.changes.wake()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop)
     announce_ready(config.folder, "adapters")
-    while not stopped.is_set():
+    while not is_stopped:
         host.poll(reader.latest())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), host.poll_s)
+        await host.wait()
         if host.changed:
             with log_disk_errors("keep how adapters stand", "the next step does"):
                 host.records.keep(host.status())

@@ -25,6 +25,7 @@ from typing import Any
 from fleet import files
 from fleet.errors import RecordError, SourceError
 from fleet.events import JobEvent, NodeEvent
+from fleet.file_changes import APPENDED, FileChanges
 from ingest.inbox.records import decode_records
 from ingest.inbox.segments import (
     HEADER,
@@ -239,9 +240,9 @@ class InboxSource(Source):
     name = "inbox"
 
     def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
-        """`poll_s` is wall time; `writes` decodes what is written by remotes."""
+        """`poll_s` is the least wall time between two wake-ups; `writes` decodes what is written by remotes."""
         self.folder = folder
-        self.poll_s = poll_s
+        self._changes = FileChanges({folder: APPENDED}, poll_s)
         self.writes = writes
         self.torn = 0
         self.read = 0
@@ -257,7 +258,7 @@ class InboxSource(Source):
                 batch = decode_records(records, bad, self.writes)
                 self._rates.append((time.monotonic(), len(batch)))
                 return batch
-            await asyncio.sleep(self.poll_s)
+            await self._changes.wait()
         raise StopAsyncIteration
 
     def position(self) -> dict[str, Any]:
@@ -307,6 +308,7 @@ class InboxSource(Source):
 
     async def close(self) -> None:
         self._closed = True
+        self._changes.close()
 
     def _read_some(self) -> tuple[list[Record], list[RecordError]]:
         """About a megabyte from each writer that has something."""

@@ -1,4 +1,4 @@
-"""EventBroadcaster: server-sent events from one poller of the board to any number of clients; a slow one skips boards.
+"""EventBroadcaster: server-sent events from one reader of the board to any number of clients; a slow one skips boards.
 
 event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
 event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from fleet.file_changes import REPLACED, FileChanges
 from service.board.board import Board
 from service.board.cache import BoardCache
 
-POLL_S = 0.1
+POLL_S = 0.1  # the least time between two boards
 HEARTBEAT_S = 15.0
 MAX_CLIENTS = 256
 HARD_KEPT = 256
@@ -38,14 +39,14 @@ class EventBroadcaster:
         self._urgent_raw = b""
         self._urgent: list[Any] = []
         self._changed = asyncio.Event()
-        self._poller: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream of one client."""
         self.clients += 1
-        if self._poller is None:
+        if self._reader is None:
             self._refresh()
-            self._poller = asyncio.ensure_future(self._poll())
+            self._reader = asyncio.ensure_future(self._read_forever())
         boards, hard = -1, self._hard_count
         try:
             yield b"retry: 2000\n\n"
@@ -64,21 +65,22 @@ class EventBroadcaster:
                     yield b": heartbeat\n\n"
         finally:
             self.clients -= 1
-            if not self.clients and self._poller is not None:
-                self._poller.cancel()
-                self._poller = None
+            if not self.clients and self._reader is not None:
+                self._reader.cancel()
+                self._reader = None
 
-    async def _poll(self) -> None:
-        while not self.closed:
-            await asyncio.sleep(self._poll_s)
-            if self._refresh():
-                self._wake()
+    async def _read_forever(self) -> None:
+        with contextlib.closing(FileChanges({self.cache.folder: REPLACED}, self._poll_s)) as changes:
+            while not self.closed:
+                await changes.wait()
+                if self._refresh():
+                    self._wake()
 
     def _refresh(self) -> bool:
         """Read the board. Returns whether it or its urgent part is new."""
         try:
-            board = self.cache.latest()
-        except OSError:  # such as no descriptor left: the next poll may find one, and open streams must not end
+            board = self.cache.read()
+        except OSError:  # such as no descriptor left: the next read may find one, and open streams must not end
             return False
         if board is None:
             return False
@@ -112,8 +114,8 @@ class EventBroadcaster:
     async def close(self) -> None:
         self.closed = True
         self._wake()
-        if self._poller is not None:
-            self._poller.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._poller
-            self._poller = None
+                await self._reader
+            self._reader = None

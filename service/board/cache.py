@@ -44,6 +44,7 @@ class BoardCache:
     """`hold_s` (wall): how long to go without looking at the file again."""
 
     def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
+        self.folder = folder
         self._reader = BoardReader(folder)
         self._hold_s = hold_s
         self._polled_s = -1e9
@@ -54,12 +55,14 @@ class BoardCache:
 
     def latest(self) -> Board | None:
         """The newest board, None before the first."""
-        now = time.monotonic()
-        if now - self._polled_s >= self._hold_s:
-            self._polled_s = now
-            board = self._reader.latest()
-            if board is not self._board:
-                self._board, self._kept = board, {}
+        return self.read() if time.monotonic() - self._polled_s >= self._hold_s else self._board
+
+    def read(self) -> Board | None:
+        """Read the newest board from the file as it is now, for callers that know of a change."""
+        self._polled_s = time.monotonic()
+        board = self._reader.latest()
+        if board is not self._board:
+            self._board, self._kept = board, {}
         return self._board
 
     def board(self) -> Board:

@@ -7,6 +7,7 @@ The last report of a pipeline that is away stays and ages: after `stale_after_s`
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from features.extract import Frames
 from features.frame import FeatureFrame
 from fleet.clock import Clock
+from fleet.file_changes import REPLACED, FileChanges
 from fleet.samples import EntityKind
 from ingest.archive.archive import ArchiveHealth
 from ingest.label_jobs import LabelHold
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 GPU, NODE = EntityKind.GPU, EntityKind.NODE
 AGE = {kind: names.index("age_s") for kind, names in SHOWN.items()}
 UP = SHOWN[NODE].index("scrape_up")
-POLL_WALL_S = 0.1
+POLL_WALL_S = 0.1  # the least time between two boards
 ARCHIVE_COUNTS = ("rows", "events", "files", "bytes", "repeats", "too_old", "waiting_bytes")
 SUMMED = ("samples_per_s", "events_per_s", "bad_total", "samples_total", "late_total", "events_total")
 
@@ -141,10 +143,12 @@ class OtherPipelines(Capability):
 
     async def work(self, state: FleetState) -> None:
         """Look at the boards of the others, so that no hard signal waits for a tick."""
-        while self.each:
-            await asyncio.sleep(POLL_WALL_S)
-            if self.poll():
-                self._wake.set()
+        changes = FileChanges({other.reader.folder: REPLACED for other in self.each}, POLL_WALL_S)
+        with contextlib.closing(changes):
+            while self.each:
+                await changes.wait()
+                if self.poll():
+                    self._wake.set()
 
     def poll(self) -> bool:
         """Publish hard signals that came since the last poll; whether scores came of signals from before it."""

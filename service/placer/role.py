@@ -1,7 +1,7 @@
 """The placer: the one process that decides. It owns the ledger, works the queue and answers on loopback.
 
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
-queue   a pass every `queue_period_s`, at every new board, and when something new waits:
+queue   a pass every `queue_period_s`, at every new board or file of queues, and when something new waits:
         view → think, in a thread → what still holds → commit
 starts  sampled paths of the queue, in a thread, every half a minute; estimates read the latest
 """
@@ -16,6 +16,7 @@ from functools import partial
 import uvicorn
 
 from fleet.errors import StaleError
+from fleet.file_changes import CONTENT, REPLACED, FileChanges
 from placement.ledger import Ledger, LedgerError
 from service.config import PLACER_HOST, Config
 from service.exit_reason import announce_ready
@@ -31,7 +32,7 @@ from service.placer.start_times import StartTimeSampler
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1
+POLL_S = 0.1  # wall, the least time between two boards
 DAY_S = 86_400.0  # fleet
 SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; a thinking thread gives it back in this
 
@@ -41,25 +42,27 @@ class QueueWorker:
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
-        self._wake = asyncio.Event()
+        queues = service.queues.file.path
+        watched = {service.config.board: REPLACED} | ({queues: CONTENT} if queues is not None else {})
+        self._changes = FileChanges(watched, POLL_S)
         self._stopped = False
         self._next_ms = 0
 
     def wake(self) -> None:
         self._next_ms = 0
-        self._wake.set()
+        self._changes.wake()
 
     def stop(self) -> None:
         self._stopped = True
-        self._wake.set()
+        self._changes.wake()
 
     async def run(self) -> None:
         self.service.queues.reads_in_thread = True
+        clock = self.service.clock
         while not self._stopped:
-            self._wake.clear()
             await self.step()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+            await self._changes.wait(max(POLL_S, clock.wall_s((self._next_ms - clock.now_ms()) / 1000)))
+        self._changes.close()
 
     async def step(self) -> None:
         """Work the queue once. The placer outlives a failure. Raises LedgerError if the ledger was replaced."""

@@ -1,0 +1,188 @@
+"""Changes of files: wake a task when any process on this machine writes them.
+
+Linux reports changes by inotify. The writer does nothing for it, so none can die between a write and its wake-up. A
+reader reads everything, then waits: a change that happens in between ends the wait at once.
+
+Where Linux reports nothing, the reader still looks: every `REST_S`, since a network file system does not report what
+another machine writes, and every `poll_s` where inotify cannot be used at all.
+"""
+
+import asyncio
+import ctypes
+import errno
+import logging
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fleet import files
+
+logger = logging.getLogger(__name__)
+
+REST_S = 1.0  # wall, as all times here
+READ_BYTES = 65_536
+
+# What happens in a folder. From <sys/inotify.h>, where the names begin with IN_.
+MODIFY, ATTRIB, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x80, 0x100, 0x200
+DELETE_SELF, MOVE_SELF = 0x400, 0x800
+MASK_ADD = 0x2000_0000  # keeps the mask of another path that names the same file
+
+REPLACED = MOVED_TO  # files of the folder that are replaced by a rename
+APPENDED = MODIFY | MOVED_TO  # files of the folder that grow
+LISTED = CREATE | DELETE  # names that come and go
+CONTENT = MODIFY | ATTRIB | DELETE_SELF | MOVE_SELF  # of a file itself, however it is written
+APPEARS = CREATE | MOVED_TO  # a path that is not there yet, in the folder above it
+
+
+class FileChanges:
+    """A wait for changes of some paths. One task uses it, in one event loop at a time."""
+
+    def __init__(self, paths: Mapping[Path, int], poll_s: float) -> None:
+        """paths: what to watch, and which changes of it. A path may be missing, and may be replaced.
+
+        poll_s: the least time between two wake-ups by changes, so that a fast writer costs no more than polling.
+        """
+        self._paths = paths
+        self._poll_s = poll_s
+        self._watch: _Watch | None = None
+        self._reports = all(map(files.is_on_machine, paths))
+        self._is_woken = self._is_closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._changed_s = -math.inf
+
+    def wake(self) -> None:
+        """End the wait, or the next one. Call it in the thread of the event loop."""
+        self._is_woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, most_s: float = math.inf) -> None:
+        """Return after a change since the last call, after `wake`, or at the latest after `most_s` and `REST_S`."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + min(most_s, REST_S)
+        if (pause_ends_s := self._changed_s + self._poll_s) > loop.time():
+            await self._wait_until(min(ends_s, pause_ends_s), -1)
+        if not self._is_woken:
+            if not self._watch_paths():
+                descriptor = self._watch.descriptor if self._watch is not None else -1
+                await self._wait_until(ends_s if self._reports else min(ends_s, loop.time() + self._poll_s), descriptor)
+            if self._watch is not None and self._watch.drain():
+                self._changed_s = loop.time()
+        self._is_woken = False
+        if self._is_closed:
+            self._close()
+
+    async def _wait_until(self, until_s: float, descriptor: int) -> None:
+        """Wait until a time of the loop, until `wake`, or until the descriptor has something to read."""
+        loop = asyncio.get_running_loop()
+        if self._is_woken or until_s <= loop.time():
+            return await asyncio.sleep(0)
+        self._waiter = loop.create_future()
+        timer = loop.call_at(until_s, _end, self._waiter)
+        if descriptor >= 0:
+            loop.add_reader(descriptor, _end, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            timer.cancel()
+            if descriptor >= 0:
+                loop.remove_reader(descriptor)
+
+    def _watch_paths(self) -> bool:
+        """Watch what lies at the paths now. Return whether any of it is new, so that it may have changed already."""
+        if not self._reports or self._is_closed:
+            return False
+        try:
+            if self._watch is None:
+                self._watch = _Watch()
+            return self._watch.follow(self._paths)
+        except OSError as error:
+            self._reports = False
+            self._close()
+            named = ", ".join(map(str, self._paths))
+            logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, _advice(error), self._poll_s)
+            return False
+
+    def close(self) -> None:
+        """Give the descriptor back, and end the wait. May be called twice."""
+        self._is_closed = True
+        self.wake()
+        if self._waiter is None:
+            self._close()
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _end(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class _Watch:
+    """An instance of inotify. Methods raise OSError."""
+
+    def __init__(self) -> None:
+        self.descriptor = _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        self._watched: set[int] = set()
+
+    def follow(self, paths: Mapping[Path, int]) -> bool:
+        """Watch each path, or the nearest folder above one that is missing. Returns whether any is new."""
+        found = {self._add(path, mask) for path, mask in paths.items()}
+        is_new = not found <= self._watched
+        for number in self._watched - found:
+            _library().inotify_rm_watch(self.descriptor, number)  # fails if the file is gone, and its watch with it
+        self._watched = found
+        return is_new
+
+    def _add(self, path: Path, mask: int) -> int:
+        while True:
+            try:
+                return _call("inotify_add_watch", self.descriptor, os.fsencode(path), mask | MASK_ADD)
+            except FileNotFoundError:
+                if path.parent == path:
+                    raise
+                path, mask = path.parent, APPEARS
+
+    def drain(self) -> bool:
+        """Read away what Linux has reported. Returns whether there was anything."""
+        has_read = False
+        while True:
+            try:
+                has_read = bool(os.read(self.descriptor, READ_BYTES)) or has_read
+            except BlockingIOError:
+                return has_read
+
+
+def _call(name: str, *arguments: Any) -> int:
+    """Call a function of the C library that returns -1 for an error. Raises OSError."""
+    library = _library()
+    function = getattr(library, name, None)
+    if function is None:
+        raise OSError(errno.ENOSYS, "this system has no inotify")
+    result: int = function(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _advice(error: OSError) -> str:
+    """Return why watching fails, and what an operator can do about it."""
+    limits = {errno.EMFILE: "fs.inotify.max_user_instances", errno.ENOSPC: "fs.inotify.max_user_watches"}
+    if error.errno in limits:
+        return f"{error.strerror} (raise {limits[error.errno]} with sysctl)"
+    return error.strerror or str(error)

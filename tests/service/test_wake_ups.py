@@ -1,0 +1,151 @@
+"""Roles wait for changes instead of polling. Here nothing else ends a wait: a missed wake-up would hang."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fleet import file_changes
+from fleet.clock import ManualClock
+from service import adapters
+from service.adapter_records import AdapterRecords
+from service.api.broadcaster import EventBroadcaster
+from service.board.board import BoardWriter, Section
+from service.board.cache import BoardCache
+from service.config import Config, PipelineConfig
+from service.pipeline.other_pipelines import OtherPipelines
+from tests.service.adapters_world import PORT
+from tests.service.adapters_world import World as AdaptersWorld
+from tests.service.api_world import NOW_MS, publish, sections
+from tests.service.placer.test_queues import QueueWorld
+
+LONG_S, PATIENCE_S = 3600.0, 60.0
+
+
+@pytest.fixture(autouse=True)
+def changes_alone_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_changes, "REST_S", LONG_S)
+    monkeypatch.setattr(ManualClock, "wall_s", lambda self, fleet_s: LONG_S)
+
+
+@contextlib.asynccontextmanager
+async def running(work: Awaitable[None]) -> AsyncIterator[None]:
+    """A task beside the test. Fails if it ends with an error."""
+    task = asyncio.ensure_future(work)
+    yield
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def until(value: Callable[[], object], expected: object) -> None:
+    ends_s = asyncio.get_running_loop().time() + PATIENCE_S
+    while (found := value()) != expected:
+        assert asyncio.get_running_loop().time() < ends_s, f"still {found}, not {expected}"
+        await asyncio.sleep(0.005)
+
+
+def test_the_placer_reads_each_board_and_each_file_of_queues_when_it_comes(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path)
+
+    async def run() -> None:
+        async with running(world.worker.run()):
+            for sequence in (1, 2, 3):
+                world.board.publish()
+                await until(lambda: world.service.board and world.service.board.sequence, sequence)
+            world.rewrite("[queue.a]\n")
+            await until(lambda: world.service.queues.file.text, "[queue.a]\n")
+
+    asyncio.run(run())
+    world.close()
+
+
+def test_a_request_and_a_stop_end_the_wait_of_the_placer(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path)
+    world.board.publish()
+
+    async def run(client: httpx.AsyncClient) -> None:
+        working = asyncio.ensure_future(world.worker.run())
+        await until(lambda: world.service.board is None, False)
+        for name in ("a0", "a1"):
+            body = {"request_id": name, "queue": "a", "gpus_per_node": 8}
+            assert (await client.post("/queue", json=body)).status_code == 202
+            await until(lambda: len(world.service.ledger.queued()), 0)
+        world.worker.stop()
+        await asyncio.wait_for(working, PATIENCE_S)
+
+    world.run(run)
+    world.close()
+
+
+def test_event_streams_show_each_board_when_it_comes(tmp_path: Path) -> None:
+    async def run() -> None:
+        writer, stream = publish(tmp_path), EventBroadcaster(BoardCache(tmp_path / "board"), heartbeat_s=LONG_S)
+        events = stream.events()
+        assert b"retry" in await anext(events)
+        assert b'"sequence":1' in await anext(events)
+        for sequence in (2, 3, 4):
+            writer.publish(sections(NOW_MS + sequence), NOW_MS + sequence)
+            event = await asyncio.wait_for(anext(events), PATIENCE_S)
+            assert b'"sequence":%d' % sequence in event
+        urgent = {"as_of_ms": NOW_MS, "rows": [{"node": "n001", "type": "lost"}]}
+        writer.publish_urgent([Section("doc.urgent", json.dumps(urgent).encode(), NOW_MS)], NOW_MS)
+        assert b"event: hard" in await asyncio.wait_for(anext(events), PATIENCE_S)
+        await events.aclose()
+        await stream.close()
+
+    asyncio.run(run())
+
+
+def test_adapters_follow_boards_withdrawals_and_their_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "REST_S", LONG_S)
+    world = AdaptersWorld(tmp_path)
+
+    async def serve() -> None:
+        while True:
+            world.host.poll(world.reader.latest())
+            await world.host.wait()
+            if world.host.changed:
+                world.host.records.keep(world.host.status())
+
+    async def run() -> None:
+        async with running(serve()):
+            for risk, band in ((0.9, "high"), (0.0, "low"), (0.9, "high")):
+                world.publish(risk, 0.0)
+                await until(lambda: PORT.bands().get("n1"), band)
+            await until(lambda: world.host.records.status().adapters[0].writes, 4)
+            AdapterRecords(tmp_path).withdraw("memory")
+            await until(PORT.bands, {})
+
+    asyncio.run(run())
+
+
+def test_the_first_pipeline_reads_the_board_of_another_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(state=str(tmp_path), pipeline=PipelineConfig(instances=2))
+    others = OtherPipelines(config, ManualClock(NOW_MS), lambda rows: None, asyncio.Event())
+    seen: list[int] = []
+
+    def poll() -> bool:
+        board = others.each[0].reader.latest()
+        seen.append(0 if board is None else board.sequence)
+        return False
+
+    monkeypatch.setattr(others, "poll", poll)
+
+    async def run() -> None:
+        async with running(others.work(Any)):
+            for sequence in (1, 2, 3):  # its folder comes with the first one
+                writer = BoardWriter(config.home(1) / "board")
+                writer.publish([Section("a", b"", NOW_MS)], NOW_MS)
+                await until(lambda: seen[-1:], [sequence])
+
+    asyncio.run(run())
