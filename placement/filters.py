@@ -156,6 +156,9 @@ def _by_state(view: ClusterView) -> dict[int, Mask]:
     return {state: view.state == state for state in np.unique(view.state).tolist()}
 
 
+drained, lost = _in_state(NodeState.DRAINED), _in_state(NodeState.LOST)  # configurations may name them
+
+
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
     wanted = request.models
@@ -208,8 +211,8 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("reservation", _closed_for("reservation")),
     ("maintenance_window", _closed_for("maintenance_window")),
     ("model_quota", _closed_for("model_quota")),
-    ("drained", _in_state(NodeState.DRAINED)),
-    ("lost", _in_state(NodeState.LOST)),
+    ("drained", drained),
+    ("lost", lost),
     ("maintenance", _in_state(NodeState.MAINTENANCE)),
     ("reserved", _in_state(NodeState.RESERVED)),
     ("withheld", _in_state(NodeState.WITHHELD)),
