@@ -167,7 +167,7 @@ def walks(bins: int) -> Panel:
 
 
 def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """A mask over the nodes, True where one is rejected, or None when the request does not ask for it.
+    """Check a filter: a mask over the nodes, True where one is rejected, or None if the request does not ask for it.
 
     The mask is the same for requests that differ in ids and times alone: a pass over the queue asks for one of them.
     """
@@ -190,7 +190,7 @@ OTHER_IDS_AND_TIMES: dict[str, Any] = {
 
 
 def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """A score in [0, 1] for every node, higher is better; NaN where it knows nothing."""
+    """Check a scorer: a score in [0, 1] for every node, higher is better. NaN where it knows nothing."""
     for request, view in ((request, view) for request in requests for view in views):
         scores = _pure(score, request, view)
         assert scores.shape == (len(view),)
@@ -199,7 +199,10 @@ def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Seq
 
 
 def _pure(function: Callable[..., Any], request: PlacementRequest, view: ClusterView) -> Any:
-    """Its answer, the same for the same arguments, with nothing written into the view."""
+    """Return the function's answer, after checking that the function is pure.
+
+    It must give the same answer for the same arguments, and write nothing into the view.
+    """
     before = copy.deepcopy(view)
     first, second = (function(request, view, Options()) for _ in range(2))
     np.testing.assert_equal(first, second)
@@ -220,11 +223,12 @@ def check_adapter(
     keeps: frozenset[str] = frozenset(),
     hour: Sequence[Weather] | None = None,
 ) -> None:
-    """The laws of a writer, over a fleet's weathers: it wishes the same twice, nothing more once its wishes are
-    written, and nothing of what others own. Without weather nothing of it stays; forecasts that waver by 1 % are no
-    news.
+    """Check the laws of a writer, over a fleet's weathers.
 
-    holds: what the other system holds at first beside a field of somebody else's for each node. keeps: fields that a
+    It wishes the same twice, nothing more once its wishes are written, and nothing of what others own. Without weather
+    nothing of it stays. Forecasts that waver by 1 % are no news.
+
+    holds: what the other system holds at first beside a field of another owner for each node. keeps: fields that a
     withdrawal leaves. hour: `wavering_hour(weathers)`, from a caller that checks several adapters over these weathers.
     """
     seen = {key: dict(values) for key, values in (holds or {}).items()}
@@ -274,8 +278,10 @@ def wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
 
 
 def _an_hour(weather: Weather) -> Iterator[Weather]:
-    """Boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too. The
-    first has the highest, so that whatever the noise can enter is entered. No start comes within the hour."""
+    """Yield boards of an hour, one every ten seconds, whose forecasts waver by 1 %: around the edges of the bands, too.
+
+    The first has the highest, so that whatever the noise can enter is entered. No start comes within the hour.
+    """
     assert weather.nodes is not None
     nodes, rng, bands = weather.nodes, np.random.default_rng(1), Bands()
     risk = nodes.risk.copy()
@@ -307,7 +313,7 @@ def _job(job: JobOutlook, by: float) -> JobOutlook:
 
 
 def _start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
-    """An hour later than told; the wait for it wavers."""
+    """Return a start an hour later than issued, with a wavering wait."""
     told = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
     later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in told.items()}
     return start._replace(**later)

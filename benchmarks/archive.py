@@ -125,7 +125,7 @@ def _alone(gpus: int) -> dict[str, Any]:
 
 
 def _plain_parquet(batches: Sequence[SampleBatch]) -> Peer:
-    """The same columns as they came, in pyarrow's own way: no order, nothing looked at, no fsync."""
+    """Write the same columns as they came, in pyarrow's own way: no order, no check, no fsync."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -251,7 +251,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _long(samples: SampleBatch, entities: Entities) -> Any:
-    """The same samples by series and time as a plain table of names."""
+    """Return the same samples by series and time as a plain table of names."""
     import pyarrow as pa
 
     order = np.lexsort((samples.time_ms, samples.entity, samples.metric))

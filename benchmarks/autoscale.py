@@ -74,8 +74,11 @@ def wish(value: float, target: float, replicas: int) -> int:
 
 
 def autoscaled(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
-    """rates: (minute,) requests/s. forecasts: (minute,) as told at the end of each minute; None: reactive alone, as if
-    `headroom` times as much were asked."""
+    """Play an autoscaler. rates: (minute,) requests/s.
+
+    forecasts: (minute,) as issued at the end of each minute. None: reactive alone, as if `headroom` times as much were
+    asked.
+    """
     target, start = TARGET * per_replica, max(1, math.ceil(rates[0] / (TARGET * per_replica)))
     replicas = ReplicaSet([0.0] * start)
     cold_s = short = held_s = 0.0
@@ -102,8 +105,10 @@ def as_costly(rates: Rates, per_replica: float, replica_hours: float) -> Autosca
 
 
 def ramp(days: int, seed: int) -> Rates:
-    """(minute,) requests/s of office hours: a steep morning, a noon, an evening, few at weekends, noise and bursts that
-    nobody can foresee."""
+    """Return (minute,) requests/s of office hours: a steep morning, a noon, an evening, few at weekends.
+
+    Noise and unforeseeable bursts are added.
+    """
     rng = np.random.default_rng(seed)
     minutes = np.arange(days * DAY)
     hour, day = minutes % DAY / 60, minutes // DAY
@@ -124,7 +129,7 @@ def ramp(days: int, seed: int) -> Rates:
 
 
 def counted(means: Rates, rng: np.random.Generator) -> Rates:
-    """Requests of each minute by chance, as a rate."""
+    """Draw the requests of each minute, as a rate."""
     return np.asarray(rng.poisson(means * MINUTE_S) / MINUTE_S, np.float64)
 
 

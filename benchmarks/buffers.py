@@ -1,13 +1,15 @@
-"""Room ahead of demand: node-hours held idle beside cold starts, with a forecast buffer, a static one, and none.
+"""Idle node-hours and cold starts, with a forecast buffer, a static buffer and none.
 
-Two weeks of history, then SIZES days by ten minutes. A machine has eight GPUs and is there a bin after it was asked
-for, which is its cold start; one that nobody wants goes at the end of a bin. A node cold-starts when GPUs are wanted in
-a bin that no machine is there for. The forecast buffer is the adapter `buffers` over the product's own forecasts; the
-static ones keep 0, 1, 2, … machines ready. Demand: a pool of served models made up by seed, and demand/earth (GPUs that
-run and wait, of all its clusters) below FLEETCAST_DATA.
+A play has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs, and
+is there one bin after it was ordered: that is its cold start. A machine that is not wanted goes at the
+end of a bin. A node cold-starts if GPUs are wanted in a bin for which no machine is there. The forecast
+buffer is the adapter `buffers` with the product's own forecasts. The static buffers keep 0, 1, 2, …
+machines ready. There are two demands: a pool of served models, drawn from a seed, and demand/earth
+below FLEETCAST_DATA (GPUs that run and wait, of all its clusters).
 
-    cold starts      the peer has no buffer, or the static buffer that is the largest of no more idle node-hours
-    idle             node-hours held idle; the peer is the smallest static buffer of no more cold starts
+    cold starts           the peer has no buffer
+    cold starts, as dear  the peer is the largest static buffer with no more idle node-hours
+    idle, as good         idle node-hours; the peer is the smallest static buffer with no more cold starts
 """
 
 import os
@@ -35,14 +37,14 @@ Array = NDArray[np.float64]
 
 
 class BufferPlay(NamedTuple):
-    """Of a whole play. cold: nodes that were wanted before they were there."""
+    """The result of a whole play. cold: nodes that were wanted before they were there."""
 
     cold: int
     idle_h: float
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Three records of each demand and size."""
+    """Yield three records for each demand and each number of days."""
     for name, wanted in demands():
         for days in sizes:
             yield from _compared(name, wanted[: (HISTORY_DAYS + days) * DAY], days)
@@ -80,7 +82,7 @@ def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
 
 
 def always(nodes: int) -> Callable[[int], int]:
-    """A static buffer."""
+    """Return a static buffer."""
     return lambda _bin: nodes
 
 
@@ -123,7 +125,7 @@ def demands() -> Iterator[tuple[str, Array]]:
 
 
 def made_up(days: int, seed: int) -> Array:
-    """Served models: a day's wave, quiet weekends, a quarter more from nine o'clock on, and bursts at any time."""
+    """Return the demand of served models: a day's wave, quiet weekends, more from nine o'clock on, bursts."""
     rng = np.random.default_rng(seed)
     hour = np.arange(days * DAY) * BIN_H
     wave = 1 + 0.5 * np.sin(2 * np.pi * (hour % 24 - 8) / 24)

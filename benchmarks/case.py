@@ -30,7 +30,7 @@ _PER_SECOND = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What others use for the same work; `run` counts the same items."""
+    """The usual alternative for the same work. `run` counts the same items."""
 
     name: str
     run: Callable[[], int]
@@ -72,7 +72,7 @@ def record(
     cpu_s: float,
     peer: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The line of a case that measured itself, a value a run; cpu_s: of what was measured, in the best run."""
+    """Return the line of a case that measured itself, a value per run. cpu_s: of what was measured, in the best run."""
     value = max(values) if _is_rate(unit) else min(values)
     return {
         "bench": bench,
@@ -106,7 +106,7 @@ def _once(case: str, run: Callable[[], int]) -> _Run:
 
 
 def beside(peer: Peer, unit: str) -> tuple[str, float]:
-    """The peer's name, and its best value."""
+    """Return the peer's name, and its best value."""
     values = [_value(one, unit) for one in _repeat(peer.name, peer.run, peer.repeats)]
     return peer.name, max(values) if _is_rate(unit) else min(values)
 
@@ -116,7 +116,8 @@ def _is_rate(unit: str) -> bool:
 
 
 def _value(run: _Run, unit: str) -> float:
-    """
+    """Return the value of a run in a unit.
+
     >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "samples/s")
     2000.0
     >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "us/sample")
@@ -150,7 +151,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 @lru_cache(1)
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores this process may use, memory, versions."""
+    """Return what the numbers depend on: processor, cores this process may use, memory, versions."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -72,7 +72,7 @@ class _Fleet:
         return self._see()
 
     def change(self) -> int:
-        """The jobs are swapped in the list alone: what folds events is measured elsewhere (`events`)."""
+        """Swap the jobs in the list alone: `events` measures the fold of events."""
         few = JOBS // 50
         for _ in range(few):
             self._begin()

@@ -26,7 +26,7 @@ MAX_RISK = 0.5
 
 
 def synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
-    """A fleet of 8-GPU nodes: 20 % busy, 10 % with two GPUs left, the rest free, small risks everywhere."""
+    """Return a fleet of 8-GPU nodes: 20 % busy, 10 % with two GPUs left, the rest free, small risks everywhere."""
     rng = np.random.default_rng(seed)
     specs = [_node(index) for index in range(nodes)]
     free_gpus = rng.choice([0, 2, GPUS_PER_NODE], nodes, p=[0.2, 0.1, 0.7])

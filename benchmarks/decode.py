@@ -37,7 +37,7 @@ Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the p
 
 
 def wide(field: int, rng: np.random.Generator) -> str:
-    """A number as wide as a busy GPU's can be; on a real page most counters of errors are 0."""
+    """Return a number as wide as a busy GPU's can be. On a real page most counters of errors are 0."""
     if field == 155 or 1001 <= field <= 1008:  # power, ratios
         return f"{67 + rng.random() * 633 if field == 155 else rng.random():.6f}"
     if field in (140, 150, 203, 204):  # degrees, percent
@@ -49,7 +49,7 @@ def wide(field: int, rng: np.random.Generator) -> str:
 
 
 def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:
-    """A page as dcgm-exporter 4.x prints it."""
+    """Return a page as dcgm-exporter 4.x prints it."""
     names = {field: name for name, field in reversed(FIELD_IDS.items())}
     lines = []
     for field in FIELDS:

@@ -25,7 +25,7 @@ PCIE = range(235, 239)  # exact, or the link is not what it was
 
 
 def healthy(field: int, rng: np.random.Generator) -> str:
-    """What a busy GPU in good health prints; fields that the catalogue names in other units stay below suspicion."""
+    """Return what a busy GPU in good health prints. Fields that the catalogue names in other units look plausible."""
     row = dcgm_row(EntityKind.GPU, field)
     assert row is not None
     usual = USUAL.get(METRICS[EntityKind.GPU][row].name, 0.0)

@@ -118,7 +118,7 @@ class FilterRequests:
 
 
 def _question(names: list[str], gpus: int) -> bytes:
-    """What kube-scheduler sends with nodeCacheCapable, the pod shortened by what nobody reads."""
+    """Return what kube-scheduler sends with nodeCacheCapable, the pod without fields that nothing reads."""
     resources = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
     container = {"name": "c", "image": "i", "resources": {"limits": resources, "requests": resources}}
     pod = {"metadata": {"name": "train-0", "namespace": "default", "uid": "6f1c"}, "spec": {"containers": [container]}}
@@ -126,7 +126,7 @@ def _question(names: list[str], gpus: int) -> bytes:
 
 
 def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], float]:
-    """Requests a second of each run, and the CPU seconds of the best one."""
+    """Return the requests per second of each run, and the CPU seconds of the best one."""
     rates, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
@@ -138,7 +138,7 @@ def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], fl
 
 
 def _tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
-    """The 99th percentile of each run in ms, and the CPU seconds of the best one."""
+    """Return the 99th percentile of each run in ms, and the CPU seconds of the best one."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.cpu_s()
@@ -150,7 +150,7 @@ def _tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[
 
 
 def _api(folder: Path) -> ServerProcess:
-    """An api whose clock stands where that of the board's pipeline does: a stale board is not asked."""
+    """Start an api whose clock stands where that of the board's pipeline does: a stale board gives no answers."""
     board = BoardReader(folder / "board").latest()
     assert board is not None
     clock = {"epoch_ms": board.as_of_ms, "wall_ms": time.time_ns() // 1_000_000}

@@ -1,7 +1,7 @@
-"""How long `service.pipeline.jobs.fingerprints` takes until it has looked at each running job once.
+"""The time of `service.pipeline.jobs.fingerprints` until it has read each running job once.
 
-Half an hour of readings lies in the rings. A quarter of the jobs tell checkpoints, an eighth swings with a period that
-telemetry can show, the others work steadily; one job in ten spans two nodes.
+Half an hour of readings lies in the rings. A quarter of the jobs report checkpoints, an eighth swings with a period
+that telemetry can show, the others work steadily; one job in ten spans two nodes.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 def _round(
     prints: Fingerprints, state: FleetState, jobs: int, clock: ManualClock, waits_ms: list[float]
 ) -> tuple[int, float]:
-    """Passes until each job was looked at since now, and the CPU seconds that they took; adds the loop's waits."""
+    """Return the passes until each job was read since now, and their CPU seconds. Adds the loop's waits."""
     seen: set[str] = set()
     cpu_s = 0.0
     began_ms = clock.now_ms()
@@ -90,7 +90,7 @@ async def _watched(prints: Fingerprints, state: FleetState) -> float:
 
 
 def fleet_of(gpus: int) -> tuple[FleetState, int]:
-    """A full fleet, and how many jobs run on it."""
+    """Return a full fleet, and how many jobs run on it."""
     nodes = gpus // GPUS_PER_NODE
     entities = Entities()
     for node in range(nodes):

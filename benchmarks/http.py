@@ -90,7 +90,7 @@ class NodeRequests:
 
 
 def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float], tuple[float, list[float]]]:
-    """Requests a second of each run; CPU seconds of the best one, and microseconds a request of each."""
+    """Return the requests per second of each run, CPU seconds of the best one, and microseconds per request of each."""
     rates, cpu_s, each_us = [], [], []
     for _ in range(REPEATS):
         before = server.cpu_s()

@@ -59,7 +59,7 @@ Encode = Callable[[ColumnarRecord], bytes]
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Decoding at each size in GPUs; the broker's cases at the largest."""
+    """Measure decoding at each size in GPUs, and the broker's cases at the largest."""
     for gpus in sizes:
         yield from _decoding(max(1, gpus // GPUS))
     with _broker() as brokers:
@@ -79,7 +79,7 @@ def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.f
 
 
 def node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
-    """All of the catalogue's metrics of eight GPUs."""
+    """Make a record of one node: all of the catalogue's metrics of its eight GPUs, with random values."""
     values = gpu_values(NAMES.metrics, rng)
     return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
 
@@ -104,7 +104,7 @@ def _decoding(nodes: int) -> Iterator[dict[str, Any]]:
 
 
 def _arrow(records: Sequence[ColumnarRecord]) -> Peer:
-    """The same records in Arrow's stream format, in the long form that it is made for."""
+    """Return the same records in Arrow's stream format, in the long form that it is made for."""
     import pyarrow as pa
 
     streams = []
@@ -182,7 +182,7 @@ class _Topic:
         return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **told})
 
     def fill(self, nodes: int, moments: int) -> int:
-        """A record a node and moment; how many."""
+        """Write a record per node and moment, and return how many."""
         writer, rng = KafkaWriter(self.access), np.random.default_rng(1)
         first_ms = SystemClock().now_ms() - int(moments * INTERVAL_S * 1000)
         for moment in range(moments):
@@ -242,7 +242,7 @@ async def _poll_alone(topic: _Topic, records: int) -> float:
 
 
 def _after_a_stop(brokers: list[str], nodes: int) -> dict[str, Any]:
-    """What a stop leaves behind is written at once, then the fleet goes on in its own rhythm, in another process."""
+    """Write what a stop leaves behind at once. Then the fleet goes on in its own rhythm, in another process."""
     topic = _Topic.made(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))
     command = [sys.executable, "-m", "benchmarks.kafka", ",".join(brokers), topic.name, str(nodes)]
@@ -273,7 +273,7 @@ async def _catch_up(topic: _Topic) -> int:
 
 
 def write_on(brokers: str, topic: str, nodes: int) -> None:
-    """A fleet in its rhythm: every node once in INTERVAL_S; for two minutes at most."""
+    """Write a fleet in its rhythm: every node once in INTERVAL_S, for two minutes at most."""
     writer, rng = KafkaWriter(KafkaAccess(brokers=brokers)), np.random.default_rng(2)
     began, slices = time.monotonic(), 30
     for turn in range(slices * 8):

@@ -1,4 +1,4 @@
-"""What a GPU costs in memory: a pipeline with a fleet, less one with a tenth of it, by GPU.
+"""Memory per GPU: a pipeline with a fleet, less one with a tenth of it, by GPU.
 
 Each process has decoded every node's page (40 fields a GPU), filled rings of 120 fine slots and a day of 10-minute
 means, folded jobs on all GPUs, and ticked. The first page came a day before the others, so that every slot of the rings

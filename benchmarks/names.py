@@ -91,7 +91,7 @@ def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
 
 
 def _names(number: int, count: int) -> bytes:
-    """A body of so many jobs and nodes that nobody has heard of."""
+    """Return a body of so many unknown jobs and nodes."""
     now_ms = time.time_ns() // 1_000_000
     names = [f"{number}-{row}" for row in range(count)]
     jobs = [{"job": f"job-{name}", "sequence": 1, "time_ms": now_ms, "type": "submitted"} for name in names]
@@ -159,7 +159,7 @@ class _Fleet:
             return 0, {}
 
     def used(self, since_ms: int) -> Any:
-        """How much of each bound is taken, by a board that was made since then."""
+        """Return how much of each bound is used, by a board that was made since then."""
         deadline = time.monotonic() + PATIENCE_S
         while (told := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
@@ -172,7 +172,7 @@ class _Fleet:
         return time.time() - told["as_of_ms"] / 1000 if status == 200 else 0.0
 
     def peak_mib(self) -> dict[str, int]:
-        """The most memory that each role ever held."""
+        """Return the most memory that each role ever held."""
         return {role: _field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
 
     def cpu_s(self) -> float:
@@ -187,7 +187,7 @@ class _Fleet:
 
 
 def _field(pid: int, name: str) -> int:
-    """A number of /proc/PID/status, KiB where it is memory."""
+    """Return a number of /proc/PID/status, KiB where it is memory."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

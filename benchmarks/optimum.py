@@ -36,7 +36,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def scene_of(seed: int) -> PlayScene:
-    """The same scene for the same seed, in whole seconds."""
+    """Return the same scene for the same seed, in whole seconds."""
     rng = np.random.default_rng(seed)
     submit_s = np.sort(rng.integers(0, int(COMES_S), JOBS)).astype(float)
     run_s = np.clip(rng.lognormal(6.5, 1.0, JOBS), 30, 7200).round()
@@ -48,7 +48,10 @@ def scene_of(seed: int) -> PlayScene:
 
 
 def waits_of(scene: PlayScene) -> tuple[float, float, float, bool]:
-    """Mean waits of ours, of EASY on limits and of the clairvoyant plan; whether that is proven to be optimal."""
+    """Return the mean waits of ours, of EASY on limits and of the clairvoyant plan.
+
+    The fourth value is whether that plan is proven to be optimal.
+    """
     starts = {method: play(scene, method).start_s for method in METHODS}
     submit_s = np.array(scene.trace.submit_s)
     mean = {method: float((start_s - submit_s).mean()) for method, start_s in starts.items()}
@@ -57,7 +60,10 @@ def waits_of(scene: PlayScene) -> tuple[float, float, float, bool]:
 
 
 def solved(scene: PlayScene, hint_s: Floats) -> tuple[float, bool]:
-    """(sum of waits of the best plan that CP-SAT finds, whether it is optimal). AssertionError without ortools."""
+    """Return the sum of waits of the best plan that CP-SAT finds, and whether it is optimal.
+
+    Raises AssertionError without ortools.
+    """
     try:
         from ortools.sat.python import cp_model
     except ImportError:

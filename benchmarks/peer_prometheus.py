@@ -20,7 +20,7 @@ START_S = 60.0
 
 
 def find_prometheus() -> str | None:
-    """A program, newest first."""
+    """Return a program, the newest one. None if there is none."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetcast"
     built = [str(path) for path in sorted(cache.glob("prometheus-*/bin/prometheus"), reverse=True)]
     named = os.environ.get(VARIABLE)
@@ -67,7 +67,7 @@ class PrometheusPeer:
         return f"http://127.0.0.1:{self.port}"
 
     def samples(self) -> int:
-        """What its head has taken so far."""
+        """Return the samples that its head has stored so far."""
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         name = "prometheus_tsdb_head_samples_appended_total"

@@ -56,7 +56,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
-    """The head is of a higher class, so that it is first either way."""
+    """Return a pass whose head is of a higher class, so that it is first either way."""
     options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
     queue = [Waiting(request, NOW_MS - 1000 * at) for at, request in enumerate((head, *map(_one, range(WAITING - 1))))]
@@ -119,7 +119,7 @@ def _is_placed(head: bytes, body: bytes) -> None:
 
 
 def _fill(port: int, nodes: int) -> None:
-    """A queue of whole nodes: as many as there are for the head, and none is free for the others behind it."""
+    """Fill a queue with whole nodes: the head wants as many as there are, and none is free for the others behind it."""
     gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
     bodies = [
         encode({"request_id": f"w{number}", "gang": gang, "gpus_per_node": GPUS_PER_NODE, "priority": int(number == 0)})
@@ -131,7 +131,7 @@ def _fill(port: int, nodes: int) -> None:
 
 
 def board_sections(view: ClusterView) -> list[Section]:
-    """A board of that fleet with the whole free nodes taken, too: jobs of one node each."""
+    """Return a board of that fleet with the whole free nodes in use, too: jobs of one node each."""
     nodes = len(view)
     whole = np.all(view.free, axis=1, keepdims=True)
     holders = np.where(view.free & ~whole, -1, np.arange(nodes)[:, None]).astype(np.int32)

@@ -83,7 +83,7 @@ def _whole(requests: Requests, version: Version, size: dict[str, int], folder: P
 
 
 class InboxPipeline:
-    """What a pipeline does with the inbox, in this process."""
+    """A pipeline's work with the inbox, in this process."""
 
     def __init__(self, inbox: Path, entities: Entities) -> None:
         self._source = InboxSource(inbox, writes=WriteDecoder(ExporterResolver(entities)))
@@ -115,7 +115,10 @@ def _send(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
 
 
 def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> tuple[str, float] | None:
-    """A Prometheus that takes what we took; None where there is none, or one that does not know the version."""
+    """Measure a Prometheus that gets the same requests.
+
+    None if there is none, or one that does not know the version.
+    """
     program = find_prometheus()
     if program is None:
         return None

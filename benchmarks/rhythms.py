@@ -1,4 +1,4 @@
-"""How often `features.period` finds the rhythm of a job that works and pauses, and how often its answer is right.
+"""The share of jobs of which `features.period` finds the rhythm, and the share of right answers.
 
 Jobs pause for 3 to 97 % of a period of 60 s to 40 min, drawn by seed, with scrapes every 15 s.
 `exporter default`: activity, utilisation, momentary watts and the energy counter. `momentary`: without the counter.

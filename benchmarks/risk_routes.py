@@ -1,7 +1,7 @@
-"""What is asked of node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
+"""Questions about node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
 
 One api process on the board of a fleet at work. While the ranking is asked for, the board changes every second. `p99`
-is of single requests, one after the other; `cpu_s` is the server's. The size tells the bytes of an answer.
+is of single requests, one after the other; `cpu_s` is the server's. The size says the bytes of an answer.
 """
 
 import json

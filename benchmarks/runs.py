@@ -39,7 +39,7 @@ TOLD = 100
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Two records of the model, three a size of the pipeline."""
+    """Yield two records of the model, and three of the pipeline for each number of running jobs."""
     rows = _history()
     yield measure("runs", "fit", {"jobs": FITTED_ON}, _fit(rows), "s", repeats=1)
     model = _fitted(rows)
@@ -56,7 +56,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _history() -> RunRows:
-    """Submissions, and the moment after 10 min of those that ran as long."""
+    """Make training rows: one for each submission, and one after 10 min for each job that runs longer."""
     rng = np.random.default_rng(3)
     gpus, at_s = rng.choice([1.0, 4.0, 8.0], FITTED_ON), np.sort(rng.uniform(0, 3e6, FITTED_ON))
     run_s = 600 * gpus * np.exp(rng.normal(0, 1.0, FITTED_ON))

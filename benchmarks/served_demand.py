@@ -60,7 +60,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def fleet(pools: int) -> list[Histories]:
-    """Walks around a day, of pools with classes and groups, whose demand comes and goes."""
+    """Return walks around a day, of pools with classes and groups, whose demand comes and goes."""
     rng = np.random.default_rng(0)
     names = [f"pool{n}" for n in range(pools)]
     keys = (
@@ -85,7 +85,7 @@ def comes_and_goes(series: int, rng: np.random.Generator) -> NDArray[np.float64]
 
 
 def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
-    """The longest gap between two turns of a loop that has nothing else to do."""
+    """Measure the longest gap between two turns of a loop that has nothing else to do."""
 
     async def longest() -> float:
         work, gap_s = asyncio.ensure_future(in_thread(forecaster.dump)), 0.0
@@ -104,7 +104,7 @@ def _dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
 
 
 def _bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
-    """The 99th percentile over bodies, one a board."""
+    """Measure the 99th percentile over bodies, one per board."""
     query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
     with TemporaryDirectory() as name:
         writer, cache = BoardWriter(Path(name)), BoardCache(Path(name), hold_s=0.0)

@@ -29,7 +29,7 @@ PORTS = range(20_000, 32_000)
 
 @lru_cache(1)
 def cores() -> tuple[int, ...]:
-    """The cores that this process had at its start."""
+    """Return the cores that this process had at its start."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -65,7 +65,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, below the ephemeral ones: no connection takes it first."""
+    """Return an unused loopback port below the ephemeral ones, so that no connection takes it first."""
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -96,7 +96,7 @@ class SmallSite:
             time.sleep(POLL_S)
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name, as the supervisor wrote them."""
+        """Return process ids by name, as the supervisor wrote them."""
         lines = (self._state / "pids").read_text(encoding="utf-8").splitlines()
         return {name: int(pid) for name, pid in (line.split() for line in lines)}
 

@@ -37,7 +37,7 @@ class Save:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -91,7 +91,7 @@ async def _save(fleet: BusyFleet) -> Save:
 
 
 def old_site(gpus: int, folder: Path) -> BusyFleet:
-    """A busy fleet with steps of every running job, and the jobs of weeks at rest."""
+    """Return a busy fleet with steps of every running job, and the jobs of weeks at rest."""
     fleet = BusyFleet(gpus, folder)
     jobs = fleet.pipeline.state.jobs
     for attempt in jobs.running():
@@ -106,7 +106,7 @@ def old_site(gpus: int, folder: Path) -> BusyFleet:
 
 
 def _ended(job: str) -> JobAttempt:
-    """A job of two GPUs that ran for an hour, days ago."""
+    """Return a job of two GPUs that ran for an hour, days ago."""
     ranks = (RankPlacement(0, "n00000", (0, 1)),)
     attempt = JobAttempt(job, 1)
     for event in (

@@ -48,7 +48,7 @@ USERS = 50
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What one hour took and left. Times are medians, wall milliseconds."""
+    """The use of one hour. Times are medians, wall milliseconds."""
 
     rss_mib: float
     tick_ms: float
@@ -59,7 +59,7 @@ class Hour:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A day of a fleet of each size in GPUs, up to LARGEST; sizes that do not fit the memory are left out."""
+    """Measure a day of a fleet of each size in GPUs, up to LARGEST. Leaves out sizes that do not fit the memory."""
     for gpus in sizes:
         if gpus > LARGEST or not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -170,7 +170,7 @@ class JobMill:
         self._made = 0
 
     def minute(self, now_ms: int) -> list[JobEvent]:
-        """What happens in a minute, in order."""
+        """Return the events of a minute, in order."""
         return [*self._end(now_ms), *self._submit(now_ms), *self._start(now_ms), *self._step(now_ms)]
 
     def _end(self, now_ms: int) -> Iterator[JobEvent]:
@@ -184,7 +184,7 @@ class JobMill:
                 yield Finished(job=job, sequence=sequence, time_ms=now_ms)
 
     def _submit(self, now_ms: int) -> Iterator[JobEvent]:
-        """As many as can run soon, and a few more that wait."""
+        """Submit as many jobs as can run soon, and a few more that wait."""
         while sum(gang for _, gang in self._waiting) < len(self._free) + 8:
             job, gang = f"job{self._made}", int(self._rng.choice(GANGS))
             self._made += 1

@@ -27,7 +27,7 @@ PATIENCE_S = 300.0
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A fleet of each size in GPUs; sizes that do not fit the memory twice are left out."""
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory twice."""
     for gpus in sizes:
         if not fits_memory(gpus, 2 * BYTES_PER_GPU):
             continue
@@ -73,7 +73,7 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
 
 
 def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
-    """A configuration whose clock goes on from when the snapshot was saved, and a topology file."""
+    """Write a configuration whose clock goes on from when the snapshot was saved, and a topology file."""
     config = folder / "config.toml"
     clock = {"epoch_ms": now_ms, "wall_ms": time.time_ns() // 1_000_000}
     settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(write_topology(folder, gpus))}}

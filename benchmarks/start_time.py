@@ -113,7 +113,7 @@ def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str,
 
 
 def _sections(view: ClusterView) -> list[Section]:
-    """The board of a fleet that is all held, with jobs that wait."""
+    """Return the board of a full fleet with jobs that wait."""
     rows = [
         {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(request(number))}
         for number in range(QUEUED)

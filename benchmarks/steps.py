@@ -56,7 +56,7 @@ class _Fleet:
         return len(events)
 
     def _next(self) -> list[Step]:
-        """The events of the next tick, in the order of their steps."""
+        """Return the events of the next tick, in the order of their steps."""
         steps = self.events // self.ranks
         made = []
         for number in range(self.made, self.made + steps):

@@ -28,7 +28,7 @@ BYTES_PER_GPU = 80_000  # store and batches
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A fleet of each size in GPUs, with a port a GPU; sizes that do not fit the memory are left out."""
+    """Measure a fleet of each size in GPUs, with a port per GPU. Leaves out sizes that do not fit the memory."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(Scraped(gpus))
@@ -61,7 +61,7 @@ class Scraped:
         )
 
     def scrape(self) -> int:
-        """A whole scrape; returns how many samples were applied."""
+        """Write a whole scrape, and return how many samples were applied."""
         self.now_ms += INTERVAL_MS
         return sum(self.store.write(self.batch(kind), self.now_ms).applied for kind in self._values)
 

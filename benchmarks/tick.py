@@ -57,7 +57,7 @@ USUAL = {
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
     for gpus in sizes:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
@@ -170,12 +170,12 @@ def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
 
 
 def one_on_each_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
-    """A job on all GPUs of each node."""
+    """Yield a job on all GPUs of each node."""
     return _singles(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
 
 
 def one_on_each_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
-    """A job on each GPU."""
+    """Yield a job on each GPU."""
     return _singles(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
 
 

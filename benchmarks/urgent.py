@@ -164,7 +164,7 @@ class UrgentSite:
         return ChildProcess(f"the {name}", command)
 
     def _is_whole(self) -> bool:
-        """The board knows every node, and the api serves."""
+        """Return whether the board knows every node, and the api serves."""
         board = BoardReader(self._folder / "state" / "board").latest()
         if board is None or len(board.names("names.node")) < self.nodes + NODES_WITH_XID:
             return False
@@ -209,7 +209,7 @@ class UrgentSite:
 
     @contextmanager
     def _ticking(self) -> Iterator[None]:
-        """Whoever measures meanwhile measures beside ticks."""
+        """Tick while the context is open, so that it measures beside ticks."""
         before = self._ticks()
         yield
         self._until("ticks", PATIENCE_S, lambda: self._ticks() >= before + TICKS)

@@ -1,4 +1,4 @@
-"""What Trimaran asks for twice a minute: the load of every node, made anew for each board, and over HTTP.
+"""The question that Trimaran asks twice a minute: the load of every node, made for each board, and over HTTP.
 
 The peer is the same body put together of dictionaries by `json`. Over HTTP one client asks a real api process again and
 again, and the board changes every second: the tail is that of answers made of a new board. `cpu_s` is the server's.
@@ -37,7 +37,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _made(nodes: int) -> dict[str, Any]:
-    """A body of a board that nobody has asked about yet."""
+    """Make the body of a board that no client has asked about yet."""
     rng = np.random.default_rng(1)
     rows = {f"n{node:05d}": node for node in range(nodes)}
     load = Load(rows, *(np.sort(rng.random((2, nodes)), axis=0) for _ in range(3)))

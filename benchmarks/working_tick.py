@@ -131,14 +131,14 @@ class Size:
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A fleet of each size in GPUs; sizes that do not fit the memory are left out."""
+    """Measure a fleet of each size in GPUs. Leaves out sizes that do not fit the memory."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield measured(Size(gpus))
 
 
 def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
-    """The line of a case. `value`: CPU milliseconds of the median tick; `parts`: the same of each part."""
+    """Return the line of a case. `value`: CPU milliseconds of the median tick. `parts`: the same of each part."""
     with tempfile.TemporaryDirectory() as folder:
         fleet = WorkingFleet(size, Path(folder))
         with spared_collector():
@@ -212,7 +212,7 @@ class WorkingFleet:
         return self.told / self.folding_s
 
     def _tell(self, now_ms: int) -> None:
-        """What all jobs did since the last tick."""
+        """Fold what all jobs did since the last tick."""
         events = tuple(event for job in self._jobs for event in job.until(now_ms))
         before = self.watch.seconds["events"]
         with self.watch.of("events"):
@@ -255,7 +255,7 @@ class WorkingJob:
         yield from self.until(T0)
 
     def until(self, now_ms: int) -> Iterator[JobEvent]:
-        """What it did up to now."""
+        """Yield the events of the job up to now."""
         while self._time_ms + self._step_s * 1000 <= now_ms:
             before_ms = self._time_ms
             seconds = self._step_s * float(np.exp(self._noise * self._rng.standard_normal()))
@@ -281,7 +281,7 @@ class WorkingJob:
             )
 
     def _pauses(self, before_ms: int) -> Iterator[JobEvent]:
-        """A checkpoint or an evaluation, when it is time for one."""
+        """Yield a checkpoint or an evaluation, when it is time for one."""
         began_ms = self._time_ms
         if began_ms // (CHECKPOINT_S * 1000) > before_ms // (CHECKPOINT_S * 1000):
             yield Checkpoint(job=self.name, sequence=self._next(), time_ms=began_ms, edge="begin", bytes=10**11)
@@ -318,7 +318,7 @@ def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
 
 
 def faults(nodes: int) -> Iterator[NodeEvent]:
-    """A fault of every tenth node, taken back since: its repeat hazard stays."""
+    """Yield a fault of every tenth node, taken back since: its repeat hazard stays."""
     for node in range(0, nodes, round(1 / FAULTY)):
         began_ms = T0 - 86_400_000 - node * 60_000 % (5 * 86_400_000)
         for sequence, severity in enumerate(SAID):
@@ -350,7 +350,7 @@ def domains_of(nodes: int) -> Topology:
 
 
 def node_samples(nodes: int, now_ms: int) -> SampleBatch:
-    """What the scrapers tell of nodes, which are the first rows of their table."""
+    """Return what the scrapers say of nodes, which are the first rows of their table."""
     names = [metric.name for metric in METRICS[EntityKind.NODE]]
     told = np.array([names.index(name) for name in NODE_USUAL], np.int16)
     return SampleBatch(
@@ -387,7 +387,7 @@ def main() -> None:
 
 
 def table(line: dict[str, Any]) -> str:
-    """The record for people."""
+    """Return the record for people."""
     names = {name.strip(): name for name in (*PARTS, *BESIDE)}
     rows = [f"{names[name]:<16}{ms:>9.1f} ms" for name, ms in line["parts"].items()]
     head = f"{'whole tick':<16}{line['value']:>9.1f} ms   ({line['min']:.1f} to {line['max']:.1f})"

@@ -66,7 +66,7 @@ class Requests:
 
 
 def _most(name: str) -> float:
-    """What any metric of this name can reach: profiling tells ratios, links have few generations and lanes."""
+    """Return what any metric of this name can reach: profiling reports ratios, links have few generations and lanes."""
     return 1.0 if "_PROF_" in name else 10.0 if "_LINK_" in name else 100.0
 
 

@@ -1,4 +1,4 @@
-"""`fleetcast bench`: every hot path at its sizes, a JSON line a case."""
+"""`fleetcast bench`: measure every hot path at its sizes, and write one JSON line for each case."""
 
 import contextlib
 import importlib

@@ -68,7 +68,10 @@ class Watch:
         return fresh
 
     def restarted(self, as_of_ms: int) -> None:
-        """Record that the pipeline started again: a node flagged before, and soon after, was flagged all the time."""
+        """Record that the pipeline restarted.
+
+        A node that was flagged before and is flagged again soon after counts as flagged all the time.
+        """
         self._restarted_ms = as_of_ms
 
     def _goes_on(self, node: str, as_of_ms: int) -> bool:

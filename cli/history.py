@@ -208,7 +208,7 @@ def _measured(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
 
 
 def _each(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Items under a progress bar, on a terminal's stderr."""
+    """Return a function that yields items and shows a progress bar on stderr, if that is a terminal."""
 
     def run(items: Iterable[Any]) -> Iterator[Any]:
         known = list(items)

@@ -75,7 +75,9 @@ def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 @app.command("volcano")
 def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
-    """Queues of Volcano (scheduling.volcano.sh/v1beta1). Export them:
+    """Convert queues of Volcano (scheduling.volcano.sh/v1beta1) to `queues.toml`.
+
+    Export them with:
 
     kubectl get queues.scheduling.volcano.sh -o yaml > volcano.yaml
 

@@ -52,10 +52,11 @@ def starts(
     cold: Annotated[bool, typer.Option("--cold", help="A site without any history: its first days.")] = False,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=1000)] = 133,
 ) -> None:
-    """Simulate the demo's queue without its telemetry, and say how often start times held: a JSON line a seed.
+    """Simulate the demo's queue without its telemetry, and report how often start times held.
 
-    Jobs are the Venus trace's where FLEETCAST_DATA has it, for every seed alike; else the generator's. `first` judges
-    the first answer of each request, beside the average of the queue's last waits.
+    Prints one JSON line for each seed. If FLEETCAST_DATA has the Venus trace, its jobs are used for every
+    seed. Otherwise the generator draws them. `first` judges the first answer to each request, compared with
+    the average of the queue's last waits.
 
     Example:  fleetcast simulate starts --seeds 5
     """

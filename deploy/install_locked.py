@@ -1,4 +1,6 @@
-"""Install a lock file with pip, and say what that downloads and how far it is. Needs the standard library alone.
+"""Install a lock file with pip, and print the size of the download and the progress.
+
+Needs only the standard library.
 
 python deploy/install_locked.py requirements.lock
 """

@@ -50,7 +50,7 @@ def on_post_template(output_content: str, **_: Any) -> str:
 
 
 def rewritten(markdown: str, page: str) -> str:
-    """The text of a page of the site with links that fit there.
+    """Return the text of a page of the site with links that fit there.
 
     >>> rewritten("[Guide](docs/api.md#jobs), [code](cli/main.py), [site](https://a.example)", "index.md")
     '[Guide](api.md#jobs), code, [site](https://a.example)'

@@ -47,9 +47,10 @@ class DemandScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The part of demand that an attempt adds. Times are None if the attempt has not come so far.
+    """The part of demand that an attempt adds.
 
-    "" is an unknown class or group. milli: thousandths of GPUs, so that parts of GPUs add up.
+    A time is None until the attempt has reached it. An unknown class or group is "". milli: GPUs in
+    thousandths, so that parts of GPUs add up.
     """
 
     queue: str

@@ -167,7 +167,7 @@ def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDA
 
 
 def _copied(ring: Ring, names: Sequence[str], first: int, last: int, rows: NDArray[np.intp]) -> Array:
-    """(metric, slot, row) of the fine slots, copied; NaN for slots that the ring has not opened."""
+    """Copy some fine slots of a ring: (metric, slot, row), NaN for slots that the ring has not opened."""
     values = ring.layout.value[[ring.layout.metrics.index(name) for name in names]]
     opened = ring.opened_slots(first, last)
     copied = np.full((len(values), last - first + 1, len(rows)), np.nan, np.float32)

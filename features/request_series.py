@@ -73,7 +73,7 @@ class RequestSeries:
         self._head = max(self._head, minute)
 
     def models(self) -> list[Key]:
-        """(pool, model) of all that are known, sorted."""
+        """Return the known (pool, model) keys, sorted."""
         return sorted(self._rings)
 
     def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
@@ -95,7 +95,10 @@ class RequestSeries:
         return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
 
     def served(self, pool: str, model: str) -> ServingCapacity:
-        """Return the capacity of a model by the newest minutes, and the peak of the last day."""
+        """Return a model's newest instance count, and the peak rate of one instance in the last day.
+
+        The count is that of the last two minutes.
+        """
         rings = self._rings.get((pool, model))
         if rings is None or self._head is None:
             return ServingCapacity(0, None)

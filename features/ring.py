@@ -143,7 +143,7 @@ class Ring:
         return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
 
     def opened_slots(self, first: int, last: int) -> NDArray[np.intp]:
-        """The numbers among `first … last` of slots that are open."""
+        """Return the numbers among `first … last` of slots that are open."""
         return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
     def _close(self, closed: int) -> None:

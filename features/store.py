@@ -116,7 +116,10 @@ class WindowStore:
             ring.advance(now_ms)
 
     def was_deaf(self, until_ms: int, for_ms: int) -> None:
-        """Note that nobody listened for that long, so that it does not count as silence (see `features.extract`)."""
+        """Record our own downtime of `for_ms` up to `until_ms`, so that it does not count as silence.
+
+        See `features.extract`.
+        """
         self.gaps = [*self.gaps, (until_ms, for_ms)][-GAPS_KEPT:]
 
     def clock_went_back(self, now_ms: int, by_ms: int) -> bool:

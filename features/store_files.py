@@ -181,13 +181,16 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
 
 
 def _head(ring: Ring, size: int) -> dict[str, int]:
-    """What a save says of a ring as a whole."""
+    """Return what a save says of a ring as a whole."""
     opened = {"first_slot": ring.first_slot, "first_bucket": ring.first_bucket}
     return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
 
 
 def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
-    """A ring with room for a save, its slots empty. Older saves do not say which slots are open: all count as open."""
+    """Return a ring with room for a save, its slots empty.
+
+    Older saves do not say which slots are open: then all count as open.
+    """
     ring = Ring(layout_of(kind), span)
     ring.reserve(row["size"])
     ring.head, ring.closed = row["head"], row["closed"]
@@ -237,6 +240,6 @@ def _stretches(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator
 
 
 def _rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:
-    """Rows of the names that both have: (in this layout, in the file)."""
+    """Return (row in this layout, row in the file) for each name that both have."""
     here = {name: row for row, name in enumerate(getattr(layout, names))}
     return [(here[name], row) for row, name in enumerate(about[names]) if name in here]

@@ -195,7 +195,7 @@ def make_folder(folder: Path, area: str) -> None:
 
 
 def listing(folder: Path) -> list[str]:
-    """Return the names in a folder, in any order. Returns none if the folder does not exist."""
+    """Return the names in a folder, in any order. Returns an empty list if the folder does not exist."""
     try:
         return _disk(folder).listing(folder)
     except FileNotFoundError:

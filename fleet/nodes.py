@@ -145,7 +145,10 @@ def _write(record: NodeRecord, event: NodeEvent) -> None:
 
 
 def _withhold(record: NodeRecord, event: NodeEvent) -> None:
-    """Fold a reason to withhold the node, or its end. A release without a check ends all reasons of its source."""
+    """Fold an event that withholds the node for a reason, or that ends such a reason.
+
+    A release without a check ends all reasons of its source.
+    """
     of_source, order = f"{event.source}|", _node_order(event)
     key, everything = of_source + event.check, record.written.get(f"released {of_source}", (-1, "", -1))
     if event.type == "release" and not event.check:

@@ -26,7 +26,10 @@ def child_environment() -> dict[str, str]:
 
 
 def watch_parent() -> None:
-    """In a child of `child_environment`: SIGTERM to itself once the parent is gone, SIGKILL after GRACE_S."""
+    """End this process when its parent ends: first SIGTERM, and SIGKILL after GRACE_S.
+
+    Works only in a child that was started with `child_environment`.
+    """
     named = os.environ.pop(PARENT_VARIABLE, "")  # its own children have another parent
     if named.isdecimal():
         parent = int(named)

@@ -60,7 +60,7 @@ def have_same_boards(first: BoardReadings, second: BoardReadings) -> bool | None
 
 
 def have_other_work(first: BoardReadings, second: BoardReadings) -> bool:
-    """Return whether most GPUs of two pages hold other amounts of memory."""
+    """Return whether most GPUs of two pages hold different amounts of memory."""
     return _differ(first.used_mib, second.used_mib)
 
 

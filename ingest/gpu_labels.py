@@ -1,4 +1,4 @@
-"""What labels of an exporter's series say of who holds a GPU: Kubernetes' pods and Slurm's jobs.
+"""Labels of an exporter's series that say who holds a GPU: Kubernetes' pods and Slurm's jobs.
 
     pod, namespace, container      Kubernetes mapping; `exported_*` where a Prometheus keeps its own labels
     hpc_job                        HPC mapping: the id of a Slurm job
@@ -8,7 +8,7 @@ Pods of slurmd, Ray nodes and other schedulers' workers are no jobs but nodes of
 
 A pod's job is NAMESPACE/OWNER, as the Kubernetes source calls it. The owner is the pod's name without what controllers
 append: a Deployment's two random parts, a Job's one, and a role with its numbers (`train-42-worker-0` → `train-42`).
-Numbers alone stay: `train-42` may be a name, and jobs that are taken for one would never end.
+Numbers alone stay: `train-42` may be a name, and jobs that share a wrong name would never end.
 """
 
 import re
@@ -45,8 +45,11 @@ class JobLabel(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LabelSight(msgspec.Struct, frozen=True, gc=False):
-    """What one page, or one request, says. gpus: rows of the GPUs on it; jobs: the labels of those that have some;
-    divided: rows of GPUs of which MIG instances have labels, which say nothing of the whole."""
+    """The labels of one page, or of one request.
+
+    gpus: rows of the GPUs on it. jobs: the labels of those that have some. divided: rows of GPUs of which MIG instances
+    have labels, which say nothing of the whole.
+    """
 
     time_ms: int
     gpus: Sequence[int]
@@ -55,7 +58,7 @@ class LabelSight(msgspec.Struct, frozen=True, gc=False):
 
 
 def job_label(labels: Mapping[str, str]) -> JobLabel | None:
-    """Who holds the GPU; None where the labels name nobody, or the exporter's own pod.
+    """Return the holder of the GPU. None if the labels name no holder, or the exporter's own pod.
 
     >>> job_label({"pod": "train-42-worker-0", "namespace": "ml", "container": "torch"}).job
     'ml/train-42'
@@ -89,7 +92,10 @@ def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _is_exporter(pod: str, container: str) -> bool:
-    """A Prometheus that adds its targets' labels names the exporter's pod on each series that has no other."""
+    """Return whether a pod is the exporter's own.
+
+    A Prometheus that adds its targets' labels names that pod on each series that has no other.
+    """
     return "exporter" in pod or "exporter" in container
 
 
@@ -112,7 +118,7 @@ def _may_be_name(text: str) -> bool:
 
 
 def owner_of(pod: str) -> tuple[str, JobClass]:
-    """The name of a pod's job, and its class.
+    """Return the name of a pod's job, and its class.
 
     >>> owner_of("vllm-6d4cf56db6-x7k2p"), owner_of("bert-x7k2p"), owner_of("train-42")
     (('vllm', 'inference'), ('bert', 'training'), ('train-42', 'training'))

@@ -17,7 +17,7 @@ _FAMILIES = ("RTX", "GeForce", "Quadro", "TITAN", "Radeon")
 
 @lru_cache(256)
 def short_model(name: str) -> str:
-    """The model without vendor, memory size and form factor; families of workstation cards keep their full name.
+    """Return the model without vendor, memory size and form factor. Workstation families keep their full name.
 
     >>> short_model("NVIDIA H100 80GB HBM3"), short_model("NVIDIA-A100-SXM4-40GB"), short_model("Tesla T4")
     ('H100', 'A100', 'T4')
@@ -39,7 +39,7 @@ def short_model(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What labels say of a GPU; empty where they do not. model: as `short_model` has it."""
+    """The facts that labels state of a GPU, empty where they do not. model: as `short_model` has it."""
 
     model: str = ""
     uuid: str = ""
@@ -93,7 +93,7 @@ def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> N
 
 
 def gpu_index(text: str, label: str) -> int:
-    """The index that a label holds. Raises RecordError bad_label."""
+    """Return the index that a label holds. Raises RecordError bad_label."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MAX_GPUS_PER_NODE):
         raise RecordError("bad_label", f"{label}={text[:40]!r}: expected an index below {MAX_GPUS_PER_NODE}")
     return int(text)

@@ -86,7 +86,7 @@ def read_gpu_numbers(path: Path) -> JobColumns:
 
 
 def read_swf(path: Path) -> JobColumns:
-    """Standard Workload Format: `;` header lines, then 18 numbers a line; -1 is unknown and stays -1."""
+    """Read Standard Workload Format: `;` header lines, then 18 numbers a line. -1 is unknown and stays -1."""
     history = JobColumns()
     for line in _lines(path, history.skipped):
         text = line.strip()
@@ -107,8 +107,10 @@ def read_swf(path: Path) -> JobColumns:
 
 
 def read_slurm(path: Path) -> JobColumns:
-    """`sacct -P` with a header line. Job steps and jobs without a GPU are skipped, counted. Jobs that run have no end,
-    those that wait or were cancelled before have no start, and none of them a run time."""
+    """Read `sacct -P` with a header line. Skips and counts job steps and jobs without a GPU.
+
+    Jobs that run have no end, those that wait or were cancelled before have no start, and none of them a run time.
+    """
     history, seen = JobColumns(), Counter[str]()
     lines = _lines(path, history.skipped)
     first = next(lines, "")

@@ -35,8 +35,11 @@ SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
 
 
 class LabelHold(msgspec.Struct, array_like=True):
-    """A GPU (NODE/INDEX) and a job that its labels name. seen_ms: of the last page that did; missed: pages since;
-    shared: labels of several jobs take turns on the GPU."""
+    """A GPU (NODE/INDEX) and a job that its labels name.
+
+    seen_ms: of the last page with that label. missed: pages since. shared: labels of several jobs take turns on the
+    GPU.
+    """
 
     gpu: str
     label: JobLabel
@@ -48,7 +51,7 @@ class LabelHold(msgspec.Struct, array_like=True):
 
 
 class LabelledGpus(Stateful):
-    """Who holds the GPUs of one pipeline, as labels say."""
+    """The holders of the GPUs of one pipeline, as labels say."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
@@ -188,14 +191,14 @@ class LabelledJob(msgspec.Struct, array_like=True):
 
 
 class LabelJobs(Stateful):
-    """What holds of all pipelines make of jobs. A job that real events know is theirs."""
+    """Jobs that the labels of all pipelines name. A job that real events know is theirs."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, LabelledJob] = {}
         self._told: set[str] = set()  # jobs whose holds real events explain, as long as these last
 
     def events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
-        """What is news since the last call; the same again tells nothing."""
+        """Return what is news since the last call. The same labels again are no news."""
         found: dict[str, list[LabelHold]] = defaultdict(list)
         for hold in holds:
             found[hold.label.job].append(hold)
@@ -265,7 +268,10 @@ def _begin(
 
 
 def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
-    """The identity of an event of labels: the same fact has the same, and every real event comes after it."""
+    """Return the identity of an event of labels.
+
+    The same fact has the same one, and every real event comes after it.
+    """
     return {"job": job, "attempt": attempt, "sequence": LABELS + sequence, "time_ms": time_ms}
 
 

@@ -39,7 +39,8 @@ def _tenths_since(submitted_ms: int, now_ms: int) -> int:
 
 
 def first_of_rank(rank: int) -> int:
-    """
+    """Return the first sequence of a rank.
+
     >>> first_of_rank(0) > ENDED
     True
     """

@@ -119,8 +119,10 @@ def stated_node(label: str, target: Target) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """The board that a target last named in a slot. page: the last page on which a line of it was resolved; rivals:
-    other boards that the same page has in this slot."""
+    """The board that a target last named in a slot.
+
+    page: the last page on which a line of it was resolved. rivals: other boards that the same page has in this slot.
+    """
 
     uuid: str
     target: Target
@@ -130,8 +132,10 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The running kernel of a named machine, as a target saw it. started_s: Unix s; doubted_ms: when another target
-    first named a kernel with another start, 0 for never."""
+    """The running kernel of a named machine, as a target saw it.
+
+    started_s: Unix s. doubted_ms: when another target first named a kernel with another start, 0 for never.
+    """
 
     started_s: float
     target: Target

@@ -39,7 +39,8 @@ def _cut(text: str) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """
+    """Split a list of names at its outer commas.
+
     >>> split_list("a[1,2],b")
     ['a[1,2]', 'b']
     """
@@ -79,7 +80,7 @@ def _expand_entry(entry: str) -> Iterator[str]:
 
 
 def _numbers(span: str, entry: str) -> Iterator[str]:
-    """The numbers of one span with the leading zeros of its first."""
+    """Yield the numbers of one span with the leading zeros of its first."""
     match = _SPAN.fullmatch(span)
     if match is None:
         raise ConfigError(f"node range {_cut(entry)}: {_cut(span)} is neither a number nor first-last")
@@ -97,6 +98,7 @@ _IP = re.compile(r"[\d.]+|.*:.*")
 
 def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
     """Return the fleet's name of `stated`, as `known_name` finds it, or register a new node.
+
     is_listed: the operator lists it, so that no bound applies to it. Raises RecordError: bad_label (no name),
     unknown_nodes (too many).
 
@@ -122,9 +124,12 @@ def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> st
 
 
 def known_name(stated: str, nodes: EntityTable) -> str:
-    """Return `stated`, its first part, or the only full name that begins with it: whichever is known. Registers
-    nothing. (Exporters print what `hostname` says, which is short on one machine and full on the next.) Another name
-    that a scheduler reports for a node counts before all. Capitals do not: Kubernetes writes hosts in small letters."""
+    """Return `stated`, its first part, or the only full name that begins with it: whichever is known.
+
+    Registers nothing. Exporters print what `hostname` says, which is short on one machine and full on the
+    next. If a scheduler reports another name for a node, that one has priority. Case does not matter:
+    Kubernetes writes hosts in small letters.
+    """
     stated = nodes.machine(stated)
     if stated in nodes or _IP.fullmatch(stated):
         return stated

@@ -30,7 +30,7 @@ _RATIO_SLACK = 1.05
 
 
 class Form(IntEnum):
-    """How to read a raw number beyond `scale`."""
+    """The ways to read a raw number, beyond `scale`."""
 
     PLAIN = 0
     DCGM = 1  # blanks mean missing
@@ -41,7 +41,7 @@ class Form(IntEnum):
 
 
 class Fold(IntEnum):
-    """How several lines make one sample; see `ingest.pages.parts`."""
+    """The ways in which several lines make one sample. See `ingest.pages.parts`."""
 
     WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
     SUM = 1
@@ -51,11 +51,14 @@ class Fold(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series of the catalogue. `device`: row of its GPU (of MIG instances: their GPU's) or port; `node`: -1 for none.
-    value = raw * scale; raw == `ceiling` (saturated; NaN: never) is missing. With a `fold` it is a part of a sample.
+    """A series of the catalogue.
+
+    `device`: row of its GPU (of MIG instances: their GPU's) or port. `node`: -1 for none.
+    value = raw * scale. raw == `ceiling` (saturated, NaN: never) is missing. With a `fold` it is a part of a sample.
     label: who holds the GPU (or the MIG instance, where it is `divided`), if labels say so.
-    part: number of the device, CPU or rank (`part_of`) that a part of a sample covers; a second one of that number is
-    the same once more. 0: each series is a part."""
+    part: number of the device, CPU or rank (`part_of`) that a part of a sample covers. A second one of that number is
+    the same once more. 0: each series is a part.
+    """
 
     kind: EntityKind
     metric: int
@@ -112,7 +115,7 @@ class Conversion:
         )
 
     def columns(self) -> tuple[list[float], list[Form], list[float]]:
-        """Scale, form and ceiling of each series."""
+        """Return the scale, the form and the ceiling of each series."""
         forms = tuple(Form)
         return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
 
@@ -146,7 +149,7 @@ class Conversion:
 
 @lru_cache(1024)
 def _conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
-    """Columns from their bytes: float64, int8, float64."""
+    """Build a Conversion from the bytes of its columns: scale float64, form int8, ceiling float64."""
     return Conversion.of_columns(
         np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
     )

@@ -1,6 +1,7 @@
-"""Shares: which of several pipelines takes the data of a node.
+"""Shares: which of several pipelines ingests the data of a node.
 
-A node follows its block (dealt out by name, in turn), else a checksum of its short name, so that all pipelines agree.
+Blocks are sorted by name and dealt out in turn, and a node follows its block. A node without a block is
+dealt out by a checksum of its short name. So all pipelines agree.
 """
 
 import ipaddress
@@ -36,11 +37,12 @@ class Share:
 
     @property
     def first(self) -> bool:
-        """Whether this is the pipeline that folds events and scores the fleet."""
+        """Return whether this is the pipeline that folds events and scores the fleet."""
         return self.instance == 0
 
     def owns(self, node: str) -> bool:
-        """
+        """Return whether a node belongs to this pipeline.
+
         >>> [Share(k, 3).owns("n1.cluster.example") for k in range(3)]
         [False, True, False]
         """

@@ -31,8 +31,10 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Good records of a source. `bad` records are counted by reason and skipped. labels: who holds which GPUs.
-    tally: what became of each record that was read; None where each is a good or a bad record of this batch.
+    """Good records of a source. `bad` records are counted by reason and skipped.
+
+    labels: who holds which GPUs. tally: what became of each record that was read. None where each is a good or a bad
+    record of this batch.
 
     is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that what was
     acknowledged is folded, however often it is read again.
@@ -51,7 +53,7 @@ class Batch:
         return sum(len(batch) for batch in self.samples) + len(self.events) + len(self.node_events)
 
     def counted(self) -> RecordTally:
-        """The tally of the batch."""
+        """Return the tally of the batch."""
         return RecordTally(len(self), len(self.bad)) if self.tally is None else self.tally
 
     @classmethod
@@ -71,8 +73,10 @@ class Batch:
 
 
 class Source(ABC):
-    """The base class of every source of batches; `ingest/README.md` has the rules.
-    One task calls `next`; `position` is read between two calls of it."""
+    """The base class of every source of batches. `ingest/README.md` has the rules.
+
+    One task calls `next`. `position` is read between two calls of it.
+    """
 
     name: str = ""
     misses = False  # True: what nobody reads in time is gone, as from an exporter that is scraped
@@ -147,7 +151,9 @@ ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 def check_source_class(kind: object, where: str) -> type[Source]:
     """Check `kind`, of the setting `where`. Raises ConfigError for no source, one not whole, or a misspelt option.
-    A class with the methods that does not derive from `Source` gets the defaults."""
+
+    A class with the methods that does not derive from `Source` gets the defaults.
+    """
     if not isinstance(kind, type):
         raise ConfigError(f"{where}: expected a class derived from ingest.source.Source, or a function that makes one")
     if not issubclass(kind, Source):

@@ -17,7 +17,10 @@ MAX_UNREAD_NAMES = 20
 
 
 class SkipRule(IntEnum):
-    """Why a record that is understood is left out. Roles of lines (`ingest.pages.page_shape`) have lower numbers."""
+    """The rules that leave out a record that is understood.
+
+    Roles of lines (`ingest.pages.page_shape`) have lower numbers.
+    """
 
     REPEATED = 16  # another record says the same: one GPU under several pods, an aggregate, a storm of one error
     OTHER_PART = 17  # of a device, a CPU mode, a rank or a link that no sample covers
@@ -31,8 +34,10 @@ class SkipRule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordTally:
-    """Counts of records by what became of them. names: the first names that are unread, each once.
-    unknown_fields: fields within read records that nothing reads."""
+    """Counts of records by what became of them.
+
+    names: the first names that are unread, each once. unknown_fields: fields within read records that nothing reads.
+    """
 
     read: int = 0
     refused: int = 0
@@ -47,7 +52,7 @@ class RecordTally:
 
     @classmethod
     def sum(cls, parts: Iterable["RecordTally"]) -> "RecordTally":
-        """The tally of several batches."""
+        """Return the tally of several batches."""
         total = RunningTally()
         for part in parts:
             total.add(part)
@@ -101,7 +106,7 @@ class RunningTally:
         )
 
     def document(self, pending: RecordTally | None = None) -> dict[str, Any]:
-        """The sum, with what is pending, as `/v1/ingestion` shows it; `all` is the sum of the other counts."""
+        """Return the sum, with what is pending, as `/v1/ingestion` shows it. `all` is the sum of the other counts."""
         tally = self.tally() if pending is None else RecordTally.sum((self.tally(), pending))
         return {
             "all": tally.all,

@@ -30,7 +30,10 @@ Z_90 = 1.2816  # standard deviations of a normal distribution from its median to
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """(n, g) GPUs by node, shares of time at work, NaN unknown. held_s: since its holder has it; NaN free."""
+    """The use of each node's GPUs: (n, g) shares of time at work, NaN if unknown.
+
+    held_s: (n, g) seconds since the holder got the GPU, NaN if the GPU is free.
+    """
 
     newest: Array
     mean_2m: Array
@@ -49,7 +52,10 @@ class GpuUse:
         return cls(newest, mean_2m, std_30m, held_s)
 
     def forecast(self) -> Array:
-        """(level, n) of LEVELS, 0 to 1; NaN where no GPU of the node tells."""
+        """Forecast the GPU use of each node: (level, n) at LEVELS, from 0 to 1.
+
+        A node is NaN if none of its GPUs reports its use.
+        """
         recent = np.fmax(self.newest, self.mean_2m)
         held = np.isfinite(self.held_s)
         settled = recent[(self.held_s >= LATELY_S) & np.isfinite(recent)]

@@ -141,7 +141,9 @@ def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
 
 
 def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
-    """(n,) deviation from the group's median in robust sigmas, and that median; NaN where value or group is unknown.
+    """Return (n,) deviation from the group's median in robust sigmas, and (n,) that median.
+
+    Both are NaN where the value or the group is unknown.
 
     z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor keeps near-equal members from being outliers.
     """

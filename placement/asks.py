@@ -40,7 +40,7 @@ class FitKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueAsk:
-    """What requests have in common that differ in ids and times only. Equal ones are one object.
+    """The common part of requests that differ in ids and times only. Equal ones are one object.
 
     gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the smallest gang
     takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without and with plugins.
@@ -104,7 +104,7 @@ def _without(request: PlacementRequest, names: frozenset[str]) -> PlacementReque
 
 
 class Waiters:
-    """What waits, as columns: k entries, and the first of each ask."""
+    """The waiting entries as columns: k entries, and the first of each ask."""
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = entries

@@ -21,16 +21,19 @@ B_contra = TypeVar("B_contra", bound=Hashable, contravariant=True)
 
 
 class Machine(Protocol[B_contra]):
-    """What a pass places on. It keeps the head's claim."""
+    """The machine that a pass places on. It holds the head's claim."""
 
     def fits(self, ask: B_contra) -> bool:
-        """Whether there is room now, kept for somebody or not. False is final within a pass."""
+        """Return whether there is room now, claimed or not. False is final within a pass."""
 
     def start(self, ask: B_contra, item: Item) -> bool:
-        """Start an entry now beside what is kept for the head; False where that cannot be."""
+        """Start an entry now if that does not delay the head's reservation. Returns False otherwise."""
 
     def claim(self, ask: B_contra, item: Item) -> bool:
-        """Keep room for an entry, the head, as soon as it should be there; False where there never will be any."""
+        """Reserve room for an entry, the head, from the earliest time at which there should be room.
+
+        Returns False if there will never be room.
+        """
 
 
 Ranked = tuple[Rank, Item, WaitingRow[A]]
@@ -74,6 +77,6 @@ def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
 
 
 def _again(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
-    """The next of a row."""
+    """Rank the next entry of a row."""
     if row.size:
         heapq.heappush(ranked, (*row.first(now_s), row))

@@ -44,7 +44,7 @@ class Calendar:
 
 @dataclass(slots=True)
 class Rooms:
-    """How many slots an empty node offers to a request, cached by fit key: many requests are alike."""
+    """The number of slots that an empty node offers to a request, cached by fit key: many requests are alike."""
 
     empty: ClusterView
     options: Options
@@ -82,7 +82,7 @@ def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """What keeps a gang from GPUs that are free: from when on (path,) its queue may have it, and nodes closed to it."""
+    """The bars that keep a gang from free GPUs: from when on (path,) its queue may have it, and nodes closed to it."""
 
     run_s: float
     allowed_s: Array

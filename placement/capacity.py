@@ -76,7 +76,7 @@ class Capacity:
         return True
 
     def _replan(self) -> None:
-        """New planned ends for what should have ended."""
+        """Plan new ends for jobs that should have ended."""
         while self._ends and self._ends[0][0] <= self._now_s:
             _, number = self._ends.pop(0)
             ask, begun_s, _ = self._held[number]
@@ -85,7 +85,7 @@ class Capacity:
             insort(self._ends, (end_s, number))
 
     def end(self, number: int) -> None:
-        """A job gives its GPUs back."""
+        """Free the GPUs of a job."""
         ask, _, end_s = self._held.pop(number)
         del self._ends[bisect_left(self._ends, (end_s, number))]
         self.free += ask.gpus

@@ -18,7 +18,7 @@ def charge_of(
     now_ms: int,
     queued_ms: int | None = None,
 ) -> Charge:
-    """The charge of a placement, from now on."""
+    """Return the charge of a placement, from now on."""
     return Charge(
         charge_id=0,
         request_id=request.request_id,
@@ -35,7 +35,8 @@ def charge_of(
 
 
 def summed(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
-    """
+    """Sum GPUs by pool and model.
+
     >>> summed([("a", "H100", 8.0), ("a", "H100", 8.0)])
     (HeldGpus(pool='a', model='H100', gpus=16.0),)
     """

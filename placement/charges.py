@@ -75,7 +75,7 @@ class Charge:
 
 
 def parts_of(leaf: str) -> list[str]:
-    """A leaf and the queues above it.
+    """Return a leaf and the queues above it.
 
     >>> parts_of("research/nlp/ada")
     ['research', 'research/nlp', 'research/nlp/ada']
@@ -133,14 +133,17 @@ class PastUse:
 
 @dataclass(frozen=True, slots=True)
 class LeafUse:
-    """What a leaf holds (resource → GPUs), and what it used, decayed. Running jobs count at least as their median."""
+    """The GPUs that a leaf holds (resource → GPUs), and its decayed use.
+
+    Running jobs count at least as their median.
+    """
 
     held: dict[str, float]
     decayed_gpu_s: float
 
 
 def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
-    """The use of every leaf, of open and closed charges.
+    """Return the use of every leaf, of open and closed charges.
 
     The entry penalty: until a job has run as long as its like, the rest counts as used, so that a burst of jobs comes
     behind others at once.

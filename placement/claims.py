@@ -13,17 +13,17 @@ MOST_DROPS = 2  # of one request
 
 @dataclass(slots=True)
 class Claims:
-    """How often the claim of each that waits was dropped."""
+    """The number of times that the claim of each waiting request was dropped."""
 
     _drops: dict[str, int] = field(default_factory=dict)
     _doubted: str = ""
 
     def look(self, request_id: str, holds_p: float | None) -> None:
-        """What futures say of the head's claim; None: they do not know it."""
+        """Record what futures say of the head's claim. None: they do not know it."""
         self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
 
     def dropped(self, waiting: Iterable[str]) -> str:
-        """The request whose claim keeps nothing in the next pass, "" for none. Once for each look."""
+        """Return the request whose claim holds nothing in the next pass, "" for none. Once for each look."""
         request_id, self._doubted = self._doubted, ""
         if self._drops:
             still = set(waiting)

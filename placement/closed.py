@@ -1,8 +1,8 @@
-"""A request with the nodes that its queue may not use now: kept by a reservation, in a maintenance window, or of a GPU
-model of which the queue may have no more.
+"""Requests that carry the nodes that their queue may not use now.
 
-`placement.turns` makes one for each request that it allows. The filters refuse these nodes, each with its reason, and
-the sentence of a refusal names the windows.
+A node is closed by a reservation or a maintenance window, or because the queue has used up its quota of
+the node's GPU model. `placement.turns` makes one such request for each request that it allows. The
+filters reject these nodes, each with its reason, and the sentence of a refusal names the windows.
 """
 
 from datetime import UTC, datetime
@@ -70,7 +70,8 @@ def window_reason(window: Window) -> ClosedReason:
 
 
 def window_words(window: Window) -> str:
-    """
+    """Describe a window.
+
     >>> window_words(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
     "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
     """

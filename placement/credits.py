@@ -29,7 +29,7 @@ class Bank:
         return max(0.0, self.earned - self.spent - self.expired)
 
     def at(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
-        """The bank at a later time, while `held` GPUs were held all the time. A clock set back changes nothing."""
+        """Return the bank at a later time, with `held` GPUs held all the time. A clock set back changes nothing."""
         after_s = (now_ms - self.as_of_ms) / 1000
         if after_s <= 0:
             return self
@@ -60,7 +60,7 @@ class Bank:
 
 
 def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
-    """queue → its bank now, of those with credits, while the open charges were held all the time since `known`."""
+    """Return queue → its bank now, of those with credits, with the open charges held all the time since `known`."""
     with_credits = [node for node in tree.nodes if node.credits is not None]
     if not with_credits:
         return {}

@@ -27,7 +27,7 @@ def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFA
 
 
 def decided(request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> Decision:
-    """As `decide`, of a request that was checked before; screened: what it is to this view."""
+    """Decide for a validated request whose filters have run. screened: their result for this view."""
     growth, fits = _fits(request, view, options, screened)
     if not fits:
         return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
@@ -52,7 +52,7 @@ def decided(request: PlacementRequest, view: ClusterView, options: Options, scre
 def _fits(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen
 ) -> tuple[GangSize, list[Fit]]:
-    """The size of the gang, and the best places for it."""
+    """Return the size of the gang, and the best places for it."""
     scores = NodeScores(request, view, options, screened)
     growth = grown(request, view.topology, scores)
     if not growth.keeps.all():
@@ -63,7 +63,7 @@ def _fits(
 def claimed(
     request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """What `decide` would give: (n, g) GPUs, all or a part of each, and (n,) members; nothing where it refuses."""
+    """Return what `decide` would give: (n, g) GPUs, all or a part of each, and (n,) members. Nothing if it refuses."""
     gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
     _, fits = _fits(request, view, options, screen(request, view, options))
     for fit in fits[:1]:
@@ -82,7 +82,7 @@ def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DE
 
 
 def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
-    """As `fits_now`, of what was screened already."""
+    """Return whether a gang fits now, as `fits_now` does, for a request whose filters have run."""
     rows = np.flatnonzero(screened.passes)
     room = room_at(widest_level(request), view.topology, rows, screened.room[rows])
     return largest_size(request.members, room.most) > 0
@@ -91,7 +91,7 @@ def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -
 def still_holds(
     request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> bool:
-    """Whether a placement decided on an older view still fits this one: its place is free."""
+    """Return whether a placement decided on an older view still fits this one: its place is free."""
     known = view.inventory.row
     if decision.generation != view.generation or any(rank.node not in known for rank in decision.ranks):
         return False
@@ -105,7 +105,10 @@ def still_holds(
 
 
 def shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | None:
-    """The tightest level with one domain that holds all of `rows`; None when no level is known to."""
+    """Return the tightest level with one domain that holds all of `rows`.
+
+    Returns None if no known domain holds them all.
+    """
     if len(rows) == 1:
         return Level.NODE
     for level in DOMAIN_LEVELS:
@@ -142,7 +145,7 @@ def _decision(
 
 
 def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Order of nodes in which neighbours in rank are neighbours in the topology."""
+    """Return an order of nodes in which neighbours in rank are neighbours in the topology."""
     if len(rows) == 1:
         return np.zeros(1, np.int64)
     keys: list[NDArray[Any]] = [rows, *(view.topology.domain[level][rows] for level in DOMAIN_LEVELS)]

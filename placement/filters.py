@@ -34,7 +34,7 @@ class Screen:
         return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
 
     def only(self, rows: NDArray[np.int64]) -> "Screen":
-        """The same with no other candidates than `rows`."""
+        """Return the same screen with no other candidates than `rows`."""
         passes = np.zeros_like(self.passes)
         passes[rows] = True
         return replace(self, passes=passes, room=np.where(passes, self.room, 0))
@@ -83,7 +83,7 @@ def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64])
 
 
 def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """A node of unknown domain: it cannot prove a required level."""
+    """Refuse nodes of unknown domain, which cannot prove a required level."""
     if request.required in (None, Level.NODE):
         return None
     assert request.required is not None
@@ -92,7 +92,7 @@ def unknown_topology(request: PlacementRequest, view: ClusterView, options: Opti
 
 
 def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """A node known to be of another cluster than the one asked for."""
+    """Refuse nodes known to be of another cluster than the one asked for."""
     if not request.cluster or request.cluster in options.clusters:
         return None
     names = view.topology.domain_names[Level.CLUSTER]
@@ -128,12 +128,12 @@ def _closed_for(reason: str) -> Filter:
 
 
 def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """A node whose GPU telemetry is old: what runs there now is not known."""
+    """Refuse nodes whose GPU telemetry is old: what runs there now is not known."""
     return _hears(view, Hearing.STALE)
 
 
 def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """A node of which no exporter has ever reported a GPU."""
+    """Refuse nodes of which no exporter has ever reported a GPU."""
     return _hears(view, Hearing.UNHEARD)
 
 
@@ -160,7 +160,10 @@ drained, lost = _in_state(NodeState.DRAINED), _in_state(NodeState.LOST)  # confi
 
 
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Names match without regard to case; part of a name is enough: "H100" takes "NVIDIA H100 80GB HBM3"."""
+    """Reject nodes whose GPU model is not among those that the request names.
+
+    Case does not matter, and a part of the name is enough: "H100" matches "NVIDIA H100 80GB HBM3".
+    """
     wanted = request.models
     if not wanted:
         return None
@@ -190,7 +193,7 @@ def host_memory(request: PlacementRequest, view: ClusterView, options: Options) 
 
 
 def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """The node has fewer GPUs than one member needs, however free they are."""
+    """Refuse nodes with fewer GPUs than one member needs, however free they are."""
     return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
 
 

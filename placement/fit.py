@@ -45,7 +45,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a level offers: members that each domain can host."""
+    """The room of a level: members that each domain can host."""
 
     level: Level | None
     domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
@@ -97,7 +97,7 @@ def allowed_levels(request: PlacementRequest) -> list[Level | None]:
 
 
 def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
-    """The best placement of `size` members first, then up to two that lost; empty when the gang fits nowhere."""
+    """Return the best placement of `size` members, then up to two that lost. Empty if the gang fits nowhere."""
     if size == 0:
         return []
     search = GangSearch(request, topology, scores, size)
@@ -142,7 +142,7 @@ class GangSearch:
 
     @cached_property
     def _safest(self) -> tuple[float, float]:
-        """Of no gang are the chances of survival, and of keeping its pace, higher: those of the best nodes."""
+        """Return the highest chances of survival, and of a steady pace, of any gang: those of the best nodes."""
         span = self.scores.span(self.size)
         survives, keeps_pace = (
             float(np.exp(np.partition(logs, -span)[-span:].sum()))
@@ -194,7 +194,7 @@ class GangSearch:
 
     @cached_property
     def _best_fit(self) -> float:
-        """Of no gang is the mean fit of its members higher: all of its nodes but one are filled."""
+        """Return the highest mean fit of any gang's members: all of its nodes but one are filled."""
         full = float(self.scores.node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
@@ -218,7 +218,7 @@ class GangSearch:
         return self._fill_only(needed, offer, feasible) if (needed & ~likely).any() else found
 
     def _fill_only(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
-        """As `_fill`, for those of the feasible domains that are wanted: (feasible domains,)."""
+        """Fill only those of the feasible domains that are wanted: (feasible domains,)."""
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
         sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
         number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
@@ -265,7 +265,7 @@ class GangSearch:
 
 
 def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
-    """The best three nodes that hold the whole gang; at: (k,) candidates that do."""
+    """Return the best three nodes that hold the whole gang. at: (k,) candidates that do."""
     parts, total = scores.node_parts(size), scores.of_nodes(size)
     found = at[_best(total[at], MOST_FITS)].tolist()
     return [
@@ -290,7 +290,7 @@ def _sums_of_highest(
 
 
 def _best(total: NDArray[np.float64], count: int) -> list[int]:
-    """Indices of the highest scores, the first of equals first."""
+    """Return the indices of the highest scores, the first of equals first."""
     if len(total) > 4 * count:
         edge = np.partition(total, -count)[-count]
         among = np.flatnonzero(total >= edge)

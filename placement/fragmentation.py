@@ -18,9 +18,13 @@ ANYWHERE = "anywhere"
 
 
 class PoolFragments(msgspec.Struct, frozen=True):
-    """free_gpus: in service and kept by no window or reservation, parts included. lost_gpus: those that a random
-    request of the demand cannot use. stranded_gpus: those with too few free CPUs beside them. null: too few requests
-    are known. largest_gang: level → GPUs of the largest that fits now."""
+    """The fragments of a pool. null: too few requests are known.
+
+    free_gpus: in service and kept by no window or reservation, parts included. lost_gpus: those that a random
+    request of the demand cannot use. stranded_gpus: those with too few free CPUs beside them. largest_gang: level →
+    GPUs
+    of the largest that fits now.
+    """
 
     pool: str
     free_gpus: float
@@ -30,7 +34,7 @@ class PoolFragments(msgspec.Struct, frozen=True):
 
 
 def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
-    """A row a pool, by name."""
+    """Return a row per pool, by name."""
     return list(_rows(view, options))
 
 
@@ -47,7 +51,7 @@ def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
 
 
 def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
-    """level → whole free GPUs of its best domain, on nodes that a request would be given."""
+    """Return level → whole free GPUs of its best domain, on nodes that a request would be given."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
     rows = np.flatnonzero(screened.passes & view.is_open)
     found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}

@@ -44,7 +44,7 @@ class ArrivalForecast:
     weights: Floats
 
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
-        """(seconds from now, GPUs) of jobs that may come within MOST_BINS, in order."""
+        """Draw jobs that may come within MOST_BINS. Yields (seconds from now, GPUs), in order of time."""
         sizes, left = self._sizes(rng), 0.0
         for at, gpus in enumerate(self._by_bin(rng)):
             left += gpus
@@ -75,7 +75,7 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class Drawn:
-    """What paths have in common, and what each has drawn. left_s: running job → (path,)."""
+    """The common part of paths, and the draws of each. left_s: running job → (path,)."""
 
     view: ClusterView
     left_s: Mapping[str, Array]
@@ -117,7 +117,7 @@ class Drawn:
         return found, until_s
 
     def _held(self) -> dict[str, tuple[Ints, Ints]]:
-        """job → (nodes, thousandths of GPUs of each that come back)."""
+        """Return job → (nodes, thousandths of GPUs of each that become free)."""
         view, found = self.view, {}
         parts = held(view.holders, view.parts)
         milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
@@ -131,7 +131,7 @@ class Drawn:
         return found
 
     def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
-        """The queues as they stand, the holder of each end by its number."""
+        """Return the state of the queues, with the holder of each end by its number."""
         if self.turns.standing is None:
             return None
         holds = {-1 - n: self.turns.holds[job] for n, job in enumerate(jobs) if job in self.turns.holds}
@@ -151,7 +151,7 @@ class Drawn:
         return ready_s
 
     def _waiting(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
-        """What can ever start, in the queue's order."""
+        """Return what can ever start, in the queue's order."""
         found = []
         for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
             ask = self._ask(entry.request, room)
@@ -199,7 +199,7 @@ class Drawn:
         return self._found[key]
 
     def _coming(self) -> Callable[[int], Iterator[Arrival]]:
-        """path → the jobs that come along it, each behind something that waits: nothing else is known of them."""
+        """Return path → the jobs that come along it, each behind a waiting one: nothing else is known of them."""
         asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
         fits = np.array([ask is not None for ask in asks.values()], bool)
         if self.arrivals is None or not fits.any():
@@ -220,7 +220,7 @@ class Drawn:
         return come
 
     def _like(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
-        """What comes, in the queue of the one that it stands behind."""
+        """Return the ask of a coming job, in the queue of the one that it stands behind."""
         request = self.queue[rank].request if self.queue else None
         hold = self.turns.hold_of(request) if request is not None else None
         if request is None or hold is None:
@@ -229,7 +229,7 @@ class Drawn:
         return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
 
     def _ask_of(self, gpus: int) -> GangAsk | None:
-        """A job of so many GPUs, wherever they are; None where there are not so many."""
+        """Return the ask of a job of so many GPUs, wherever they are. None if there are not so many."""
         members, each = gang_of(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members

@@ -70,9 +70,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangAsk:
-    """What one job asks for: `members` slots. planned_s: how long the queue expects it to run.
+    """The request of one job: `members` slots. planned_s: how long the queue expects it to run.
 
-    hold: what it takes of its queue; closures: nodes that are closed to it.
+    hold: what it takes of its queue. closures: nodes that are closed to it.
     """
 
     slot: int  # an index into the slots
@@ -143,7 +143,7 @@ class Fleet:
         return self._best[slot] >= members
 
     def fits(self, ask: GangAsk) -> bool:
-        """Whether there is room for a gang now."""
+        """Return whether there is room for a gang now."""
         return self._best[ask.slot] >= ask.members
 
     def choose(self, ask: GangAsk, kept: Ints | None) -> tuple[Ints, Ints] | None:
@@ -158,9 +158,9 @@ class Fleet:
         return _taken(room, self.free, nodes, ask.members, slot.each)
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
-        """The nodes that should be free for a gang first, and when the last of them should be.
+        """Return the nodes that should be free for a gang first, and when the last of them should be.
 
-        That is inf if nobody knows, and the nodes do not matter then.
+        That is inf if unknown, and the nodes do not matter then.
         """
         slot, closed = self.slots[ask.slot], ask.closed(now_s)
         ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)

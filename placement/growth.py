@@ -56,7 +56,7 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
 
 
 def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
-    """The size of most progress, and (c,) the nodes that add progress in their domain; loss: (c,) hazards.
+    """Return the size of most progress, and (c,) the nodes that add progress in their domain. loss: (c,) hazards.
 
     >>> gang, domain, room = Gang(min=1, desired=4), np.zeros(4, np.int64), np.ones(4, np.int64)
     >>> size, keeps = _best_prefix(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))

@@ -62,7 +62,7 @@ _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 @dataclass(slots=True)
 class _Memory:
-    """What is read all the time, equal to the file between two transactions."""
+    """The rows that are read all the time, equal to the file between two transactions."""
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]
@@ -128,7 +128,10 @@ class Ledger(LedgerFile):
     # -- decisions
 
     def stored_reply(self, request: PlacementRequest) -> bytes | None:
-        """The reply this request got before, None when it is new; RequestError when its id had another body."""
+        """Return the reply that this request got before, None if it is new.
+
+        Raises RequestError if its id had another body.
+        """
         found = self._stored(request.request_id)
         if found is None:
             entry = self._memory.queue.get(request.request_id)
@@ -143,7 +146,7 @@ class Ledger(LedgerFile):
         return reply
 
     def find(self, request_id: str) -> bytes | None:
-        """The reply of a request, queued or decided."""
+        """Return the reply of a request, queued or decided."""
         found = self._stored(request_id)
         if found is not None:
             return found[1]
@@ -160,7 +163,7 @@ class Ledger(LedgerFile):
             return typed_bytes(body), typed_bytes(reply)
 
     def request(self, request_id: str) -> PlacementRequest | None:
-        """What a request asked for, decided or waiting; None where it is unknown."""
+        """Return a request, decided or waiting. None if it is unknown."""
         stored, waiting = self._stored(request_id), self._memory.queue.get(request_id)
         if stored is None:
             return waiting.request if waiting else None
@@ -168,7 +171,7 @@ class Ledger(LedgerFile):
             return _decode_request(stored[0])
 
     def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
-        """The request by which an attempt was placed, if it was."""
+        """Return the request by which an attempt was placed, if it was."""
         where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
         rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
         if not rows:
@@ -180,7 +183,7 @@ class Ledger(LedgerFile):
         return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
-        """The stored decision, for the audit's line about its end."""
+        """Return the stored decision, for the audit's line about its end."""
         reply = self.find(request_id)
         with self.readable():
             return _decode_decision(reply) if reply is not None else None
@@ -217,24 +220,24 @@ class Ledger(LedgerFile):
 
     @property
     def cursor(self) -> int:
-        """Of the last decision ever written."""
+        """Return the cursor of the last decision ever written."""
         return self._memory.cursor
 
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
-        """Stored decisions in the order of their commit."""
+        """Return stored decisions in the order of their commit."""
         rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
     def decisions_at(self, cursors: Sequence[int]) -> list[Committed]:
-        """Stored decisions with these cursors, in the order of their commit."""
+        """Return stored decisions with these cursors, in the order of their commit."""
         marks = ",".join("?" * len(cursors))
         rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
     def newest_requests(self, limit: int) -> list[PlacementRequest]:
-        """Requests that were decided last, the oldest of them first."""
+        """Return the requests that were decided last, the oldest of them first."""
         rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
         with self.readable():
             return [_decode_request(self._unchanged_decision(row)[2]) for row in reversed(rows)]
@@ -313,7 +316,7 @@ class Ledger(LedgerFile):
         return reply
 
     def queued(self) -> list[QueueEntry]:
-        """Waiting entries in order of arrival."""
+        """Return waiting entries in order of arrival."""
         return list(self._memory.queue.values())
 
     def is_queued(self, request_id: str) -> bool:

@@ -58,7 +58,7 @@ class ChainHead:
 
 
 def line_hash(line: Sequence[Any]) -> str:
-    """The hash of a line: its columns from audit_id to `previous`.
+    """Return the hash of a line: its columns from audit_id to `previous`.
 
     >>> line_hash((1, 0, "ada", "accept", "", "", 0, "{}", "the board was lost", "", NO_HASH))[:16]
     '836060b7cb51dfb1'
@@ -67,27 +67,27 @@ def line_hash(line: Sequence[Any]) -> str:
 
 
 def decision_checksum(row: Sequence[Any]) -> str:
-    """Of a decision's columns without the checksum."""
+    """Return the checksum of a decision's columns without the checksum."""
     return _digest("decisions", row)
 
 
 def queue_checksum(row: Sequence[Any]) -> str:
-    """Of a queue entry's columns without the checksum."""
+    """Return the checksum of a queue entry's columns without the checksum."""
     return _digest("queue", row)
 
 
 def intent_checksum(row: Sequence[Any]) -> str:
-    """Of an intent's columns without the checksum."""
+    """Return the checksum of an intent's columns without the checksum."""
     return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
 
 
 def charge_checksum(row: Sequence[Any]) -> str:
-    """Of a charge's columns without the checksum."""
+    """Return the checksum of a charge's columns without the checksum."""
     return _digest("charges", [str(value) if isinstance(value, float) else value for value in row])
 
 
 def credit_checksum(row: Sequence[Any]) -> str:
-    """Of the columns of a queue's credits without the checksum."""
+    """Return the checksum of the columns of a queue's credits without the checksum."""
     return _digest("credits", [str(value) if isinstance(value, float) else value for value in row])
 
 

@@ -19,7 +19,7 @@ MARKS = "?," * 16 + "?"
 
 @dataclass(slots=True)
 class _Book:
-    """What is read all the time, equal to the file between two transactions."""
+    """The rows that are read all the time, equal to the file between two transactions."""
 
     open: dict[tuple[str, int], Charge]
     banks: dict[str, Bank]
@@ -122,12 +122,12 @@ class ChargeBook:
         return book.past
 
     def between(self, from_ms: int, to_ms: int) -> list[Charge]:
-        """Charges that held anything, or waited, within a time, in the order of their numbers."""
+        """Return the charges that were held at some moment between two times, in the order of their numbers."""
         query = "SELECT * FROM charges WHERE (ended_ms IS NULL OR ended_ms > ?) AND held_ms < ? ORDER BY charge_id"
         return [self._charge(row) for row in self._ledger.rows(query, [from_ms, to_ms])]
 
     def has_charged(self, job: str, attempt: int) -> bool:
-        """Whether an attempt has a charge that is closed."""
+        """Return whether an attempt has a closed charge."""
         query = "SELECT 1 FROM charges WHERE ended_ms IS NOT NULL AND job = ? AND attempt = ? LIMIT 1"
         return bool(self._ledger.rows(query, [job, attempt]))
 

@@ -151,7 +151,7 @@ class LedgerFile:
 
     @contextmanager
     def _trusted(self) -> Iterator[None]:
-        """What SQLite says against it is a LedgerError: nothing was stored, asking again is safe."""
+        """Turn errors of SQLite into LedgerErrors: nothing was stored, so a caller may ask again."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -161,7 +161,7 @@ class LedgerFile:
 
     @contextmanager
     def readable(self) -> Iterator[None]:
-        """A value that is not what its column holds is damage that SQLite does not see."""
+        """Turn a value that does not fit its column into a LedgerError: SQLite does not see such damage."""
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
@@ -176,7 +176,7 @@ class LedgerFile:
         self._db.execute(statement, values)
 
     def unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
-        """A row without its checksum, the last column. LedgerError when it is not what was written."""
+        """Return a row without its checksum, the last column. Raises LedgerError if it is not what was written."""
         *values, kept = row
         if checksum(values) != kept:
             raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
@@ -211,7 +211,7 @@ class LedgerFile:
         self._unwritten |= changed
 
     def marks(self) -> dict[str, Any]:
-        """The newest marks by name, those included that are not on disk yet."""
+        """Return the newest marks by name, with those that are not on disk yet."""
         return {key.removeprefix(MARK): value for key, value in self._state.items() if key.startswith(MARK)}
 
     def mark(self, name: str) -> Any:
@@ -259,7 +259,7 @@ def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
 
 
 def peek_marks(path: Path) -> dict[str, Any]:
-    """The marks of a ledger file, as `peek` reads it; none where there is no file, or one of the first version."""
+    """Read the marks of a ledger file, as `peek` reads it. None without a file, or with one of the first version."""
     if not peek(path):
         return {}
     try:

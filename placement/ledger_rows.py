@@ -53,7 +53,7 @@ class Intent:
     expires_ms: int
 
     def row(self, state: IntentState) -> tuple[Any, ...]:
-        """As it stands in the file, without the checksum. SQLite gives a negative zero back as zero."""
+        """Return the columns in the file, without the checksum. SQLite returns a negative zero as zero."""
         amounts = (
             None if amount is None else amount + 0.0 for amount in (self.cpus, self.host_memory_gib, self.limit_s)
         )
@@ -92,7 +92,7 @@ class Committed:
 
 
 def typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
-    """A dataclass of a row; a value of another type is a ValueError."""
+    """Make a dataclass of a row. Raises ValueError for a value of another type."""
     return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
 
 

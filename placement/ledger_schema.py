@@ -76,20 +76,20 @@ Shape = dict[str, str]  # name of a table, index or trigger → its statement, w
 
 
 def shape(db: sqlite3.Connection) -> Shape:
-    """What there is in a file, but for what SQLite makes itself."""
+    """Return the tables of a file, without what SQLite makes itself."""
     rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
 
 
 def shape_of(version: int) -> Shape:
-    """What there must be in a file of a version."""
+    """Return the tables that a file of a version must have."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMAS[version])
         return shape(db)
 
 
 def strange(found: Shape, version: int) -> str:
-    """Why a file is none of that version; empty where it is. What only keeps or speeds up, `mend` makes anew."""
+    """Return why a file is none of that version, or "". `mend` makes missing indexes and triggers again."""
     wanted = shape_of(version)
     for name, sql in wanted.items():
         if name not in found and sql.startswith("CREATE TABLE"):
@@ -115,7 +115,7 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def statements(script: str) -> list[str]:
-    """The statements of a script one by one: `executescript` would end the transaction that it runs in.
+    """Split a script into statements: `executescript` would end the transaction that it runs in.
 
     >>> statements("CREATE TABLE a (x); CREATE TABLE b (x);")
     ['CREATE TABLE a (x);', 'CREATE TABLE b (x);']

@@ -37,7 +37,7 @@ class LedgerFinding:
 
 @dataclass(slots=True)
 class LedgerVerdict:
-    """What `verify` counted and found."""
+    """The counts and findings of `verify`."""
 
     head: ChainHead = field(default_factory=ChainHead)
     held: int | None = None  # the line with the head to look for; None: not there, or no head
@@ -159,7 +159,7 @@ class _Trail:
         verdict.head = ChainHead(audit_id, str(kept))
 
     def _reply(self, row: tuple[Any, ...]) -> None:
-        """The row that was written with a line must be there, and the same."""
+        """Check that the row that was written with a line exists and is the same."""
         audit_id, action, request_id, stored = row[0], row[3], row[4], row[9]
         if not stored:
             return

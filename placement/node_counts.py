@@ -84,6 +84,6 @@ class NodeCounts:
         return begun_s + max(self._planned(ask, age_s), age_s + 1)
 
     def end(self, number: int) -> None:
-        """A job gives its GPUs back."""
+        """Free the GPUs of a job."""
         *_, nodes, gpus = self._held.pop(number)
         self._fleet.change(nodes, gpus)

@@ -73,7 +73,7 @@ class Timelines:
 
     @property
     def by(self) -> Basis:
-        """What start times that are not now are known by, as a whole: "limit" if a job is known by its limit alone."""
+        """The basis of all later start times: "limit" if the run time of any job is known by its limit alone."""
         return "limit" if "limit" in self.basis.values() else "runs"
 
     @property
@@ -86,7 +86,7 @@ class Timelines:
         return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
 
     def before(self, request: PlacementRequest) -> Calendar:
-        """What a request finds when it comes now."""
+        """Return what a request finds if it comes now."""
         level: float = request.priority
         if self.turns is not ONE_LINE:
             mine = Waiting(request, self.now_ms)
@@ -94,7 +94,7 @@ class Timelines:
         return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
     def bars(self, request: PlacementRequest) -> Bars:
-        """What keeps a request that comes now from GPUs that are free."""
+        """Return what keeps a request that comes now from free GPUs."""
         return Bars(planned(request, self.run_times), self._allowed_s(request), self.turns.closures(request))
 
     def _allowed_s(self, request: PlacementRequest) -> Array:
@@ -127,7 +127,7 @@ class Timelines:
         return fits_now(allowed, view, self.options)
 
     def waiting(self, request: PlacementRequest) -> str | None:
-        """The id under which it waits already, itself or as the job that it is for; None: it is hypothetical."""
+        """Return the id under which it waits already, itself or as the job that it is for. None: it is hypothetical."""
         return request.request_id if request.request_id in self.starts_s else self.waits.get(request.job_name)
 
 
@@ -208,7 +208,7 @@ def _source(
 
 
 def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
-    """The running job of that name. A holder that no event names began now."""
+    """Return the running job of that name. A holder that no event names began now."""
     return running.get(name) or RunningJob(now_ms, 1)
 
 
@@ -218,9 +218,10 @@ def _is_settled(now: Plan) -> bool:
 
 
 def saved_before(priorities: Sequence[float], most: int) -> frozenset[int]:
-    """Numbers of the entries before which to copy the calendar: where the priority changes, at most `most` of them.
+    """Return the numbers of the entries before which to copy the calendar, at most `most` of them.
 
-    Of more changes keep those nearest to a geometric row: exact where few wait before.
+    These are the entries at which the priority changes. If there are too many, those nearest to a geometric
+    series remain, so the answer is exact where few entries wait before.
 
     >>> sorted(saved_before([9, 9, 5, 0], 16)), sorted(saved_before(range(100, 0, -1), 4))
     ([0, 2, 3], [0, 4, 21, 99])
@@ -237,7 +238,7 @@ def _most_calendars(one: Calendar) -> int:
 
 
 def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
-    """Who has the GPUs of the path in the middle until the gang starts: at most NAMED, the last to give them first."""
+    """Return who has the GPUs of the path in the middle until the gang starts: at most NAMED, the last to end first."""
     path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
     _, n, g = calendar.free_s.shape
     nodes, each = place.nodes[path], place.gpus.shape[2]
@@ -255,7 +256,7 @@ def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
 
 
 def planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
-    """Running job → seconds until it should have ended, as the queue plans."""
+    """Return running job → seconds until it should have ended, as the queue plans."""
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 
 
@@ -275,7 +276,7 @@ def _holding(
     now_ms: int,
     begun_s: Mapping[str, Array],
 ) -> tuple[Calendar, dict[str, Array]]:
-    """The calendar of what runs: GPUs that are free now at 0, those that do not answer never.
+    """Return the calendar of what runs: GPUs that are free now at 0, those that do not answer never.
 
     begun_s: job → (path,) seconds that it will run, of those that start now.
     """

@@ -78,7 +78,7 @@ class Future:
     _count: int = 0
 
     def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
-        """number → start_s of what waits, given in order; what has not started after MOST_EVENTS is left out."""
+        """Return number → start_s of what waits, given in order. Leaves out what has not started after MOST_EVENTS."""
         most = MOST_EVENTS + 2 * len(waiting)
         for one in waiting:
             self._line(one.ask).jobs.append(one)
@@ -162,7 +162,7 @@ class Future:
                 heapq.heappush(ready, line.enter())
 
     def _ready_and_full(self) -> tuple[list[Row], list[FullGroup]]:
-        """The rows whose first job may start now, and the groups for which the fleet has no room."""
+        """Return the rows whose first job may start now, and the groups for which the fleet has no room."""
         ready: list[Row] = []
         full: list[FullGroup] = []
         for (slot, members), group in self._groups.items():
@@ -175,7 +175,7 @@ class Future:
         return ready, full
 
     def _first(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """The first whose turn comes before, and which its queue may have: the fleet has no room for it."""
+        """Return the first whose turn comes before, and which its queue may have: the fleet has no room for it."""
         while full and full[0][0][0] < before:
             (_, _, ask), at, group = full[0]
             if at + 1 < len(group):

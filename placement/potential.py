@@ -60,8 +60,10 @@ def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> F
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Ways to place one member: of node `at` (index into k) the `slot`, -1 where it is not one part of one GPU;
-    milli: (ways, g) what is then free."""
+    """The ways to place one member: of node `at` (index into k) the `slot`, -1 where it is not one part of one GPU.
+
+    milli: (ways, g) what is then free.
+    """
 
     at: Ints
     slot: Ints
@@ -69,8 +71,10 @@ class Ways:
 
 
 def ways(shape: MemberShape, milli: Slots) -> Ways:
-    """Each slot that a part of a GPU fits on, of equal ones the first; whole GPUs take the first free ones. No node
-    that has too few."""
+    """Return each slot that a part of a GPU fits on, of equal ones the first. Whole GPUs take the first free ones.
+
+    Nodes with too few are left out.
+    """
     if shape.gpus == 1 and shape.milli < WHOLE:
         alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
         at, slot = np.nonzero((milli >= shape.milli) & ~alike)
@@ -82,7 +86,7 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
 
 
 def binned(growth: Floats) -> Floats:
-    """How good it is to let the potential grow by so much: whole bins, rounded down.
+    """Return how good it is to let the potential grow by so much: whole bins, rounded down.
 
     >>> binned(np.array([0.0, 1.0, 40.0, -39.0, -40.0])).tolist()
     [0.0, -1.0, -1.0, 0.0, 1.0]

@@ -1,7 +1,7 @@
 """The ledger as other processes read it: the promise to an attempt, and the requests that are open.
 
-An attempt that Fleetcast has placed passes every limit. The ledger's own process writes it. SQLite lets any number of
-processes read beside it (write-ahead log).
+No limit may refuse an attempt that Fleetcast has placed. Only the ledger's own process writes the file.
+Any number of processes may read it at the same time, through SQLite's write-ahead log.
 """
 
 import logging
@@ -40,8 +40,9 @@ _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that waits in the queue since `since_ms`, or whose GPUs are promised since then: `ranks`, empty while
-    it waits. is_over_quota: its queue is at its limit.
+    """A request that waits in the queue since `since_ms`, or whose GPUs are promised since then.
+
+    `ranks`: empty while it waits. is_over_quota: its queue is at its limit.
     """
 
     request: PlacementRequest

@@ -44,7 +44,7 @@ class Waiting:
 
 
 class Wait(msgspec.Struct, gc=False):
-    """Why an entry still waits; `position` counts from 1. `start_ms`: the head's shadow time, else None."""
+    """The reason why an entry still waits. `position` counts from 1. `start_ms`: the head's shadow time, else None."""
 
     entry: Waiting
     position: int
@@ -80,12 +80,12 @@ class Reservation:
     host_memory_gib: NDArray[np.float64]
 
     def dropped(self) -> "Reservation":
-        """The same, that keeps nothing."""
+        """Return the same reservation, holding nothing."""
         nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
         return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
 
     def spare(self, view: ClusterView) -> ClusterView:
-        """What the head leaves to others."""
+        """Return what the head leaves to others."""
         return replace(
             view,
             milli=np.where(self.gpus, np.int16(0), view.milli),
@@ -129,7 +129,7 @@ def plan(
 
 
 class AskInPass(msgspec.Struct, gc=False):
-    """What a pass has found out about entries with one ask.
+    """The findings of a pass about entries with one ask.
 
     reason: why none of them can start in this pass. version: the version of the turns at which its queue refuses it, or
     allows all that it asks for. final: a refusal that makes no entry the head. wants: whether it may still lack what
@@ -203,7 +203,7 @@ class Cycle:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
 
     def _refuse(self, entry: Waiting, row: AskInPass, reason: WaitReason) -> None:
-        """It waits; as the head, if its queue lacks only GPUs that jobs hold."""
+        """Let an entry wait, as the head if its queue lacks only GPUs that jobs hold."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
         later = self.turns.later(entry.request) if may_be_head else None
         if later is None or self._final(later) is not None or fits_now(later, self.view, self.options):
@@ -217,7 +217,7 @@ class Cycle:
         return self.final.get(wide) or self.final.get(narrow)
 
     def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
-        """Why an entry is not tried; None: it is."""
+        """Return why an entry is skipped, or None to try it."""
         wide, narrow = row.ask.wide, row.ask.narrow
         final = self.final.get(wide) or self.final.get(narrow)
         if final is not None:
@@ -313,9 +313,10 @@ class Cycle:
         return False
 
     def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
-        """Whether a job of so many GPUs should have ended when the head starts: by its limit, if the head is overdue.
+        """Return whether a job of so many GPUs should have ended when the head starts.
 
-        Where hundreds pass a large head by a guess, there is always one that outruns it.
+        An overdue head counts limits alone: if hundreds pass a large head by a guess, there is always one that outruns
+        it.
         """
         assert self.reservation is not None
         in_time = self._ends.get((gpus, limit_s))
@@ -328,14 +329,14 @@ class Cycle:
         return in_time
 
     def _timeline(self) -> Timeline:
-        """The releases ahead."""
+        """Return the releases ahead."""
         if self._ahead is None or self._ahead.view is not self.view:
             ahead = releases(self.view, self.running, self.run_times, self.options.now_ms)
             self._ahead = Timeline(self.view, ahead)
         return self._ahead
 
     def _beside(self, head: Reservation) -> ClusterView:
-        """What the head leaves of the view."""
+        """Return what the head leaves of the view."""
         if self._spare is None or self._spare[0] is not self.view:
             self._spare = self.view, head.spare(self.view)
         return self._spare[1]
@@ -349,7 +350,7 @@ class Cycle:
 
 
 def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
-    """What the head will use in the view of its shadow time."""
+    """Return what the head will use in the view of its shadow time."""
     gpus, members = claimed(entry.request, view, options)
     cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
     memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)

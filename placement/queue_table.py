@@ -74,7 +74,7 @@ def check_text(text: str, path: Path, refuse: Refuse) -> None:
 def make_nodes(
     tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
-    """The nodes, the root first, parents before children. RequestError where tables do not agree."""
+    """Make the nodes, the root first, parents before children. Raises RequestError if tables do not agree."""
     for name, table in tables.items():
         _check(name, table, classes, refuse)
     paths = _paths(tables, refuse)

@@ -19,7 +19,7 @@ Times = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class QueueHold:
-    """What a job takes of the leaf that it is in."""
+    """The amounts that a job takes of its leaf."""
 
     leaf: str
     amounts: Amounts
@@ -59,7 +59,7 @@ class QueuesAhead:
 
     @classmethod
     def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
-        """As they stand now, with all that waits."""
+        """Return the queues as they stand now, with all that waits."""
         standing = standing.copy()
         standing.forget_wants()
         for hold in waiting:

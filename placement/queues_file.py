@@ -82,7 +82,7 @@ class Refuse:
 
 
 def read_queues(text: str) -> QueueTree:
-    """The tree of a file's text. RequestError says what is wrong with it, and where."""
+    """Read the tree of a file's text. Raises RequestError that says what is wrong with it, and where."""
     if len(text) > MOST_BYTES:
         size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
         raise RequestError(f"the file has {size} are read: a tree of {MOST_QUEUES:,} queues fits into that", "queue")
@@ -254,6 +254,6 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
 
 
 def _ms(time: datetime) -> int:
-    """A time without a zone is UTC."""
+    """Return a time in Unix ms. A time without a zone is UTC."""
     known = time if time.tzinfo else time.replace(tzinfo=UTC)
     return round(known.timestamp() * 1000)

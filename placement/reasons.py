@@ -23,7 +23,7 @@ CPUs and host memory come free; gone: the file of queues does not name its queue
 
 @dataclass(slots=True)
 class AfterPass:
-    """What is free after a pass, and how the queues then stand."""
+    """The free GPUs after a pass, and the state of the queues then."""
 
     options: Options
     view: ClusterView
@@ -35,9 +35,10 @@ class AfterPass:
 
 
 class WaitReason(msgspec.Struct, gc=False):
-    """Why it waits. request: any of those of the same shape; job: of the head, or the one that the head waits for.
+    """The reason why a request waits.
 
-    said: the sentence, where it is known already. at_limit: as `is_over_quota`, None until somebody asks.
+    request: any of those of the same shape. job: of the head, or the one that the head waits for. said: the sentence,
+    if it is known already. at_limit: as `is_over_quota`, None until a caller asks.
     """
 
     code: WaitCode
@@ -69,7 +70,7 @@ class WaitReason(msgspec.Struct, gc=False):
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether its queue is at its limit, so that more machines would not start it."""
+        """Return whether its queue is at its limit, so that more machines would not start it."""
         if self.at_limit is None:
             self.at_limit = self.code in ("queue", "untried") and self.after.turns.is_at_limit(self.request)
         return self.at_limit

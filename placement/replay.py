@@ -37,16 +37,16 @@ class Trace:
 
 
 class PlayedScheduler(Protocol):
-    """Who starts when. Jobs are rows of the trace; what it cannot ever start it leaves out."""
+    """A scheduler in a play. Jobs are rows of the trace. It leaves out what it can never start."""
 
     def wait(self, job: int, now_s: float) -> None:
-        """A job waits from now on; again, after a start that was refused."""
+        """Let a job wait from now on, or again after a start that was refused."""
 
     def end(self, job: int, now_s: float, refused: bool) -> None:
-        """A job gives its GPUs back."""
+        """Free the GPUs of a job."""
 
     def go(self, now_s: float) -> Sequence[int] | None:
-        """Who starts now; None where there was no need to look."""
+        """Return the jobs that start now. None if no pass was needed."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Replay:
         return self.start_s
 
     def steps(self) -> Iterator[float]:
-        """The moments at which something happened, each after its pass."""
+        """Yield the moments at which something happened, each after its pass."""
         submit_s, job = self.trace.submit_s, 0
         while job < len(submit_s) or self._ends:
             now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
@@ -110,7 +110,7 @@ class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
 
 
 class QueuePolicy(Protocol):
-    """Who is next, by what is known of jobs by then. Jobs are rows of the trace."""
+    """The order of jobs, by what is known of them by then. Jobs are rows of the trace."""
 
     def key(self, job: int, now_s: float) -> float: ...
 

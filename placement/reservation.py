@@ -57,7 +57,7 @@ class Held:
 
 
 def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
-    """The reservation for people to read."""
+    """Return the reservation for people to read."""
     known = holds_p(reservation, timelines) if timelines is not None else None
     return Held(
         request_id=reservation.entry.request.request_id,
@@ -91,9 +91,9 @@ def _shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
 
 
 def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
-    """The share of futures in which the head starts by its shadow time.
+    """Return the share of futures in which the head starts by its shadow time.
 
-    Returns None where the head is not in them yet, or is behind jobs whose run time nothing tells.
+    Returns None if the head is not in them yet, or is behind jobs whose run time is unknown.
     """
     start_s = timelines.starts_s.get(reservation.entry.request.request_id)
     if start_s is None or is_behind_unknown(reservation.entry.request, start_s, timelines):

@@ -1,4 +1,4 @@
-"""What waits, as rows of entries that are alike to the machines: a pass costs what its rows cost, not its entries.
+"""Waiting entries as rows of those that are alike to the machines: a pass costs what its rows cost, not its entries.
 
 A row has one ask, one priority and one bound of waiting. Its entries stand in two orders: by key, and by arrival for
 those that have waited as long as the bound (they are *starved*). Who leaves is dropped from both when it comes first.
@@ -38,7 +38,7 @@ class WaitingRow(Generic[A]):
     _by_arrival: list[tuple[float, str, Item]] = field(default_factory=list)
 
     def first(self, now_s: float) -> tuple[Rank, Item]:
-        """Who is next of a row that is not empty, and its rank among all rows."""
+        """Return the next entry of a row that is not empty, and its rank among all rows."""
         if self.bound_s < NEVER:
             while not self._by_arrival[0][2].waits:
                 heapq.heappop(self._by_arrival)
@@ -76,7 +76,7 @@ class Rows(Generic[A]):
         self._rows: dict[tuple[A, int, float], WaitingRow[A]] = {}
 
     def __iter__(self) -> Iterator[WaitingRow[A]]:
-        """The rows in which somebody waits."""
+        """Yield the rows that are not empty."""
         return (row for row in self._rows.values() if row.size)
 
     def add(self, ask: A, item: Item, priority: int = 0, bound_s: float = NEVER) -> None:

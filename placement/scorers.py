@@ -155,7 +155,7 @@ class NodeScores:
 
     @cached_property
     def is_alone(self) -> bool:
-        """Whether the fit of a node is the same whatever other nodes are asked for with it."""
+        """Return whether the fit of a node is the same whatever other nodes are requested with it."""
         if self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
@@ -177,7 +177,7 @@ class NodeScores:
         }
 
     def node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        """Return name → (c,) how good each node is for a share of `size` members."""
+        """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
         if size not in self._parts:
             self._parts[size] = self._parts_for(size)
         return self._parts[size]
@@ -212,13 +212,16 @@ class NodeScores:
         return self._of_nodes[size]
 
     def span(self, size: int) -> int:
-        """The fewest candidates that could hold so many members if all were as roomy as the roomiest."""
+        """Return the fewest candidates that could hold so many members if all were as roomy as the roomiest."""
         return -(-size // self.most_room)
 
     def of_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
     ) -> dict[str, NDArray[np.float64]]:
-        """name → (n,) unweighted scores by domain. (k,) each: `at` candidates, `take` members, `domain` 0..n-1."""
+        """Return name → (n,) unweighted scores by domain.
+
+        (k,) each: `at` candidates, `take` members, `domain` 0..n-1.
+        """
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
         span, node = self.span(size), self.fit(at, take)
@@ -265,7 +268,7 @@ class NodeScores:
         return score / self.total_weight
 
     def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
-        """What each part adds to the score of one domain; they sum to the score."""
+        """Return what each part adds to the score of one domain. They sum to the score."""
         return {
             name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()
         }

@@ -33,7 +33,7 @@ class SeenRuns:
             self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
 
     def planned(self, ask: CountAsk, age_s: float) -> float:
-        """The limit, which ends a job; without one the p90 of its like."""
+        """Return the limit, which ends a job. Without one, the p90 of its like."""
         if ask.limit_s is not None:
             return ask.limit_s
         return self.times.run_s(ask.gpus, 0.9, age_s=age_s)

@@ -29,7 +29,7 @@ FEWEST_SHAPES = 50
 
 
 def played_view(gpus: Sequence[int]) -> ClusterView:
-    """An empty fleet of nodes with so many GPUs each, of which nothing else is known."""
+    """Return an empty fleet of nodes with so many GPUs each, of which nothing else is known."""
     topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
     n = len(gpus)
     usable = np.arange(max(gpus))[None, :] < np.array(gpus)[:, None]
@@ -78,7 +78,7 @@ class PlayedBook:
 
 @dataclass(frozen=True, slots=True)
 class JobHold:
-    """What a job that runs was given."""
+    """The GPUs that a running job was given."""
 
     request: PlacementRequest
     ranks: tuple[RankPlacement, ...]

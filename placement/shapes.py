@@ -16,8 +16,10 @@ MOST_SHAPES = 128
 
 @dataclass(frozen=True, slots=True)
 class MemberShape:
-    """One member of a request: `gpus` slots of which `milli` thousandths each must be free, CPUs, GPU models (empty:
-    any; a part of a name in lower case is enough)."""
+    """One member of a request: `gpus` slots of which `milli` thousandths each must be free, CPUs, GPU models.
+
+    No models: any. A part of a name in lower case is enough.
+    """
 
     gpus: int
     milli: int = WHOLE
@@ -45,7 +47,7 @@ class ShapeDemand:
 def demand_of(
     members: Mapping[MemberShape, float], models: Iterable[str], common: float = COMMON
 ) -> ShapeDemand | None:
-    """The commonest shapes of `members` (shape → how many) on GPUs of `models`; None where none needs a GPU."""
+    """Return the commonest shapes of `members` (shape → how many) on GPUs of `models`. None if none needs a GPU."""
     total = sum(members.values())
     wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE
     cpus = sum(shape.cpus * count for shape, count in members.items() if shape.gpus)
@@ -72,7 +74,7 @@ def demand_of(
 
 
 def member_shape(request: PlacementRequest) -> MemberShape:
-    """What one member of a request is to the machines."""
+    """Return the shape of one member of a request."""
     milli = request.milli if request.gpus_per_node else 0
     return MemberShape(request.gpus_per_node, milli, float(request.cpus or 0), tuple(sorted(request.models)))
 
@@ -99,5 +101,5 @@ class RecentShapes:
         return len(self._newest)
 
     def counted(self) -> Counter[MemberShape]:
-        """shape → members."""
+        """Return shape → members."""
         return +self._members

@@ -30,7 +30,7 @@ class ChargeSum:
 
 
 def sums(charges: Iterable[Charge], by: By, from_ms: int, to_ms: int, prices: Prices) -> dict[str, ChargeSum]:
-    """name → what it holds of these charges within [from, to). What is used or lost counts where the charge ends."""
+    """Return name → its sum of these charges within [from, to). What is used or lost counts where the charge ends."""
     found: dict[str, ChargeSum] = {}
     for charge in charges:
         for name, held in _parts(charge, by).items():

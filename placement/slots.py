@@ -50,7 +50,7 @@ NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
 
 
 def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
-    """What jobs hold of every GPU, whole ones and parts, in order of job and GPU; holders: (n, g)."""
+    """Return what jobs hold of every GPU, whole ones and parts, in order of job and GPU. holders: (n, g)."""
     flat = holders.ravel()
     whole = np.flatnonzero(flat >= 0)
     whole = whole[~np.isin(whole, parts.gpu)] if len(parts.gpu) else whole
@@ -62,7 +62,7 @@ def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
 
 
 def fullest(free: Milli, share: int, members: int) -> list[int]:
-    """The slot for each of several equal parts: the fullest that has room, the first of equals. free: (g,)
+    """Return the slot for each of several equal parts: the fullest that has room, the first of equals. free: (g,)
 
     >>> fullest(np.array([1000, 300, 500], np.int16), 250, 3)
     [1, 2, 2]
@@ -76,7 +76,7 @@ def fullest(free: Milli, share: int, members: int) -> list[int]:
 
 
 def less_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
-    """What is left of usable GPUs of which jobs hold parts; the others as they are. milli, usable: (n, g)"""
+    """Return what is left of usable GPUs of which jobs hold parts, and the others as they are. milli, usable: (n, g)"""
     left = milli.astype(np.int64)
     flat = left.ravel()
     flat[parts.gpu] = np.where(usable.ravel()[parts.gpu], WHOLE, 0)

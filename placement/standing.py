@@ -34,7 +34,7 @@ LENDERS = "\n"  # no queue's name: what others lend is not enough
 
 
 class Entry:
-    """What waits: `placement.queue.Waiting`, or anything with these two."""
+    """A waiting entry: `placement.queue.Waiting`, or anything with these two."""
 
     request: PlacementRequest
     queued_ms: int
@@ -82,14 +82,17 @@ class Stand:
         ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
 
     def least(self, resource: str) -> float:
-        """What is its own, held or not: all that it holds, wants of its guarantee, or lends to nobody."""
+        """Return its own amount, held or not: all that it holds, wants of its guarantee, or lends to no queue."""
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
         kept = self.node.kept(resource) if self.node is not None else 0.0
         return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
 
 
 class QueueStanding:
-    """The queues at `now_ms`. capacity: resource → GPUs of the fleet that can be used, without those of no queue."""
+    """The state of all queues in one pass: what each holds and wants, and how much more it may take.
+
+    capacity: resource → GPUs of the fleet that can be used, less those that jobs without a queue hold.
+    """
 
     def __init__(
         self, tree: QueueTree, use: Mapping[str, LeafUse], capacity: Amounts, banked: Amounts = NOTHING
@@ -120,7 +123,7 @@ class QueueStanding:
         return stand
 
     def leaf(self, name: str) -> Stand:
-        """A leaf by name. A user has one when he is first asked for; so has a queue that is gone and still drains."""
+        """Return a leaf by name. A user's leaf exists once asked for. So does a removed queue that still drains."""
         stand = self.stands.get(name)
         if stand is None:
             above = name.rpartition("/")[0]
@@ -165,10 +168,11 @@ class QueueStanding:
     def in_order(
         self, queue: Sequence[Any], ranks: LeafRanks, decided_by: dict[str, dict[str, float]] | None = None
     ) -> list[Any]:
-        """Who waits in the order in which all would start if each fitted; those of no queue are last.
+        """Return entries in the order in which all would start if each fitted, those without a queue last.
 
-        ranks: places of entries, of which those in one leaf are compared. What is above a limit now takes nothing on
-        the way. decided_by: filled with the shares that decided, request_id → its queue at each level → share.
+        ranks: gives each entry's place. Only places within one leaf are compared. On the way, an entry that is
+        above a limit now counts as taking nothing. decided_by: is filled with the shares that decided,
+        request_id → its queue at each level → share.
         """
         waiters = Waiters(queue)
         leaves = [self.tree.known_leaf(request) for request in waiters.first]
@@ -234,7 +238,10 @@ class QueueStanding:
     # -- how much more each may take
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        """The request as far as its queue may have it now: a smaller gang where it is elastic, or why not at all."""
+        """Limit the request to its queue's quota, with a smaller gang if it is elastic.
+
+        Or return the reason against it.
+        """
         leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
         if not (why := self._refused(leaf, self.wanted(request, gang.desired))):
             return request
@@ -268,11 +275,11 @@ class QueueStanding:
         return LENDERS if self._lent_out(leaf, amounts) else None
 
     def path(self, leaf: str) -> list[str]:
-        """A leaf and the queues above it."""
+        """Return a leaf and the queues above it."""
         return [stand.name for stand in self.leaf(leaf).path()]
 
     def comes_back(self, request: PlacementRequest) -> bool:
-        """Of a refused request: whether as much as it needs is there once jobs have ended, beside what others keep."""
+        """Return whether a refused request has as much as it needs once jobs have ended, beside what others keep."""
         leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
         if self._limit(leaf, amounts) is not None:
             return False
@@ -293,7 +300,7 @@ class QueueStanding:
 
     @staticmethod
     def _limit(leaf: Stand, amounts: Amounts) -> tuple[Stand, str] | None:
-        """The queue whose limit these would pass, and of which resource."""
+        """Return the queue whose limit these amounts would pass, and of which resource."""
         for stand in leaf.path():
             for name, gpus in amounts.items():
                 if stand.held.get(name, 0.0) + gpus > stand.most(name):
@@ -301,8 +308,10 @@ class QueueStanding:
         return None
 
     def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
-        """Why these cannot be borrowed: what others are guaranteed, and keep or wait for, is not lent; "" where they
-        can, or are its own."""
+        """Return why these amounts cannot be borrowed, "" if they can or are its own.
+
+        What others are guaranteed, and keep or wait for, is not lent.
+        """
         if not any(stand.node and stand.name != ROOT and not stand.has_within(amounts) for stand in leaf.path()):
             return ""
         for name, gpus in amounts.items():
@@ -315,7 +324,7 @@ class QueueStanding:
         return ""
 
     def _reserved_with(self, leaf: Stand, name: str, gpus: float) -> float:
-        """What is reserved of the fleet if a leaf holds so many more."""
+        """Return what is reserved of the fleet if a leaf holds so many more."""
         more = 0.0
         for stand in leaf.path():
             held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
@@ -354,7 +363,7 @@ class QueueStanding:
             self._reserve(stand)
 
     def forget_wants(self) -> None:
-        """As if nobody waited."""
+        """Forget what waits."""
         for stand in reversed(self.stands.values()):
             stand.wanted.clear()
             self._reserve(stand)
@@ -391,7 +400,8 @@ def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
 
 
 def gpus_of(resource: str, gpus: float) -> str:
-    """
+    """Return a number of GPUs in words.
+
     >>> gpus_of("gpu", 1.0), gpus_of("H100", 8.0)
     ('1 GPU', '8 H100s')
     """

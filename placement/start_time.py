@@ -60,8 +60,11 @@ class Relaxed:
 
 
 class RoomForecast(msgspec.Struct, frozen=True):
-    """Room for newcomers: GPUs that are free now, those that requests wait for, and when all of these have started and
-    a GPU is free for one more (p10, p50, p90; None: not even when everything has ended)."""
+    """GPUs that are free now, GPUs that requests wait for, and when there is room for one more.
+
+    opens_ms: p10, p50 and p90 of the time when all these requests have started and a GPU is free. None if
+    there is no such time even after everything has ended.
+    """
 
     free_gpus: int
     waiting_gpus: int
@@ -82,9 +85,11 @@ def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
 def estimate_start(
     request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, told: Told = as_sampled
 ) -> StartEstimate:
-    """The start of a waiting request, or of one that comes now, behind all of its priority. Raises RequestError.
+    """Return the start of a waiting request, or of one that comes now, behind all of its priority.
 
-    told: (request_id of what waits, None for a newcomer; what the futures say) → what is told.
+    Raises RequestError.
+
+    told: (request_id of what waits, None for a newcomer; what the futures say) → what users read.
     """
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
@@ -139,7 +144,7 @@ def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBas
 
 
 def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
-    """Whether a request that could run here has no start time, as it is behind jobs whose run time nothing tells."""
+    """Return whether a request that could run here has no start time, as it is behind jobs of unknown run time."""
     if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
         return False
     return fits_now(request, timelines.rooms.empty, timelines.options)
@@ -226,7 +231,7 @@ def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
 
 
 def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
-    """Of futures that were sampled a while ago: what has not happened lies ahead."""
+    """Move the times of futures that were sampled a while ago: what has not happened lies ahead."""
     return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
 
@@ -256,7 +261,7 @@ def _starts(place: Place) -> bool:
 
 
 def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxed | None:
-    """The constraint without which the request would start soonest; None where plain GPUs are what is missing."""
+    """Return the constraint without which the request would start soonest. None if plain GPUs are missing."""
     started, best = _median(place), None
     soonest = started - WORTH_S
     allowed_s = float(np.sort(timelines.bars(request).allowed_s)[MIDDLE])
@@ -322,7 +327,7 @@ class BlockerEnds:
 def _blockers(
     request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int, ends: BlockerEnds
 ) -> tuple[Blocker, ...]:
-    """The jobs that it waits for, without itself and those that still run when it starts."""
+    """Return the jobs that it waits for, without itself and those that still run when it starts."""
     nodes, found = timelines.view.topology.nodes, []
     for one in hindrances:
         job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
@@ -332,8 +337,11 @@ def _blockers(
 
 
 def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int) -> str:
-    """`needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
-    awaited: the job or window whose end it waits for, or an empty text."""
+    """Return the sentence of a start.
+
+    `needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
+    awaited: the job or window whose end it waits for, or an empty text.
+    """
     text = f"needs {_wanted(request)}{_pool(request, timelines)}"
     if start_ms["p50"] - now_ms < 1000 * WORTH_S:
         text += "; such a block is free now"
@@ -344,7 +352,7 @@ def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantil
 
 
 def starts_in(start_ms: Quantiles, now_ms: int) -> str:
-    """`starts in 40 min (p90 65 min)`: the same numbers as its quantiles."""
+    """Return `starts in 40 min (p90 65 min)`: the same numbers as its quantiles."""
     return f"starts {time_until(start_ms, now_ms)}"
 
 
@@ -364,7 +372,10 @@ def blockers_of(
     start_ms: Quantiles | None = None,
     told: Told = as_sampled,
 ) -> tuple[Blocker, ...]:
-    """The jobs that a request of the played queue waits for, the last to end first. start_ms: as issued for it."""
+    """Return the jobs that a request of the played queue waits for, the last to end first.
+
+    start_ms: as issued for it.
+    """
     waiting = timelines.waiting(request)
     if waiting is None or waiting not in timelines.starts_s:
         return ()
@@ -381,7 +392,7 @@ def _wanted(request: PlacementRequest) -> str:
 
 
 def _pool(request: PlacementRequest, timelines: Timelines) -> str:
-    """The pool, where all nodes that could host it are of one that has a name."""
+    """Return the pool, if all nodes that could host it are of one that has a name."""
     nodes = timelines.view.topology.nodes
     pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.of(request) > 0).tolist()}
     pool = next(iter(pools)) if len(pools) == 1 else "default"
@@ -389,7 +400,8 @@ def _pool(request: PlacementRequest, timelines: Timelines) -> str:
 
 
 def _lead(ms: int) -> str:
-    """
+    """Return a duration in its natural unit.
+
     >>> _lead(40 * 60_000), _lead(5 * 3_600_000), _lead(4 * 86_400_000)
     ('40 min', '5 h', '4 days')
     """

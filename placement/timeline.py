@@ -118,7 +118,7 @@ class RunTimeQuantiles:
         return np.asarray(np.maximum(run_s, age_s + 1.0))
 
     def _passed(self, gpus: int, age_s: float, limit_s: float | None) -> float:
-        """The share of jobs like it that were over at this age."""
+        """Return the share of jobs like it that were over at this age."""
         if age_s <= 0:
             return 0.0
         mu, sigma = self._log_normal(gpus, limit_s)
@@ -141,7 +141,7 @@ class RunningJob:
     left_s: tuple[float, ...] | None = None
 
     def age_s(self, now_ms: int) -> float:
-        """How long it has run."""
+        """Return how long it has run."""
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
     def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
@@ -188,7 +188,7 @@ class Hold:
 
 
 def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
-    """The view with placements in it, copied once; their jobs are appended to `jobs`."""
+    """Return the view with placements in it, copied once. Their jobs are appended to `jobs`."""
     milli, holders = view.milli.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
     g, known, left, held_by = milli.shape[1], view.inventory.row, milli.ravel(), holders.ravel()
@@ -218,8 +218,10 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
 
 
 def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
-    """The view after jobs have given back their GPUs; the others are numbered anew. CPUs and host memory stay as known:
-    the next board tells of them."""
+    """Return the view after jobs have freed their GPUs. The other jobs get new numbers.
+
+    CPUs and host memory stay as known: the next board states them.
+    """
     if not view.jobs:
         return view
     stays = np.array([job not in jobs for job in view.jobs], bool)
@@ -240,7 +242,7 @@ def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
 
 
 def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
-    """The view with the answer to a request in it."""
+    """Return the view with the answer to a request in it."""
     return occupy(view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)])
 
 
@@ -257,7 +259,7 @@ class Timeline:
         self._busy = np.maximum(count_rows(self._held), 1)
 
     def at(self, step: int) -> ClusterView:
-        """The view after `step` releases. CPUs and host memory come back in proportion to a node's GPUs."""
+        """Return the view after `step` releases. CPUs and host memory become free in proportion to a node's GPUs."""
         if step == 0:
             return self.view
         view = self.view
@@ -276,7 +278,7 @@ class Timeline:
         )
 
     def first_fit(self, request: PlacementRequest, options: Options) -> int | None:
-        """The first step at which the request fits, by bisection: room only grows. None when it never does."""
+        """Return the first step at which the request fits, by bisection: room only grows. None if it never does."""
         low, high = 0, len(self.ahead)
         if not fits_now(request, self.at(high), options):
             return None

@@ -26,9 +26,9 @@ MOST_LEAVES = 65_536  # that are kept in mind
 
 @dataclass(frozen=True, slots=True)
 class TreePolicy:
-    """What holds for all queues. `unknown_queue`: where requests of unknown queues go; "" refuses them.
+    """The policy of all queues. `unknown_queue`: where requests of unknown queues go. "" refuses them.
 
-    claims, may_preempt: kept for the day when more than the head has a claim, and running jobs can be stopped.
+    claims, may_preempt: reserved for the day when more than the head has a claim, and running jobs can be stopped.
     """
 
     half_life_s: float = 168 * 3600.0
@@ -80,13 +80,13 @@ class QueueNode:
     credits: Credits | None = None
 
     def most(self, resource: str) -> float:
-        """The most that it may ever hold: its limit, or what is guaranteed and what it may borrow."""
+        """Return the most that it may ever hold: its limit, or what is guaranteed and what it may borrow."""
         borrowed = self.borrow.get(resource)
         highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
         return min(self.limit.get(resource, float("inf")), highest)
 
     def kept(self, resource: str) -> float:
-        """What of its guarantee is lent to nobody, even while it idles."""
+        """Return the part of its guarantee that it lends to no queue, even while it idles."""
         guaranteed = self.guaranteed.get(resource, 0.0)
         return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
 
@@ -144,7 +144,10 @@ class QueueTree:
         return self.nodes[self.row[name]]
 
     def path(self, name: str) -> list[QueueNode]:
-        """A queue and those above it up to the root, which is the last; a user's begins with his queue."""
+        """Return a queue and those above it up to the root, which is the last.
+
+        A user's begins with the user's queue.
+        """
         row = self.row.get(name)
         if row is None:
             row = self.row[name.rpartition("/")[0]]
@@ -158,7 +161,7 @@ class QueueTree:
         return (node for node in self.nodes if not node.children and node.name != ROOT)
 
     def priority_of(self, request: PlacementRequest) -> int:
-        """A request's own priority, raised by the class of its name, if the file has one."""
+        """Return a request's own priority, raised by the class of its name, if the file has one."""
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
 
@@ -201,7 +204,10 @@ class QueueTree:
         return {}
 
     def leaf_of(self, request: PlacementRequest) -> str:
-        """The leaf that a request waits in: its queue, or its user below that. Raises RequestError as `queue_of`."""
+        """Return the leaf that a request waits in: its queue, or its user below that.
+
+        Raises RequestError as `queue_of`.
+        """
         key = request.queue, request.tenant, request.user
         leaf = self._leaves.get(key)
         if leaf is None:
@@ -238,7 +244,7 @@ class QueueTree:
 
 
 def user_leaf(queue: str, user: str) -> str:
-    """A user's leaf; a slash in his name is no level.
+    """Return a user's leaf. A slash in the user's name is no level.
 
     >>> user_leaf("research/nlp", "ada")
     'research/nlp/ada'
@@ -247,7 +253,7 @@ def user_leaf(queue: str, user: str) -> str:
 
 
 def notes_of(tree: QueueTree) -> list[str]:
-    """What a file says that has no effect yet: for whoever reads the queues."""
+    """Return the settings of a file that have no effect yet."""
     notes = []
     if tree.policy.claims != TreePolicy().claims:
         notes.append("claims has no effect: GPUs are kept for the head alone")
@@ -267,7 +273,8 @@ def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
 
 
 def some_of(names: list[str]) -> str:
-    """
+    """Return some of the names in words.
+
     >>> some_of(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"
     """

@@ -27,27 +27,27 @@ SLACK = 0.1  # of a run time: how long before its latest start a request with a 
 
 
 class QueueTurns(Protocol):
-    """Who is next, and what of his request he may have."""
+    """Queue order and quota: the next entry, and the part of its request that it may have."""
 
     def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
-        """Of entries in order: who passes the head first. Nobody goes by his wait (`placement.backfill`)."""
+        """Return entries in the order in which they pass the head. Waits do not count (`placement.backfill`)."""
 
     def is_overdue(self, request: PlacementRequest) -> bool:
         """Whether a request of the last order has waited as long as it may."""
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Of a refused request: as it may be placed once jobs have ended; None where others keep what it lacks."""
+        """Return a refused request as it may be placed once jobs have ended. None if others keep what it lacks."""
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        """The request, as far as it may be placed now, or the reason why not at all."""
+        """Limit the request to what may be placed now, or return the reason against it."""
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         """Whether a limit of its queue, or of one above, lets it hold no more now."""
 
     def places(self, entries: Sequence[Any]) -> "Places":
-        """Of entries in order: what a future sorts them by, and those that come."""
+        """Return the keys by which a future sorts these entries, and those that come."""
 
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         """Count a placement."""
@@ -56,17 +56,17 @@ class QueueTurns(Protocol):
         """Count a request that waits for GPUs; False where those of its queue need not be counted any more."""
 
     def anew(self) -> "QueueTurns":
-        """The same, as if nothing had been taken."""
+        """Return the same turns, as if nothing had been taken."""
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
-        """What the least of a request takes of its queue; None: no queue counts it."""
+        """Return what the least of a request takes of its queue. None: no queue counts it."""
 
     def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
         """Nodes that are kept from a request for a while."""
 
     @property
     def standing(self) -> QueueStanding | None:
-        """How the queues stand."""
+        """Return the state of the queues."""
 
     @property
     def holds(self) -> Mapping[str, QueueHold]:
@@ -192,9 +192,10 @@ class TreeTurns:
         return request.request_id in self._overdue
 
     def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
-        """(k,) places within a leaf: who is overdue, then the higher priority, the least area, the longer wait.
+        """Return (k,) the place of each entry within its leaf.
 
-        queues: of each ask.
+        Overdue entries come first. Then the higher priority, the smaller area and the longer wait decide.
+        queues: the queue of each ask.
         """
         on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
         self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
@@ -266,7 +267,7 @@ class TreeTurns:
         return self._closed[key]
 
     def _barring(self, request: PlacementRequest) -> list[int]:
-        """The windows that keep their nodes for others before it would end."""
+        """Return the windows that keep their nodes for others before it would end."""
         if not self._windows:
             return []
         end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.known_leaf(request)
@@ -274,12 +275,12 @@ class TreeTurns:
         return [number for number, (window, _) in windows if window.from_ms < end_ms and not is_for(window, leaf)]
 
     def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
-        """The same, and how many nodes each keeps."""
+        """Return the windows that bar a request, and how many nodes each keeps."""
         found = [self._windows[number] for number in self._barring(request)]
         return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
-        """Of a request for any model: those of which it would pass a limit, or take what others are not lending."""
+        """Return the models of which any-model requests would pass a limit, or take what others are not lending."""
         named = request.gpu_model or len(request.gpu_models) == 1
         if named or len(self.tree.resources) < 2 or not self._is_known(request):
             return []
@@ -295,7 +296,10 @@ class TreeTurns:
         return np.isin(self.view.inventory.gpu_model, codes)
 
     def places(self, entries: Sequence[Any]) -> Places:
-        """As they stand. Who comes stands behind the last of a leaf, each entry's with the same chance."""
+        """Return the entries as they stand.
+
+        A coming one stands behind the last of a leaf, each entry's with the same chance.
+        """
         last: dict[str, float] = {}
         leaves = [self.tree.known_leaf(entry.request) for entry in entries]
         for number, leaf in enumerate(leaves):

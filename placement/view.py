@@ -15,7 +15,7 @@ from placement.slots import NO_PARTS, WHOLE, HeldParts, Milli, count_rows
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the n nodes of a topology are made of, as columns."""
+    """The facts of the n nodes of a topology, as columns."""
 
     gpu_model: NDArray[np.int32]  # (n,) index into `gpu_models`, -1 unknown
     gpu_models: tuple[str, ...]
@@ -58,7 +58,7 @@ NO_ADVICE = cast(NDArray[np.int8], None)
 
 
 class Advice(IntEnum):
-    """What the forecast of a node tells its operators to do with it."""
+    """The advice of a node's forecast to its operators."""
 
     NONE = 0
     AVOID = 1  # place nothing large here
@@ -98,13 +98,16 @@ MOST_KEPT = 16
 
 
 class ViewMemo:
-    """What was worked out of parts of a view that nobody changes, while they are the same objects."""
+    """Results computed from parts of a view that never change, for as long as they are the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
 
     def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
-        """What `make` made of the parts, now or before; key: what else it depends on. Arrays can then be read alone."""
+        """Return what `make` made of the parts, now or before. key: what else it depends on.
+
+        Arrays become read-only.
+        """
         known = self._known.get(key)
         if known is not None:
             for old, new in zip(known[0], parts, strict=True):

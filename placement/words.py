@@ -54,7 +54,8 @@ ADVICE_WORDS = {Advice.AVOID: "avoided", Advice.DRAIN: "drained"}
 
 
 def count_of(number: int, noun: str) -> str:
-    """
+    """Return a number with its noun.
+
     >>> count_of(1, "GPU"), count_of(1980, "GPU")
     ('1 GPU', '1,980 GPUs')
     """
@@ -62,7 +63,8 @@ def count_of(number: int, noun: str) -> str:
 
 
 def shape(request: PlacementRequest, members: int) -> str:
-    """
+    """Describe a gang.
+
     >>> shape(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
     '4 x 8 GPUs'
     >>> shape(PlacementRequest(request_id="a", gpu_share=460), 2)
@@ -72,7 +74,7 @@ def shape(request: PlacementRequest, members: int) -> str:
 
 
 def member(request: PlacementRequest) -> str:
-    """What one member takes: `8 GPUs`, `0.46 GPU`; without GPUs `16 CPUs and 64 GiB of memory`."""
+    """Describe what one member takes: `8 GPUs`, `0.46 GPU`, or without GPUs `16 CPUs and 64 GiB of memory`."""
     if request.milli < WHOLE:
         return f"{request.milli / WHOLE:g} GPU"
     if request.gpus_per_node:
@@ -186,7 +188,7 @@ def _name_risky(view: ClusterView, options: Options, rows: Sequence[int]) -> str
 
 
 def needs(request: PlacementRequest) -> str:
-    """What a request asks for, in a phrase: `64 GPUs inside one rack`."""
+    """Describe a request in a phrase: `64 GPUs inside one rack`."""
     total, members = request.members.min * request.gpus_per_node, request.members.min
     text = count_of(total, "GPU") if total and request.milli == WHOLE else shape(request, members)
     if request.gpus_per_node > 1 and members > 1:
@@ -207,7 +209,7 @@ def refused_sentence(request: PlacementRequest, view: ClusterView, screened: Scr
 
 
 def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
-    """Why the gang does not fit: what it needs, what there is, and where the rest went."""
+    """Explain why the gang does not fit: what it needs, what there is, and where the rest went."""
     text = f"needs {needs(request)}"
     rejected = screened.rejected
     if not len(view):

@@ -39,7 +39,10 @@ class GateRule:
 
 
 class WorkloadChecks:
-    """Adapter `kueue`: the key is a workload (namespace/name) that our check is asked for, or a check of ours."""
+    """Adapter `kueue`: the answers to admission checks of workloads.
+
+    A key is a workload (namespace/name) that our check must admit, or one of our checks.
+    """
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({HOLD, NOTE, ACTIVE})

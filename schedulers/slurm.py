@@ -1,13 +1,13 @@
-"""Adapter `slurm`: marks nodes by their risk and jobs by their start, and requeues a job that a bad node slows down.
+"""Adapter `slurm`: marks nodes by risk and jobs by start, and requeues jobs that a bad node slows.
 
-    drain     a node in the band high; lifted by a fresh low band alone, or by a human
-    feature   risk_low, risk_elevated or risk_high, beside the features of others
-    extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (Slurm 23.11 and newer)
-    comment   of a job that waits: its expected start
-    requeue   a running job once, off the node that slows it down, after a checkpoint that is newer than that
-    hold      a job that is being requeued is held until its node is excluded: never for longer
+    drain     a node in the band high. Only a fresh low band or a human lifts it
+    feature   risk_low, risk_elevated or risk_high, added to the features that others set
+    extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (from Slurm 23.11 on)
+    comment   the expected start of a job that waits
+    requeue   a running job, once, off the node that slows it down, after a checkpoint since the slowdown
+    hold      a job that is being requeued, until its node is excluded and never longer
 
-A drain, a comment and a mark of requeue are ours if they begin with `[fleetcast]`.
+A drain, a comment and a requeue mark are ours if they begin with `[fleetcast]`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the adapters role leaves in `state/adapters/`, for the api, the command line and whoever asks later.
+"""The files that the adapters role leaves in `state/adapters/`, for the api, the command line and later readers.
 
 status            how each adapter stands, and the bands: one JSON document, replaced when it changes
 audit-TIME.jsonl  a line a write: what was wished, why, from which board, and what became of it
@@ -37,8 +37,10 @@ class AdapterAuditLine(msgspec.Struct, kw_only=True):
 
 
 class AdapterStatus(msgspec.Struct, kw_only=True):
-    """How one adapter stands. Counts are those of this process. seen_ms: when its system was last read; last: its
-    newest write of this process; error: why it is tried again."""
+    """The state of one adapter. Counts are those of this process.
+
+    seen_ms: when its system was last read. last: its newest write of this process. error: why it is tried again.
+    """
 
     name: str
     use: str
@@ -75,7 +77,7 @@ class AdapterRecords:
         self._segment_bytes = 0
 
     def status(self) -> AdaptersStatus:
-        """An empty one before the first, or where it cannot be read."""
+        """Return the status. An empty one before the first, or if it is unreadable."""
         try:
             return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
         except (OSError, msgspec.DecodeError):
@@ -108,7 +110,7 @@ class AdapterRecords:
         return sorted(self.folder / name for name in files.listing(self.folder) if name.startswith("audit-"))
 
     def newest(self, adapter: str, limit: int) -> list[AdapterAuditLine]:
-        """The newest lines of an adapter, newest first."""
+        """Return the newest lines of an adapter, newest first."""
         return list(islice((line for line in self._lines() if line.adapter == adapter), limit))
 
     def _lines(self) -> Iterator[AdapterAuditLine]:

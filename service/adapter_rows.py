@@ -1,4 +1,4 @@
-"""How every adapter stands, for the api and the command line."""
+"""The state of every adapter, for the api and the command line."""
 
 from service.adapter_records import AdapterRecords, AdapterStatus
 from service.config import GRPC_SERVICES, Config

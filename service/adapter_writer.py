@@ -59,7 +59,7 @@ class ChangeLimit:
         self._limited: set[str] = set()
 
     def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
-        """The writes to make now: withdrawals, then what it costs most to leave undone."""
+        """Return the writes to make now: withdrawals, then what it costs most to leave undone."""
         while self._spent_ms and self._spent_ms[0] <= now_ms - MINUTE_MS:
             self._spent_ms.popleft()
         wanted = sorted(wishes, key=lambda one: (one.value is not None, -one.cost, one.key))
@@ -90,9 +90,10 @@ class AdapterWriter:
         self._number = 0
 
     async def step(self, weather: Weather | None, is_over: Callable[[bool], bool] = lambda begun: False) -> bool:
-        """True when nothing is left to do for this weather. None: take everything back, whatever the mode.
+        """Write what this weather asks for, and return whether nothing is left to do.
 
-        is_over: asked before each batch, with whether one is written already; the step ends where it says so.
+        Without weather, take everything back, whatever the mode. is_over: asked before each batch, with whether one is
+        written already. The step ends where it says so.
         """
         is_observed = weather is not None and self.status.mode != "write"
         port, takes_back = self._observed if is_observed else self._port, _takes_back(weather)

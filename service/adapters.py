@@ -65,7 +65,7 @@ class AdapterHost:
     def _wanted(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
-        """Why a step is due, and what it is to go by. The first is None where nothing is to be written."""
+        """Return why a step is due, and its weather. The first is None if nothing is to be written."""
         if self.records.is_withdrawn(writer.status.name):
             return "withdrawn", None
         if fresh is not None:
@@ -75,7 +75,7 @@ class AdapterHost:
         return None, None
 
     def _lost(self, board: Board | None) -> bool:
-        """Whether there was no fresh board for so long that what restricts is to be taken back."""
+        """Return whether there was no fresh board for so long that what restricts is to be taken back."""
         age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.age_s(board)
         return abs(age_s) > self._withdraw_after_s
 
@@ -128,7 +128,7 @@ class _Steps:
         self._retry_s = 0.0
 
     def begin(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
-        """A step for this reason, unless it is done or another goes on. One for an older reason ends soon."""
+        """Begin a step for this reason, unless it is done or another goes on. One for an older reason ends soon."""
         now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
         if reason is not self._reason:
             self._reason, self._done_for = reason, None
@@ -140,11 +140,14 @@ class _Steps:
         self.task.add_done_callback(lambda _: self._ended())
 
     def _is_over(self, reason: object, begun: bool) -> bool:
-        """A newer board ends a step only after a batch: on slow systems each step must get on."""
+        """Return whether a newer board ends the step.
+
+        It does so only after a batch, so that slow systems make progress.
+        """
         return reason is not self._reason and (begun or type(reason) is not type(self._reason))
 
     def end(self) -> None:
-        """The step that goes on is over after its batch."""
+        """Let the running step end after its batch."""
         self._reason = None
 
     def take_ended(self) -> bool:

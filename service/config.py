@@ -27,8 +27,12 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class FleetConfig(_Section, frozen=True):
-    """`topology`: a file, or a folder of them, as `fleetcast topology show` reads it; empty: every node is unplaced.
-    `cluster`: further names of this fleet, one or a list. Requests that state another cluster are refused."""
+    """The fleet. `topology`: a file, or a folder of them, as `fleetcast topology show` reads it.
+
+    Without a topology every node is unplaced. `cluster`: further names of this fleet, one or a list. Requests that
+    state
+    another cluster are refused.
+    """
 
     name: str = DEFAULT_FLEET
     cluster: str | tuple[str, ...] = ()
@@ -105,7 +109,7 @@ class ArchiveConfig(_Section, frozen=True):
 
 
 class LimitsConfig(_Section, frozen=True):
-    """How many names are kept. Beyond a bound only new names are refused (see fleet.entities.DeviceRoom for GPUs)."""
+    """The bounds on names. Beyond a bound only new names are refused (see fleet.entities.DeviceRoom for GPUs)."""
 
     live_jobs: int = 20_000
     unknown_nodes: int = 20_000
@@ -115,8 +119,11 @@ class LimitsConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """`board`: another api's, for a replica without a pipeline of its own. PEM files are read anew when they change.
-    `grpc_port`: 0 for none. `grpc_open`: its services that ask for no token, since their callers have none."""
+    """The API. `board`: another api's, for a replica without a pipeline of its own.
+
+    PEM files are read again when they change. `grpc_port`: 0 for none. `grpc_open`: its services that ask for no token,
+    since their callers have none.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -144,10 +151,13 @@ class AccessConfig(_Section, frozen=True):
 
 
 class ExternalMetricsConfig(_Section, frozen=True):
-    """The aggregated API of external metrics on a port of its own; 0: none. PEM files are read anew when they change.
+    """The aggregated API of external metrics on a port of its own. 0: none.
 
-    `client_ca`: the cluster's request-header authority; `names`: common names of its certificates that may ask, empty:
-    any."""
+    PEM files are read again when they change.
+
+    `client_ca`: the cluster's request-header authority. `names`: common names of its certificates that may ask, empty:
+    any.
+    """
 
     port: int = 0
     tls_cert: str = ""
@@ -157,10 +167,13 @@ class ExternalMetricsConfig(_Section, frozen=True):
 
 
 class PlacerConfig(_Section, frozen=True):
-    """`intent_expires_s`: a placement that nobody starts gives its GPUs back after this long. `outage_pause_s`: at most
-    so much later while a source that reports starts cannot receive any.
-    `unknown_use`: avoid or ignore GPUs that are at work though no job holds them.
-    `unheard`: avoid hosts without GPU telemetry at a site with exporters, or ignore that they have none."""
+    """The settings of the placer.
+
+    `intent_expires_s`: a placement whose job does not start frees its GPUs after this long.
+    `outage_pause_s`: how much longer at most, while a source that reports starts cannot receive any.
+    `unknown_use`: avoid or ignore GPUs that are busy although no job holds them.
+    `unheard`: at a site with exporters, avoid hosts without GPU telemetry, or ignore that they have none.
+    """
 
     port: int = 8081
     queue_period_s: float = 5.0
@@ -176,8 +189,10 @@ class PlacerConfig(_Section, frozen=True):
 
 
 class AdapterConfig(_Section, frozen=True):
-    """One adapter that writes: `use` is a built-in's name or an import path, `options` are its own. `name`: its own in
-    lists, metrics and the audit; empty: `use`."""
+    """One adapter that writes: `use` is a built-in's name or an import path, `options` are its own.
+
+    `name`: its own in lists, metrics and the audit. Empty: `use`.
+    """
 
     use: str
     name: str = ""
@@ -241,7 +256,7 @@ class Config(_Section, frozen=True):
         return self.folder / self.models.folder
 
     def home(self, instance: int) -> Path:
-        """The folder of one pipeline's snapshots and own board; the first pipeline's is the state's."""
+        """Return the folder of one pipeline's snapshots and own board. The first pipeline's is the state's."""
         return self.folder / f"pipeline-{instance}" if instance else self.folder
 
     @property
@@ -249,7 +264,7 @@ class Config(_Section, frozen=True):
         return self.folder / "ledger.sqlite"
 
     def stale_after_s(self, clock: Clock) -> float:
-        """As configured, in fleet seconds, but at least STALE_WALL_S of the machine's time."""
+        """Return the configured value, in fleet seconds, but at least STALE_WALL_S of the machine's time."""
         per_second = clock.wall_s(1.0)
         return max(self.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
@@ -260,7 +275,7 @@ class Config(_Section, frozen=True):
 
 
 def load_config(path: Path | None) -> Config:
-    """The defaults, or the file. Raises ConfigError that names the key, the value and what was expected."""
+    """Return the defaults, or the file. Raises ConfigError that names the key, the value and what was expected."""
     if path is None:
         return Config()
     try:
@@ -338,7 +353,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_adapters(adapters: AdaptersConfig) -> None:
-    """The keys of our own; `service.doors.open_doors` looks at those of each adapter."""
+    """Check our own keys. `service.doors.open_doors` checks those of each adapter."""
     if adapters.elevated > adapters.high:
         raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
     for number, row in enumerate(adapters.adapter):
@@ -383,7 +398,7 @@ def override(
     api_port: int | None = None,
     topology: str | None = None,
 ) -> Config:
-    """The configuration with the command line's on top. A moved api takes the placer along (port + 1)."""
+    """Return the configuration with the command line's on top. A moved api moves the placer, too (port + 1)."""
     replace = msgspec.structs.replace
     if scrape_targets is not None:
         config = replace(config, scrape=replace(config.scrape, targets=scrape_targets))

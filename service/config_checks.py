@@ -1,4 +1,4 @@
-"""What no type and no range can refuse in a configuration. All raise ConfigError that names key, value and fix."""
+"""Configuration checks beyond types and ranges. All raise ConfigError that names key, value and fix."""
 
 import itertools
 from collections.abc import Collection
@@ -60,7 +60,7 @@ PORTS = ("api.port", "placer.port", "api.grpc_port", "external_metrics.port")
 
 
 def check_ranges(config: object) -> None:
-    """Of every number in LIMITS."""
+    """Check every number in LIMITS."""
     for key, (least, most) in LIMITS.items():
         value = _value(config, key)
         if not least <= value <= most:
@@ -86,5 +86,5 @@ def _value(config: object, key: str) -> Any:
 
 
 def _number(value: float) -> str:
-    """As it stands in a file."""
+    """Return a number as it stands in a file."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"

@@ -49,7 +49,10 @@ def make_answerers() -> dict[str, Adapter]:
 
 
 def make_door(use: str, options: Mapping[str, Any]) -> Door:
-    """A built-in writer, or `package.module:name`, called with its options. Connects nowhere. Raises ConfigError."""
+    """Make a built-in writer, or `package.module:name`, called with its options. Connects nowhere.
+
+    Raises ConfigError.
+    """
     make = load(f"adapters.adapter.use (built in: {', '.join(sorted(WRITERS))})", WRITERS.get(use, use))
     return cast(Door, call("adapters.adapter.use", use, make, options))
 

@@ -32,12 +32,12 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
 
 
 def api_name(config: Config) -> str:
-    """The name of an api among those that share a folder."""
+    """Return the name of an api among those that share a folder."""
     return f"api-{config.api.port}"
 
 
 def pipeline_name(instance: int) -> str:
-    """The name of one of several pipelines."""
+    """Return the name of one of several pipelines."""
     return f"pipeline-{instance}" if instance else "pipeline"
 
 
@@ -61,7 +61,7 @@ def clear_exit_reason(folder: Path, role: str) -> None:
 
 
 def read_exit_reason(folder: Path, role: str) -> str:
-    """The reason; empty while the role works, or when nobody knows."""
+    """Return the reason. Empty while the role works, or if it is unknown."""
     try:
         return _path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
     except OSError:

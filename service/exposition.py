@@ -33,7 +33,7 @@ class Page:
         self.add("gauge", name, text, rows)
 
     def number(self, name: str, text: str, value: float | None) -> None:
-        """A gauge without labels."""
+        """Add a gauge without labels."""
         self.add("gauge", name, text, [({}, value)])
 
     def encode(self) -> bytes:
@@ -42,7 +42,7 @@ class Page:
 
 @lru_cache(maxsize=4096)
 def _label(word: str) -> str:
-    """A label's value. A name that is too long ends in a digest, so that two names stay two."""
+    """Return a label's value. A name that is too long ends in a digest, so that two names stay two."""
     if len(word) > LABEL_CHARS:
         digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
         word = f"{word[: LABEL_CHARS - 9]}~{digest}"
@@ -50,7 +50,7 @@ def _label(word: str) -> str:
 
 
 def span(seconds: int) -> str:
-    """A horizon as a label.
+    """Return a horizon as a label.
 
     >>> span(600), span(3600), span(604800), span(90)
     ('10m', '1h', '7d', '90s')

@@ -49,11 +49,11 @@ class LaunchedProcess:
         return await asyncio.shield(self.code)
 
     def terminate(self) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Send SIGTERM. Raises ProcessLookupError if it has ended."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Send SIGKILL. Raises ProcessLookupError if it has ended."""
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -118,7 +118,7 @@ class Launcher:
             self._running.pop(pid).code.set_result(code)
 
     def _lose(self) -> None:
-        """The launcher has ended, and its roles end soon."""
+        """Record that the launcher has ended. Its roles end soon, and starts that it was asked for fail."""
         self.is_alive = False
         asyncio.get_running_loop().remove_reader(self._line)
         for answer in self._asked:

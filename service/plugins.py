@@ -16,7 +16,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def load(key: str, path: str) -> Any:
-    """The object at `package.module:name`. Raises ConfigError that names the configuration's key."""
+    """Return the object at `package.module:name`. Raises ConfigError that names the configuration's key."""
     module, _, name = path.partition(":")
     if module.partition(".")[0] not in PACKAGES:
         allow_imports()
@@ -67,7 +67,10 @@ def check_callable(key: str, path: str, found: object) -> None:
 
 
 def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
-    """An adapter's options as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key."""
+    """Return an adapter's options as its struct (with `forbid_unknown_fields`).
+
+    Raises ConfigError that names the key.
+    """
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:

@@ -18,7 +18,7 @@ OLD_S = 60.0  # wall; after this start times that were not read again are unknow
 
 
 class _Row(msgspec.Struct):
-    """Of `GET /v1/queue`."""
+    """A row of `GET /v1/queue`."""
 
     request_id: str
     position: int
@@ -72,7 +72,7 @@ class StartTimesLink:
 
 
 def start_outlooks(body: bytes) -> dict[str, StartOutlook]:
-    """Of the body of `GET /v1/queue`. Raises msgspec.DecodeError."""
+    """Decode the body of `GET /v1/queue`. Raises msgspec.DecodeError."""
     found: dict[str, StartOutlook] = {}
     for row in msgspec.json.decode(body, type=_Queue).rows:
         start = row.start_ms or {}

@@ -56,7 +56,7 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup holds. time_ms: the moment up to which nothing that was acknowledged is missing."""
+    """The contents of a backup. time_ms: the moment up to which nothing that was acknowledged is missing."""
 
     format: int = FORMAT
     time_ms: int
@@ -277,7 +277,7 @@ def _copy_tree(path: Path, to: Path) -> None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy one file, with its rights; nothing where it is gone."""
+    """Copy one file with its permissions. Does nothing if the file no longer exists."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), path.open("rb") as source:
         rights = os.fstat(source.fileno()).st_mode & 0o777

@@ -119,7 +119,7 @@ def _wait(file: int, path: Path, role: str, patience_s: float) -> None:
 
 
 def _taken(file: int) -> bool:
-    """Whether the lock is ours now. It goes with this process, however that ends."""
+    """Return whether the lock is ours now. It goes with this process, however that ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

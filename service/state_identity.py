@@ -22,7 +22,7 @@ LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """Why nothing is placed. `since_ms`: when the part was last seen to be whole, Unix ms; 0 where nobody knows."""
+    """The reason why nothing is placed. `since_ms`: when the part was last seen to be whole, Unix ms, 0 if unknown."""
 
     part: str
     what: str
@@ -30,7 +30,7 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class PartView(msgspec.Struct, frozen=True):
-    """What a part has seen of the others. inbox: segment -> offset of what was folded."""
+    """A part's notes of the others. inbox: segment -> offset of what was folded."""
 
     identity: str = ""
     time_ms: int = 0
@@ -40,7 +40,7 @@ class PartView(msgspec.Struct, frozen=True):
     inbox: dict[str, int] = {}
 
     def with_more(self, other: "PartView") -> "PartView":
-        """What both have seen; of two states, this one's."""
+        """Return what both have seen. Of two states, this one's."""
         if other.identity != self.identity:
             return self
         ledgers = [row.ledger for row in (self, other) if row.ledger is not None]
@@ -83,12 +83,12 @@ class StateParts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def named(self) -> dict[str, Part | InboxPart]:
-        """The parts to judge, by name; of identities that are equally frequent, the first one's counts."""
+        """Return the parts to judge, by name. Of identities that are equally frequent, the first one's counts."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
     def identity(self) -> str:
-        """The one that most parts have; "" where none has one yet."""
+        """Return the identity that most parts have, "" if none has one yet."""
         counts = Counter(part.identity for part in self.named().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""
 
@@ -106,7 +106,7 @@ def doubts(parts: StateParts) -> list[Doubt]:
 
 
 def sentence(doubt: Doubt) -> str:
-    """What is in doubt, and since when."""
+    """Describe what is in doubt, and since when."""
     return doubt.what + (f" (last whole at {moment(doubt.since_ms)})" if doubt.since_ms else "")
 
 
@@ -141,7 +141,7 @@ def _of_snapshot(parts: StateParts) -> Iterator[Doubt]:
 
 
 def _of_lost(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
-    """Of board or snapshots: of another state, with a loss of its own, or gone."""
+    """Yield the doubts of board or snapshots: of another state, with a loss of its own, or gone."""
     if part is None:
         return
     yield from _of_another_state(name, parts)
@@ -175,7 +175,7 @@ def _of_another_state(name: str, parts: StateParts) -> Iterator[Doubt]:
 
 
 def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
-    """The highest that a part has seen, when, and which part."""
+    """Return the highest that a part has seen, when, and which part."""
     if not claims:
         return 0, 0, ""
     name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))
@@ -192,7 +192,7 @@ def _gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
 
 
 def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """What of a position lies in segments that are there: of a lost inbox, others may get the same names.
+    """Return the part of a position in segments that exist: of a lost inbox, others may get the same names.
 
     >>> within({"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}, {"api": (2, 50), "api.1": (1, 16)})
     {'api.1-000000000001.seg': 16}
@@ -202,7 +202,7 @@ def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> d
 
 
 def furthest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Of each writer the position that lies further.
+    """Return, for each writer, the position that lies further.
 
     >>> furthest({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
     {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}

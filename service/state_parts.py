@@ -39,7 +39,7 @@ Positions = dict[str, dict[str, Any]]
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What lay there when somebody accepted it. Parts that equal it take the new identity, no others do."""
+    """The parts that an operator accepted. Parts that equal it take the new identity, no others do."""
 
     time_ms: int
     by: str
@@ -58,7 +58,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotHeader:
-    """What a snapshot says of itself. identity, seen, lost: see service.state_identity."""
+    """A snapshot's description of itself. identity, seen, lost: see service.state_identity."""
 
     positions: Positions  # of the sources, by name
     began_ms: int  # its history reaches back so far
@@ -76,13 +76,13 @@ def read_identity(inbox: Path) -> StateFile | None:
 
 
 def write_identity(inbox: Path, file: StateFile) -> None:
-    """The file is on disk when this returns. Raises OSError."""
+    """Write the identity, and return once it is on disk. Raises OSError."""
     files.make_folder(inbox, AREA)
     files.replace_file(inbox / "identity", [msgspec.json.encode(file)], AREA)
 
 
 def make_identity(inbox: Path) -> str:
-    """A new state's identity, or that of another process that was first; "" where none can be written."""
+    """Return a new state's identity, or that of another process that was first. "" if none can be written."""
     try:
         files.make_folder(inbox, AREA)
         for _ in range(TRIES):
@@ -101,7 +101,7 @@ def make_identity(inbox: Path) -> str:
 
 
 def write_seen(inbox: Path, seen: PartView) -> None:
-    """Raises OSError."""
+    """Write what the inbox has seen. Raises OSError."""
     files.replace_file(inbox / "seen", [msgspec.json.encode(seen)], AREA)
 
 
@@ -150,7 +150,7 @@ def missing_head(
 
 
 def seen_of(marks: dict[str, Any]) -> PartView:
-    """The ledger's mark `seen`; empty where it is missing or foreign."""
+    """Return the ledger's mark `seen`. Empty if it is missing or foreign."""
     try:
         return msgspec.convert(marks.get("seen", {}), PartView)
     except msgspec.ValidationError:
@@ -158,7 +158,10 @@ def seen_of(marks: dict[str, Any]) -> PartView:
 
 
 def board_part(folder: Path) -> Part:
-    """A board that cannot be read counts as there: a torn one is no loss, the pipeline writes it anew."""
+    """Return the board's part.
+
+    An unreadable one counts as present: a torn board is no loss, the pipeline writes it again.
+    """
     return part_of(BoardReader(folder).latest()) or Part((folder / "board").exists())
 
 
@@ -170,7 +173,7 @@ def part_of(board: Board | None) -> Part | None:
 
 
 def glances(folder: Path) -> dict[int, SnapshotHeader]:
-    """The header of each snapshot that can be read, by number, oldest first."""
+    """Return the header of each readable snapshot, by number, oldest first."""
     found = {}
     for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int):
         with contextlib.suppress(OSError, TornFileError, ValueError, KeyError, msgspec.MsgspecError):
@@ -179,7 +182,7 @@ def glances(folder: Path) -> dict[int, SnapshotHeader]:
 
 
 def snapshot_part(folder: Path) -> Part:
-    """The newest one that can be read; else only whether there are any."""
+    """Return the newest readable snapshot's part, else only whether there are any."""
     found = glances(folder)
     if not found:
         return Part(any(map(str.isdecimal, files.listing(folder))))

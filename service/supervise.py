@@ -50,7 +50,7 @@ def role_command(role: str, config: Path, *more: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd:
-    """How a process ended: its exit code, or why it could not start, and whether it had been ready."""
+    """The end of a process: its exit code, or why it could not start, and whether it had been ready."""
 
     code: int | str
     was_ready: bool
@@ -141,7 +141,7 @@ class Supervisor:
             return RoleEnd(code, was_ready=bool(ready.read(1)))
 
     async def _wait(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
-        """The exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
+        """Return the exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 
 def rule_of(config: AdaptersConfig, *, shared: bool) -> BandRule:
-    """The bands that are configured. shared: with the share of a pool that may be high at once."""
+    """Return the configured bands. shared: with the share of a pool that may be high at once."""
     return BandRule(config.elevated, config.high, max_share=config.max_share if shared else 1.0)
 
 
@@ -100,7 +100,7 @@ class WeatherStation:
         return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _outlook(self, board: Board) -> Outlook:
-        """Raises KeyError. A section may be one topology generation behind the names."""
+        """Return the outlook of a board. A section may be one topology generation behind the names. Raises KeyError."""
         n, placer = len(self._rows_of(board)), self._config.placer
         by_kind = board.array("node.risk")
         risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
@@ -155,7 +155,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
     """The newest forecasts of a board; a row is decoded when it is asked for."""
 
     def __init__(self, board: Board) -> None:
-        """Raises KeyError while there is no forecast."""
+        """Read the rows. Raises KeyError while there is no forecast."""
         self._board = board
         self._places = {DemandKey(*key): place for place, key in enumerate(demand_keys(board).rows)}
 
@@ -171,7 +171,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
 
 
 def job_outlooks(board: Board) -> dict[str, JobOutlook]:
-    """The latest attempts that run or wait, by job. Raises KeyError where a section is not there."""
+    """Return the latest attempts that run or wait, by job. Raises KeyError if a section is missing."""
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
     verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
@@ -212,14 +212,14 @@ class _Reason(msgspec.Struct):
 
 
 class _Explained(msgspec.Struct):
-    """Of a node's answer."""
+    """The explained part of a node's answer."""
 
     node: str
     reasons: list[_Reason] = []
 
 
 class _Verdict(msgspec.Struct):
-    """Of `doc.stragglers`."""
+    """A row of `doc.stragglers`."""
 
     slow: bool | None
     since_ms: int | None
@@ -232,13 +232,13 @@ class _Asks(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct):
-    """An event; one of a submission has the job's name."""
+    """An event of a job. In the event of a submission, `name` is the job's name."""
 
     name: str = ""
 
 
 class _Detail(msgspec.Struct):
-    """Of `doc.job`."""
+    """A row of `doc.job`."""
 
     run_s: RunQuantiles | None
     asks: _Asks = _Asks()
@@ -249,7 +249,7 @@ _explained = msgspec.json.Decoder(_Explained).decode
 
 
 def _causes(board: Board, level: Levels) -> dict[str, str]:
-    """The feature of the first reason of each node that is high."""
+    """Return the feature of the first reason of each node that is high."""
     if "answers.node" not in board:
         return {}
     blob, offsets = board.raw("answers.node"), board.array("answers.node.offsets")
@@ -273,7 +273,7 @@ def _pools(board: Board, n: int) -> NDArray[Any]:
 
 
 def _domains(board: Board, n: int) -> dict[str, Domains]:
-    """The levels that a board tells of."""
+    """Return the levels that a board states."""
     return {
         level: Domains(board.names(f"names.{level}"), _fitted(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
@@ -288,5 +288,5 @@ def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 
 
 def _forbidden(board: Board) -> dict[str, str]:
-    """Why not, of nodes struck by a hard signal that the scores do not know of yet."""
+    """Return why nothing may be placed, by node that a hard signal struck after the scores."""
     return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}

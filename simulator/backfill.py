@@ -29,7 +29,11 @@ class RunTimeSamples:
             insort(self.by_gpus.setdefault(key, []), run_s)
 
     def p90_s(self, gpus: int) -> float:
-        """Return the p90 of this GPU count, of all jobs while fewer than five have finished. Without any, an hour."""
+        """Return the p90 of the run times of jobs with this GPU count.
+
+        If fewer than five of them have finished, return the p90 of all jobs. If fewer than five have finished
+        in all, return an hour.
+        """
         for key in (gpus, 0):
             runs = self.by_gpus.get(key, [])
             if len(runs) >= SAMPLES_WANTED:

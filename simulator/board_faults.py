@@ -251,7 +251,11 @@ class LostNode(NeedsReset):
 
 @dataclass(slots=True)
 class CpuContention(Passing):
-    """Something else takes the CPUs of a host, in gusts: its GPUs wait for their kernels, the others for its ranks."""
+    """A fault in which something else takes the CPUs of a host, in gusts.
+
+    The GPUs of that host wait for their kernels, and the other ranks of the gang wait for the ranks on that
+    host.
+    """
 
     slow: float
     util_drop: float

@@ -161,7 +161,10 @@ def _with_repeats(
 
 
 def _draw_alarms(nodes: int, table: DetectionTable, start_ms: int, rng: np.random.Generator) -> list[FalseAlarm]:
-    """Decoys flag the nodes they happen on for as long as was measured, mostly not at all."""
+    """Draw the false alarms of decoys.
+
+    A decoy flags its node for as long as was measured, which is mostly not at all.
+    """
     alarms = []
     for kind in DECOY_KINDS:
         for _ in range(int(rng.poisson(DECOYS_PER_DAY / len(DECOY_KINDS)))):

@@ -94,9 +94,13 @@ def _usual() -> Magnitudes:
 
 
 class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One run. `start` is UTC; a table a kind of fault or benign look-alike; `rate` counts per 1000 node-days.
+    """The settings of one simulated run.
 
-    A fault lasts a lognormal time around `median_s`; [low, high] are ranges that a number is drawn from.
+    `start` is UTC. Each kind of fault or benign look-alike has its own table. `rate` counts per 1000
+    node-days.
+
+    The duration of a fault is lognormal around `median_s`. A value [low, high] is a range that a number is
+    drawn from.
     """
 
     name: str = "default"

@@ -152,7 +152,7 @@ class FaultPlan:
         return changed
 
     def active(self) -> Sequence[Incident]:
-        """Every incident that is planned or under way."""
+        """Return every incident that is planned or under way."""
         return self._incidents
 
     def faulty_nodes(self) -> set[str]:

@@ -104,7 +104,7 @@ class RecordedFleet:
         self.time_ms = now_ms
 
     def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
-        """Exposition text at `now_ms`, by default the time of the last `advance`."""
+        """Return the exposition text at `now_ms`, by default the time of the last `advance`."""
         time_ms = self.time_ms if now_ms is None else now_ms
         assert time_ms is not None, "advance comes first"
         assert self._start_ms is not None

@@ -134,7 +134,7 @@ def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) 
 
 
 def finish_folder(folder: Path, truths: list[FaultTruth], say: Say) -> Path:
-    """Write the truth, and say what there is."""
+    """Write the true faults and decoys to truth.jsonl, and report how many there are."""
     (folder / "truth.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in truths))
     faults = [row for row in truths if not row.benign]
     seen = sum(row.visible for row in faults)

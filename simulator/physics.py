@@ -139,7 +139,10 @@ def activity_of(
 def power_w(
     gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
-    """(n, g) board power. Dynamic power falls with the clock to the power POWER_BY_CLOCK (voltage falls with it)."""
+    """Return (n, g) board power. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
+
+    That exponent includes that the voltage falls with the clock.
+    """
     slot = gangs.slot
     above = np.maximum(gangs.level("power_w") - CONTEXT_POWER_W, 0.0)[slot]
     swing = gangs.level("power_swing_w") * np.sin(

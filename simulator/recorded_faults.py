@@ -232,7 +232,11 @@ class RecordingPlayer:
         self.gpu[:, effects.frozen] = frozen
 
     def _show_power(self, busy: Values) -> None:
-        """Power above the held context falls with work and clock; the reasons say why."""
+        """Write the power and the clock event reasons of each GPU.
+
+        Recorded power above that of an idle context falls with the work and the clock. The reasons name the
+        cause.
+        """
         effects, raw = self.effects, self._raw_gpu
         dynamic = np.maximum(raw[_POWER] - CONTEXT_POWER_W, 0.0) * busy * effects.clock_ratio**POWER_BY_CLOCK
         power = np.minimum(np.minimum(raw[_POWER], CONTEXT_POWER_W) + dynamic, effects.power_limit_w)

@@ -1,6 +1,6 @@
-"""Exporter pages: the fields of dcgm-exporter and node_exporter as a site would configure them, written fast.
+"""Exporter pages with the fields of dcgm-exporter and node_exporter that a site would configure.
 
-A page is one bytes template a node, filled by a single `%`: 320 numbers take about 0.1 ms.
+For speed, a node's page is one bytes template that a single `%` fills: 320 numbers take about 0.1 ms.
 """
 
 import hashlib

@@ -83,7 +83,7 @@ class WorkloadProfile:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a step, by its usual length and what its tensor cores do in it."""
+        """Tokens per step, estimated from the usual step time and the activity of the tensor cores."""
         return round(USEFUL_SHARE * self.tensor_active * PEAK_FLOPS * self.step_s / FLOPS_PER_TOKEN_GPU)
 
     def checkpoints_before(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:

@@ -40,7 +40,7 @@ OPTION: Schema = {"anyOf": [{"type": ["string", "number", "boolean"]}, {"type": 
 
 
 def table(**fields: Schema) -> Schema:
-    """An object with these fields and no other."""
+    """Return an object with these fields and no other."""
     return {"type": "object", "additionalProperties": False, "properties": fields}
 
 
@@ -96,7 +96,7 @@ OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
 
 
 def schema() -> Schema:
-    """The whole of it."""
+    """Return the whole schema."""
     written = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     entries = {name: _adapter(entry) for name, entry in written["adapters"].items()}
     fields = {**VALUES, "config": _config(), "adapters": table(**entries)}

@@ -78,8 +78,10 @@ class _Waiting:
 
 
 class Archive:
-    """Writes an archive: the loop calls all methods, a thread the work that `hand_over` returns.
-    writer: its unique part of file names; saved_ms: when the restored state was saved, 0 for none."""
+    """The writer of an archive: the loop calls all methods, a thread the work that `hand_over` returns.
+
+    writer: its unique part of file names. saved_ms: when the restored state was saved, 0 for none.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Archive:
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def add(self, batch: SampleBatch, sure: NDArray[np.bool_]) -> None:
-        """Accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
+        """Add accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
         if len(batch):
             with self._swap:
                 self._waiting.batches.append((batch, sure))
@@ -126,7 +128,7 @@ class Archive:
 
     @property
     def due(self) -> bool:
-        """So much waits that it should be written before the next snapshot."""
+        """Return whether so much waits that it should be written before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
@@ -216,7 +218,10 @@ class Archive:
             self.counts.rows += len(part)
 
     def _on_disk(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
-        """(n,) whether a file holds the series and time already, and is on disk itself."""
+        """Return (n,) whether a file holds the series and time of each row already.
+
+        Files with such rows are synced first, so that the rows are on disk for certain.
+        """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = code(rows, hour_ms)
         words = Words(lambda kind, entity: self._entities[kind].row(entity))
@@ -271,7 +276,7 @@ class _Blocks:
         return {self._name(block) for block in np.unique(self.of(rows)).tolist()} if self._names else {UNPLACED}
 
     def split(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
-        """The rows of each block, in their order."""
+        """Yield the rows of each block, in their order."""
         if not self._names:
             yield from [(UNPLACED, rows)] if len(rows) else []
             return
@@ -297,7 +302,7 @@ def _by_hour(
     metrics: dict[EntityKind, NDArray[np.int16]],
     doubt_ms: int,
 ) -> Iterator[tuple[int, ArchiveRows, NDArray[np.bool_]]]:
-    """The samples of each hour, in the order in which they came, and which of them are certain to be new."""
+    """Yield the samples of each hour, in order of arrival, and which of them are certain to be new."""
     if not batches:
         return
     rows = ArchiveRows.concat(
@@ -324,7 +329,7 @@ def _by_hour(
 
 
 def _next_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
-    """A part's name behind all that are there: no compacted file stands for it, whatever the clock does."""
+    """Return a part's name behind all existing ones: no compacted file stands for it, whatever the clock does."""
     dataset, block, writer = keys
     ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]
     number = max([number, *(end + 1 for end in ends)])

@@ -48,7 +48,9 @@ def runs(
     days: Sequence[str] | None = None,
 ) -> list[CompactionRun]:
     """Find what is worth compacting among a writer's files of hours that ended before `closed_ms`.
-    days: their hours, except those compacted before that got less than MANY parts since; None: all."""
+
+    days: their hours, except those compacted before that got less than MANY parts since. None: all.
+    """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
         for name in live(files.names(dataset, days)):
@@ -94,8 +96,11 @@ def compact(files: ArchiveFiles, run: CompactionRun) -> None:
 
 
 def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
-    """Write the file that replaces a run and return its name. `files.become` then puts it in their place.
-    The writer may add files to the hour meanwhile. Raises OSError or ValueError (torn, changed): nothing changed."""
+    """Write the file that replaces a run, and return its name. `files.become` then puts it in their place.
+
+    The writer may add files to the hour at the same time. Raises OSError or ValueError (torn, changed): then nothing
+    has changed.
+    """
     ready = replace(run.becomes, ready=True)
     there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
     if sorted(there) != sorted(run.names):

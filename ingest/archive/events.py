@@ -19,7 +19,7 @@ IDENTITY = ["of", "name", "attempt", "source", "sequence"]
 
 
 class KnownEvents:
-    """What the files of one archive hold of events. `saved_ms`: when the state was saved that goes on; 0: never."""
+    """The events that the files of one archive hold. `saved_ms`: when the state was saved that goes on. 0: never."""
 
     def __init__(self, files: ArchiveFiles, saved_ms: int) -> None:
         self._files = files
@@ -32,7 +32,7 @@ class KnownEvents:
         self._newest_ms = None
 
     def new(self, events: Sequence[Event], now_ms: int) -> list[Event]:
-        """The events that no file holds, each once. Raises OSError."""
+        """Return the events that no file holds, each once. Raises OSError."""
         if not events:
             return []
         newest_there_ms, recent = self._read()
@@ -52,7 +52,7 @@ class KnownEvents:
         return new
 
     def _there(self, times_ms: Sequence[int]) -> set[Identity]:
-        """Of the files of one hour, the events at these times and in between."""
+        """Return the events of one hour's files at these times and in between."""
         return identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
 
     def _read(self) -> tuple[int, set[Identity]]:
@@ -66,7 +66,7 @@ class KnownEvents:
 
 
 def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
-    """Of the events of a span; the files that hold them are on disk. Raises OSError."""
+    """Return the identities of the events of a span. The files that hold them are on disk. Raises OSError."""
     import pyarrow.parquet as pq
 
     def read(file: IO[bytes]) -> list[Identity]:

@@ -72,7 +72,7 @@ class FileName:
         return day_ms(self.day) + self.hour * HOUR_MS
 
     def stands_for(self, other: "FileName") -> bool:
-        """Whether what `other` holds is in here as well."""
+        """Return whether this file also holds what `other` holds."""
         if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
             return False
         if (self.first, self.last) == (other.first, other.last):
@@ -81,7 +81,7 @@ class FileName:
 
     @classmethod
     def of(cls, path: str) -> "FileName | None":
-        """The name at the end of a path; None for files of others.
+        """Parse the name at the end of a path. Returns None for files of others.
 
         >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
         13
@@ -104,7 +104,8 @@ class FileName:
 
 
 def day_of(time_ms: int) -> str:
-    """
+    """Return the day of a time, in UTC.
+
     >>> day_of(1_795_278_000_000)
     '2026-11-21'
     """
@@ -112,12 +113,12 @@ def day_of(time_ms: int) -> str:
 
 
 def day_ms(day: str) -> int:
-    """The first millisecond of a day."""
+    """Return the first millisecond of a day."""
     return round(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
 
 
 def live(names: Iterable[FileName]) -> list[FileName]:
-    """The files that hold each row once: those that no other one stands for."""
+    """Return the files that hold each row once: those that no other file stands for."""
     places: dict[tuple[Any, ...], list[FileName]] = {}
     for name in names:
         places.setdefault((*name.place, name.writer), []).append(name)
@@ -130,7 +131,9 @@ def live(names: Iterable[FileName]) -> list[FileName]:
 
 class ArchiveFiles:
     """The files of one archive, in a folder or at any URL of fsspec. Methods raise OSError.
-    The constructor touches no file. Raises ConfigError where a URL's filesystem is not installed."""
+
+    The constructor touches no file. Raises ConfigError if a URL's filesystem is not installed.
+    """
 
     def __init__(self, url: str | Path) -> None:
         import fsspec
@@ -173,7 +176,7 @@ class ArchiveFiles:
         return file
 
     def put(self, name: FileName, data: Any) -> None:
-        """The whole file `data` (bytes-like) under its name; nothing is there under that name before."""
+        """Write the whole file `data` (bytes-like) under its name, which must be unused."""
         if self.folder is None:
             self._fs.pipe_file(self._at(name), bytes(data))
             return
@@ -198,7 +201,7 @@ class ArchiveFiles:
                 files.sync_folder(folder, AREA)
 
     def become(self, ready: FileName) -> None:
-        """A `.ready` file takes its place: what it stands for goes, then it gets its name. May be done again."""
+        """Put a `.ready` file in its place: remove what it stands for, then rename it. Repeating it changes nothing."""
         self.keep([ready])
         final = replace(ready, ready=False)
         for name in self.names(ready.dataset, [ready.day]):

@@ -42,7 +42,7 @@ class ArchiveSpan:
 
     @property
     def filters(self) -> list[tuple[str, str, Any]]:
-        """As pyarrow takes them."""
+        """Return the filters in the form that pyarrow reads."""
         return [("time_ms", ">=", self.first_ms), ("time_ms", "<", self.end_ms)]
 
 
@@ -78,7 +78,7 @@ def each_file(
 def read_samples(
     files: ArchiveFiles, span: ArchiveSpan, words: Words, also: Sequence[tuple[str, str, Any]] = ()
 ) -> ArchiveRows:
-    """The samples of a span, unordered. also: further filters on kind, metric, entity or value."""
+    """Read the samples of a span, unordered. also: further filters on kind, metric, entity or value."""
     filters = [*span.filters, *also]
     parts = [rows for _, rows in each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))]
     return ArchiveRows.concat(parts) if parts else ArchiveRows.none()

@@ -75,7 +75,7 @@ def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
 
 
 def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
-    """The rows of one hour by kind, metric, entity and time, each (series, time) once; and where each was before."""
+    """Return one hour's rows by kind, metric, entity and time, each (series, time) once, and where each was before."""
     codes = code(rows, hour_ms)
     order = np.argsort(codes, kind="stable")  # batches are in order for long stretches: twice as fast as any other
     ordered = codes[order]
@@ -88,7 +88,7 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
 def encode_samples(
     rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics: Sequence[str] = METRIC_NAMES
 ) -> Any:
-    """A Parquet file (a buffer) of rows that are in order. `names`: by kind, what `rows.entity` indexes."""
+    """Encode rows that are in order as a Parquet file (a buffer). `names`: by kind, what `rows.entity` indexes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -191,7 +191,7 @@ def _indices(table: Any, column: str) -> tuple[NDArray[Any], list[str]]:
 
 
 def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
-    """A Parquet file (a buffer) of events by time."""
+    """Encode events by time as a Parquet file (a buffer)."""
     import pyarrow as pa
 
     rows = [_event_row(event) for event in sorted(events, key=lambda event: event.time_ms)]
@@ -210,7 +210,7 @@ def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
 
 
 def encode_event_table(table: Any) -> Any:
-    """A Parquet file (a buffer) of such a table."""
+    """Encode a table of events as a Parquet file (a buffer)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

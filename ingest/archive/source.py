@@ -120,7 +120,7 @@ class ArchiveSource(Source):
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
     def _adopted(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
-        """The rows with our own numbers of their entities, and what there was no room for, one error a name."""
+        """Return the rows with our own numbers of their entities, and an error per name that there was no room for."""
         entity, refused = rows.entity.copy(), list[RecordError]()
         for number, kind in enumerate(KINDS):
             own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
@@ -146,7 +146,7 @@ class ArchiveSource(Source):
         return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _step_of(self, time_ms: Any) -> Any:
-        """The beginning of the step; the first of a span begins where the span does."""
+        """Return the beginning of the step. The first step of a span begins where the span does."""
         return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
 
     def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:

@@ -149,7 +149,7 @@ class GpudSource(Source):
         await self._poller.close()
 
     async def _ask(self, poller: Poller, node: str) -> Batch:
-        """The states and the newest XIDs of one node."""
+        """Return the states and the newest XIDs of one node."""
         url, now_ms = self._urls[node], self._clock.now_ms()
         states = decode_states(await poller.get(f"{url}/v1/states"))
         since_s = self._seen_s.get(node, (now_ms - LOOK_BACK_MS) // 1000)
@@ -177,7 +177,7 @@ def tally_of(
 
 
 def decode_states(body: bytes) -> list[ComponentStates]:
-    """Raises RecordError."""
+    """Decode the states. Raises RecordError."""
     try:
         return _states(body) or []
     except (ValueError, RecursionError) as error:
@@ -185,7 +185,7 @@ def decode_states(body: bytes) -> list[ComponentStates]:
 
 
 def decode_events(body: bytes) -> list[ComponentEvents]:
-    """Raises RecordError."""
+    """Decode the events. Raises RecordError."""
     try:
         return _events(body) or []
     except (ValueError, RecursionError) as error:
@@ -228,12 +228,12 @@ def _state_event(node: str, check: str, severity: Severity, state: ComponentHeal
 
 
 def _reported(event: NodeEvent) -> list[Any]:
-    """What is remembered of an event."""
+    """Return what the source remembers of an event."""
     return [event.severity, zlib.crc32(event.message.encode("utf-8", "replace")), event.time_ms]
 
 
 def xid_events(node: str, components: list[ComponentEvents], now_ms: int) -> Iterator[NodeEvent]:
-    """The XIDs among a daemon's events, with the time that it gives them."""
+    """Yield the XIDs among a daemon's events, with the time that it gives them."""
     for component in components:
         for event in component.events or ():
             found = _xid.search(f"{event.name} {event.message}") if "xid" in component.component.lower() else None
@@ -290,7 +290,7 @@ def _sequence(time_ms: int, what: str) -> int:
 
 
 def _time_ms(stated: str, now_ms: int) -> int:
-    """What the daemon says, or now where it says nothing that can be."""
+    """Return the daemon's time, or now if it states no possible one."""
     try:
         time = datetime.fromisoformat(stated)
     except ValueError:

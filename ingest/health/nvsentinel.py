@@ -204,7 +204,7 @@ def _severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
 
 
 def _xid(event: HealthEvent) -> int | None:
-    """The XID of a check of XIDs; other checks have codes of their own."""
+    """Return the XID of a check of XIDs. Other checks have codes of their own."""
     if "xid" not in event.check_name.lower():
         return None
     found = (_xid_code.fullmatch(code) for code in event.error_code or ())
@@ -226,8 +226,10 @@ def _advice(event: HealthEvent) -> str:
 
 
 def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
-    """List (GPU index, device) of each GPU, or of each other device; a node alone is (None, "").
-    A GPU's index, PCI address and UUID are entities of their own, in the same order."""
+    """List (GPU index, device) of each GPU, or of each other device. A node alone is (None, "").
+
+    A GPU's index, PCI address and UUID are entities of their own, in the same order.
+    """
     gpus: list[int | None] = []
     addresses: list[str] = []
     boards: list[str] = []

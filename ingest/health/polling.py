@@ -39,7 +39,7 @@ class PollOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def check_polling(name: str, options: PollOptions) -> "ssl.SSLContext | bool":
-    """The TLS context that the options ask for. Raises ConfigError that names the key."""
+    """Return the TLS context that the options ask for. Raises ConfigError that names the key."""
     for key, value in (("poll_s", options.poll_s), ("timeout_s", options.timeout_s)):
         if not 0 < value <= LONGEST_S:
             raise ConfigError(f"pipeline.sources {name}: {key} = {value}: expected more than 0, at most {LONGEST_S:g}")

@@ -36,7 +36,7 @@ _SIGNAL = re.compile(r"got signal: (?:15|2)\b|\bSIG(?:TERM|INT)\b")
 
 
 class Metadata(msgspec.Struct):
-    """Of an Event; what is not here is passed over."""
+    """The metadata of an Event. Other fields are skipped."""
 
     run_id: str = ""
     state: str = ""
@@ -144,7 +144,7 @@ def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, 
 
 
 def _rendezvous(record: ElasticRecord, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
-    """A RdzvEvent states neither a time nor the agent's restarts."""
+    """Return the events of a RdzvEvent, which states neither a time nor the agent's restarts."""
     if record.node_state.upper() not in ("INIT", "RUNNING"):
         return []
     same: dict[str, Any] = {"job": _job(sender, record.run_id), "attempt": sender.attempt or 1}
@@ -215,14 +215,15 @@ class _Message(msgspec.Struct, rename={"extra_info": "extraInfo"}):
 
 
 class _ErrorFile(msgspec.Struct):
-    """What `@record` writes of a worker: {"message": {"message", "extraInfo"}}, or {"message": text}."""
+    """The file that `@record` writes of a worker: {"message": {"message", "extraInfo"}}, or {"message": text}."""
 
     message: _Message | str = ""
     exitcode: int | None = None
 
 
 def failure_of(raw_error: str) -> Failure:
-    """
+    """Return the failure that an error file states.
+
     >>> failure_of('{"message": {"message": "RuntimeError: NCCL error: remote process exited"}}').category
     'network'
     >>> failure_of("Traceback …: Process 7 got signal: 15 SIGTERM").category

@@ -180,7 +180,7 @@ def _remember(known: Known, event: NodeEvent) -> None:
 
 
 def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
-    """The good alerts of an answer and what is wrong with the others. Raises RecordError where it is no list."""
+    """Return the good alerts of an answer and the errors of the others. Raises RecordError if it is no list."""
     try:
         rows = _alerts(body) or []
     except (ValueError, RecursionError) as error:
@@ -202,7 +202,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
 
 
 def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
-    """A prediction, or without one its end."""
+    """Return a prediction, or without `p` its end."""
     node, _, device = key.partition("|")
     id = "" if alert is None else str(alert.alert_id)
     what = zlib.crc32(f"{device}|{id}|{p}".encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)

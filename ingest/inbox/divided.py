@@ -25,7 +25,7 @@ PREFIX = "read."
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """How far pipeline `instance` of `instances` has read: the position that its older snapshot holds."""
+    """The position of pipeline `instance` of `instances` that its older snapshot holds."""
 
     instance: int
     instances: int
@@ -106,7 +106,7 @@ def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """The marks that are there, by instance; one that cannot be read is said, and counts as none."""
+    """Read the marks that exist, by instance. An unreadable one is logged, and counts as none."""
     marks = []
     for path in sorted(folder.glob(f"{PREFIX}*")):
         try:

@@ -126,7 +126,7 @@ def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
 
 
 def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
-    """The records of a body in order, not yet looked into; an error where the framing is broken."""
+    """Split a body into its records in order, without decoding them. Yields an error where the framing is broken."""
     body = body.removeprefix(b"\xef\xbb\xbf").strip()
     if not body:
         return ()
@@ -168,7 +168,7 @@ def _array(body: bytes) -> Iterable[bytes | RecordError]:
 
 
 def _elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
-    """The whole records of an array, one by one, and `error` where it is broken."""
+    """Yield the whole records of an array, one by one, and `error` where it is broken."""
     text = body.decode("utf-8", "surrogateescape")
     scan = json.JSONDecoder().raw_decode
     at = _past_blanks(text, 1)
@@ -202,7 +202,7 @@ def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
 
 
 def _event_of(body: bytes) -> bytes | RecordError:
-    """The event inside a CloudEvents envelope."""
+    """Return the event inside a CloudEvents envelope."""
     try:
         envelope = _cloud_event(body)
     except (ValueError, RecursionError) as error:

@@ -71,8 +71,11 @@ class _Append:
 
 
 class InboxWriter:
-    """Appends for one process, from one event loop; a thread writes. Appends during a commit share the next fsync.
-    The first append makes the folder, so a full or read-only disk refuses records but lets the process start."""
+    """The writing side of an inbox for one process, from one event loop; a thread writes.
+
+    Appends during a commit share the next fsync. The first append makes the folder, so a full or read-only disk refuses
+    records but lets the process start.
+    """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         if not name or set(name) & set("-/\0"):
@@ -92,7 +95,10 @@ class InboxWriter:
         self.syncs = 0
 
     async def append(self, records: Sequence[bytes], received_ms: int, kind: int = RecordKind.EVENT) -> Position:
-        """Returns once the records are on disk. Raises SourceError when they cannot be: nothing is acknowledged."""
+        """Append records, and return once they are on disk.
+
+        Raises SourceError if they cannot be: nothing is acknowledged.
+        """
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Append(records, kind, received_ms, done))
         if self._commits is None or self._commits.done():
@@ -205,7 +211,7 @@ def _fail(batch: Sequence[_Append], error: Exception) -> None:
 
 
 def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
-    """A writer's name that no living process holds (name, name.1, …), and what gives it back."""
+    """Reserve a writer's name that no living process holds (name, name.1, …). Return it, and what releases it."""
     for number in range(1000):
         own = name if number == 0 else f"{name}.{number}"
         try:
@@ -216,7 +222,7 @@ def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
 
 
 class Backlog:
-    """How much waits in an inbox, against a bound; the folder is looked at once a second at most."""
+    """The bytes that wait in an inbox, against a bound. Reads the folder once per second at most."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -240,7 +246,7 @@ class InboxSource(Source):
     name = "inbox"
 
     def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
-        """`poll_s` is the least wall time between two wake-ups; `writes` decodes what is written by remotes."""
+        """Set up a reader. `poll_s` is the least wall time between two wake-ups. `writes` decodes remote writes."""
         self.folder = folder
         self._changes = FileChanges({folder: APPENDED}, poll_s)
         self.writes = writes

@@ -59,6 +59,7 @@ def decode_event(
     record: bytes, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
 ) -> JobEvent | NodeEvent:
     """Decode one JSON object as an event that arrived at `now_ms`. Raises RecordError.
+
     archived: it may be one of our own, whose sequences are below 0.
 
     >>> decode_event(b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}', now_ms=10)
@@ -127,7 +128,7 @@ def check_fields(
 
 
 def _decode_other(record: bytes, error: Exception) -> NodeEvent:
-    """The record as a node event when it has a node event's keys; else `error` told as a RecordError."""
+    """Decode the record as a node event if it has a node event's keys. Otherwise raise `error` as a RecordError."""
     if not isinstance(error, msgspec.ValidationError):
         raise malformed(error) from None
     try:

@@ -1,4 +1,4 @@
-"""How far an inbox goes, and how many whole records a position has not passed."""
+"""The reach of an inbox, and the number of whole records that a position has not passed."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ def inbox_end(folder: Path) -> End:
 
 
 def inbox_first(folder: Path) -> Mapping[str, int]:
-    """The oldest segment of each writer of events: what lay before it was pruned."""
+    """Return the oldest segment of each writer of events. Earlier ones were pruned."""
     return {writer: rows[0][0] for writer, rows in _of_events(folder).items()}
 
 
@@ -35,17 +35,17 @@ def unread(folder: Path, position: Mapping[str, Any]) -> End:
 
 
 def covers(unread: End, end: End) -> bool:
-    """Whether nothing that is unread lies before `end`. A segment that is gone was read: a snapshot covers it."""
+    """Return whether nothing unread lies before `end`. A deleted segment was read: a snapshot covers it."""
     return all(unread.get(writer, at) >= at for writer, at in end.items())
 
 
 def unread_types(folder: Path, position: Mapping[str, Any], job: str, attempt: int) -> list[str]:
-    """The types of the events of an attempt that `position` has not passed: acknowledged, and on no board yet."""
+    """Return the types of an attempt's events that `position` has not passed: acknowledged, and on no board yet."""
     return [head.type for head in _heads(folder, position) if (head.job, head.attempt) == (job, attempt)]
 
 
 class _Head(msgspec.Struct):
-    """What tells whose an event is; an event of a node has no job."""
+    """The fields that say whose an event is. An event of a node has no job."""
 
     job: str = ""
     attempt: int = 1
@@ -63,7 +63,7 @@ def _heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_Head]:
 
 
 def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
-    """The whole records that `position` has not passed."""
+    """Yield the whole records that `position` has not passed."""
     for _, _, path, at in _behind(folder, position):
         with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a snapshot covers it
             end = -1

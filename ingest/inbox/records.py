@@ -69,7 +69,7 @@ _decode_refusals = msgspec.json.Decoder(_Refusals).decode
 
 
 def encode_refusals(errors: Sequence[RecordError]) -> bytes:
-    """The payload of a REFUSED record: how many by reason, with one example each."""
+    """Return the payload of a REFUSED record: how many by reason, with one example each."""
     reasons: dict[str, int] = {}
     examples: dict[str, str] = {}
     for error in errors:

@@ -37,8 +37,11 @@ _told: set[str] = set()  # folders that were in the way
 
 
 class RecordKind(IntEnum):
-    """What a payload is: one event, what was refused ({"reasons": {reason: count}, "examples": {reason: detail}}), or
-    a remote-write body as it came, of version 1.0 or 2.0."""
+    """The kind of a payload.
+
+    One event, a count of refusals ({"reasons": {reason: count}, "examples": {reason: detail}}), or a remote-write body
+    as received, of version 1.0 or 2.0.
+    """
 
     EVENT = 1
     REFUSED = 2
@@ -64,7 +67,7 @@ def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> li
 
 
 def scan_records(data: bytes) -> tuple[list[Record], int]:
-    """The whole records at the head of `data`, and how many bytes they take; what follows is torn or not there yet."""
+    """Return the whole records at the head of `data`, and their bytes. What follows is torn or not there yet."""
     records, at = [], 0
     while at + _record_head.size <= len(data):
         length, crc, kind, received_ms = _record_head.unpack_from(data, at)
@@ -104,12 +107,12 @@ def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
 
 
 def folders_in_the_way(folder: Path) -> int:
-    """How many folders have the name of a segment."""
+    """Return how many folders have the name of a segment."""
     return sum(path.is_dir() for _, _, path in _named(folder))
 
 
 def last_number(folder: Path, writer: str) -> int:
-    """The highest number that a name of this writer's has, be it a segment or not; 0 where there is none."""
+    """Return the highest number of this writer's names, be it a segment or not. 0 if there is none."""
     return max((number for name, number, _ in _named(folder) if name == writer), default=0)
 
 

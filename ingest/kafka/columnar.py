@@ -90,14 +90,14 @@ class ColumnarRecord:
 
 
 def encode_binary(record: ColumnarRecord) -> bytes:
-    """The compact form."""
+    """Encode the compact form."""
     header = msgspec.msgpack.encode(record.header)
     parts = [np.ascontiguousarray(block, "<f8").tobytes() for block in record.values]
     return b"".join((_HEAD.pack(MAGIC, len(header), record.time_ms), header, *parts))
 
 
 def encode_json(record: ColumnarRecord) -> bytes:
-    """The JSON form; NaN becomes null."""
+    """Encode the JSON form. NaN becomes null."""
     columns = {
         kind: _Columns(dict(zip(names.metrics, block.tolist(), strict=True)), names.entities)
         for (kind, names), block in zip(record.header.columns.items(), record.values, strict=True)
@@ -240,7 +240,7 @@ def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
 
 
 def _plan(header: Header, entities: Entities) -> _Plan:
-    """Registers node and entities. Raises RecordError on names that are none."""
+    """Register node and entities. Raises RecordError on names that are none."""
     node = node_name(header.node, entities) if header.node else ""
     blocks, at, unknown = [], 0, 0
     unread: list[str] = []
@@ -290,7 +290,7 @@ def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[
 
 
 def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
-    """The row of what a record calls `name`. Raises RecordError("bad_label")."""
+    """Return the row of what a record calls `name`. Raises RecordError("bad_label")."""
     good = len(name) <= MAX_NAME_LENGTH and name.isprintable() and " " not in name
     if kind is EntityKind.NODE:
         if not node or name:

@@ -68,7 +68,7 @@ def _blocks(
 
 
 def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> _Block:
-    """Names and the (metrics, entities) values of some samples of one node and moment."""
+    """Return the names and the (metrics, entities) values of some samples of one node and moment."""
     metrics, row = np.unique(samples.metric[rows], return_inverse=True)
     those, column = np.unique(samples.entity[rows], return_inverse=True)
     values = np.full((len(metrics), len(those)), np.nan)

@@ -95,7 +95,7 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
 def encoded(
     batch: Batch, entities: Entities, models: Mapping[str, str], blocks: Mapping[str, str], to: tuple[str, str]
 ) -> list[Outgoing]:
-    """The records of a batch. to: topic and form."""
+    """Return the records of a batch. to: topic and form."""
     topic, form = to
     encode, kind = FORMS[form]
     headers = (("content-type", kind.encode()),)
@@ -107,7 +107,7 @@ def encoded(
 
 
 async def send_events(body: DecodedBody, output: Output) -> None:
-    """The good events of a body, keyed by job or node so that those of one keep their order."""
+    """Send the good events of a body, keyed by job or node so that those of one stay in order."""
     rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
     headers = (("content-type", b"application/json"),)
     await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])

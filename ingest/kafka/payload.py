@@ -56,7 +56,7 @@ class PayloadDecoder:
         return {**self._resolver.inventory.models(), **self._columnar.models}
 
     def telemetry(self, message: Message) -> Decoded:
-        """A record of the telemetry topic. Never raises on what it holds."""
+        """Decode a record of the telemetry topic. Never raises on its content."""
         try:
             if message.value is None:
                 self.noted["tombstone"] += 1
@@ -73,7 +73,7 @@ class PayloadDecoder:
             return _poison(error)
 
     def events(self, message: Message) -> Decoded:
-        """A record of the events topic: its good events, and poison when one of them was refused."""
+        """Decode a record of the events topic: its good events, and poison if one of them was refused."""
         if message.value is None:
             self.noted["tombstone"] += 1
             return Decoded(_TOMBSTONE)
@@ -94,7 +94,7 @@ class PayloadDecoder:
         return Decoded(batch, RecordError(first.reason, where))
 
     def _page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
-        """A page is poison when it has bad lines only; bad lines between good ones are counted."""
+        """Decode a page. It is poison if it has bad lines only. Bad lines between good ones are counted."""
         assert message.value is not None
         now_ms = self._clock.now_ms()
         time_ms = parse_timestamp(headers["time_ms"].encode()) if "time_ms" in headers else message.time_ms
@@ -108,7 +108,7 @@ class PayloadDecoder:
         return Decoded(batch)
 
     def _decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
-        """The one that read this page's predecessor: of the same node and, by its first comment, exporter."""
+        """Return the decoder of this page's predecessor: of the same node and, by its first comment, exporter."""
         named = headers.get("node", "")
         node = named or (message.key or b"").decode("utf-8", "replace")
         first = page[: page.find(b"\n")][:200] if page.startswith(b"#") else b""

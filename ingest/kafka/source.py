@@ -60,7 +60,7 @@ LIMITS = {"max_records": (1, 10_000), "fetch_bytes": (1024, 2**30), "partition_b
 
 
 def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
-    """Raises ConfigError that names the option."""
+    """Read the options. Raises ConfigError that names the option."""
     options = read_options("kafka", raw, KafkaOptions)
     check_access(options)
     if not 0 <= options.instance < options.instances:
@@ -184,7 +184,7 @@ class KafkaSource(Source):
         self._known_letters = {key for key in keys if self._is_ahead(key)}
 
     def _is_ahead(self, key: bytes) -> bool:
-        """Whether the record of a letter is one that this pipeline will read again."""
+        """Return whether this pipeline will read the record of a letter again."""
         found = _LETTER.fullmatch(key)
         if found is None:  # of somebody else
             return False
@@ -309,7 +309,10 @@ class KafkaSource(Source):
 
 
 def dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
-    """The record as it was; its key says which record it is, for whoever counts or compacts."""
+    """Return the dead letter of a bad record: its value unchanged, with the reason in the headers.
+
+    The key identifies the record, so that consumers can count or compact letters.
+    """
     source, partition = message.place
     headers = {
         "reason": poison.reason,
@@ -335,7 +338,7 @@ def _offsets(position: Mapping[str, Any]) -> dict[Place, int]:
 
 
 class _Health:
-    """What the source says of itself; rates and lag are of wall time, as Kafka's timestamps are."""
+    """The source's report of itself. Rates and lag are of wall time, as Kafka's timestamps are."""
 
     def __init__(self) -> None:
         self.up = False
@@ -349,7 +352,7 @@ class _Health:
         self._rates: deque[tuple[float, int]] = deque()
 
     def report(self, behind: Mapping[Place, int]) -> None:
-        """The brokers answered."""
+        """Record an answer of the brokers."""
         self.up = self.reported = True
         self._reported_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())
@@ -362,7 +365,7 @@ class _Health:
             self._rates.popleft()
 
     def row(self, waiting: int) -> dict[str, Any]:
-        """waiting: records that were fetched and not taken yet."""
+        """Return the row of the report. waiting: records that were fetched and not consumed yet."""
         behind = self.behind + waiting
         span_s = time.monotonic() - self._rates[0][0] if self._rates else 0.0
         rate = sum(count for _, count in self._rates) / span_s if span_s > 0 else 0.0

@@ -32,9 +32,12 @@ _HASH_MASK: Final = (1 << _HASH_BITS) - 1
 
 @dataclass(slots=True)
 class KernelReader:
-    """Reads one stream of lines. `node`: their node; empty: the one that a line names. `fallback`: the node of lines of
-    a ring buffer, which name none. boot_ms: when the node booted, 0 until known; `utc_offset_s`: the zone of stamps
-    without one. tally: of the last lines that were read."""
+    """The reader of one stream of lines.
+
+    `node`: their node. Empty: the one that a line names. `fallback`: the node of lines of a ring buffer, which name
+    none. boot_ms: when the node booted, 0 until known. `utc_offset_s`: the zone of stamps without one. tally: of the
+    last lines that were read.
+    """
 
     node: str = ""
     utc_offset_s: float = 0.0
@@ -47,7 +50,7 @@ class KernelReader:
     _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
-        """The events of some lines, each once, and what was wrong with the others."""
+        """Return the events of some lines, each once, and the errors of the others."""
         rows = [row for row in lines if row.strip()]
         self._see_boot(rows, now_ms)
         events, bad = [], []
@@ -71,7 +74,7 @@ class KernelReader:
         return events, bad
 
     def _see_boot(self, rows: list[bytes], now_ms: int) -> None:
-        """The newest line of a boot is from now, or older: the node booted at the latest so long ago."""
+        """Infer the boot time: the newest line of a boot is from now, or older."""
         stamp = None
         with contextlib.suppress(RecordError, IndexError):
             stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
@@ -123,7 +126,7 @@ class KernelReader:
 
 
 def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
-    """A finding as the event of a node."""
+    """Return a finding as the event of a node."""
     what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
     return NodeEvent(
         node=node,

@@ -67,8 +67,11 @@ _stream = re.compile(r"\x1e|data: ")  # of journalctl -o json-seq and json-sse
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """boot_ms: since the node booted; host: empty if unknown; text: empty where the line is not the kernel's.
-    hostless: lines of this form name their host, and this one does not: it need not be this machine's."""
+    """One line of a kernel log.
+
+    boot_ms: since the node booted. host: empty if unknown. text: empty where the line is not the kernel's. hostless:
+    lines of this form name their host, and this one does not, so it may be another machine's.
+    """
 
     text: str
     time_ms: int | None = None
@@ -93,6 +96,7 @@ NOTHING = LogLine("")
 
 def read_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
     """Read one line. `utc_offset_s`: the zone of stamps that name none.
+
     Raises RecordError: unknown_form, bad_time.
 
     >>> read_line("Feb 23 16:24:18 n001 kernel: NVRM: hello", 1_740_400_000_000)

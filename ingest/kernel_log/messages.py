@@ -121,7 +121,7 @@ def _severity_of(code: int, message: str) -> tuple[Severity | None, str]:
 
 
 def _of_switch(found: re.Match[str], text: str) -> KernelFinding | None:
-    """An SXid; the line with the registers that follows each of them says nothing new."""
+    """Return an SXid. The line with registers that follows each of them says nothing new."""
     switch, code, message = found.groups()
     if int(code) > MAX_CODE or message.startswith(("Data {", "Severity ")):
         return None

@@ -78,7 +78,7 @@ class _Pattern:
 
 
 def _regex(pattern: str) -> str:
-    """A glob as a regular expression, of what its `*` and `?` match within one folder."""
+    """Return a glob as a regular expression, whose `*` and `?` match within one folder."""
     special = {"*": "[^/]*", "?": "[^/]"}
     return "".join(special.get(letter) or re.escape(letter) for letter in pattern)
 
@@ -177,7 +177,10 @@ class KernelLogSource(Source):
         self._followed.clear()
 
     def _read_some(self) -> tuple[Batch, bool]:
-        """A quarter of a megabyte of what is new, each file in its turn; and whether there may be more now."""
+        """Read a quarter of a megabyte of what is new, each file in its turn.
+
+        Return also whether there may be more now.
+        """
         self._scan()
         events, bad, room, tally = [], [], READ_BYTES, RunningTally()
         turn = list(self._followed)

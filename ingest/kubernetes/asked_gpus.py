@@ -36,8 +36,11 @@ _MIG = re.compile(r"mig-(.+?)(\.shared)?$")
 
 
 class AskedGpus(NamedTuple):
-    """GPUs (or MIG instances) of a pod. share: thousandths of a GPU that each is on average; None: whole ones.
-    unread: claims that no object explains, each counted as one GPU."""
+    """GPUs (or MIG instances) of a pod.
+
+    share: thousandths of a GPU that each is on average. None: whole ones. unread: claims that no object explains, each
+    counted as one GPU.
+    """
 
     gpus: int
     profile: str = ""
@@ -46,7 +49,7 @@ class AskedGpus(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """What a pod's node does with its GPUs. shares: jobs that may share one; memory_gib: of one, 0 unknown."""
+    """The division of GPUs on a pod's node. shares: jobs that may share one. memory_gib: of one, 0 unknown."""
 
     shares: int = 1
     memory_gib: float = 0.0

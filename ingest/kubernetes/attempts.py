@@ -37,8 +37,11 @@ class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Track(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a job's current attempt, the first after `base`. began: the members it runs with; slots: pod →
-    slot, where no label says; failure: of a gone pod, by uid; lost_ms: since when a member is lost for no reason."""
+    """Delivered facts of a job's current attempt, the first after `base`.
+
+    began: the members it runs with. slots: pod → slot, where no label says. failure: of a gone pod, by uid. lost_ms:
+    since when a member is lost for no reason.
+    """
 
     uid: str
     attempt: int
@@ -109,12 +112,12 @@ class Judgement:
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
 
     def _every(self) -> dict[Slot, Member]:
-        """The members of an elastic job that hold GPUs, by age."""
+        """Return the members of an elastic job that hold GPUs, by age."""
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
         return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
 
     def _newest(self) -> dict[Slot, Member]:
-        """The last pod of each slot of a gang."""
+        """Return the last pod of each slot of a gang."""
         newest: dict[Slot, Member] = {}
         rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
         self.track.slots = {uid: slot for uid, slot in self.track.slots.items() if uid in self.members}
@@ -123,7 +126,7 @@ class Judgement:
         return newest
 
     def _slot_of(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
-        """A slot for a pod without an index: that of one that failed, else the next."""
+        """Return a slot for a pod without an index: that of one that failed, else the next."""
         if self.workload.members == 1:
             return (0,)
         slots = self.track.slots
@@ -133,7 +136,7 @@ class Judgement:
         return (slots[member.uid],)
 
     def _over(self) -> Ending | None:
-        """How the job ended for good; None while it goes on. A good end has the category "finished"."""
+        """Return how the job ended for good, or None while it goes on. A good end has the category "finished"."""
         workload = self.workload
         if workload.finished_ms is not None:
             return Ending(workload.finished_ms, FINISHED)
@@ -170,7 +173,7 @@ class Judgement:
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
     def _is_settled(self) -> bool:
-        """Whether what is missing was missing for long enough."""
+        """Return whether what is missing was missing for long enough."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
         return self.now_ms - self.track.lost_ms >= SETTLE_MS
@@ -224,7 +227,7 @@ class Judgement:
             track.go_on(track.attempt + 1)
 
     def _is_back(self) -> bool:
-        """Whether, after an end, a new or restarted pod is there."""
+        """Return whether a new or restarted pod exists after an end."""
         rows = self.current.values() if not self.workload.elastic else self.members.values()
         known = {place.uid: place.restarts for place in self.track.began.values()}
         return any(
@@ -246,7 +249,7 @@ class Judgement:
         track.is_submitted = True
 
     def _start(self) -> None:
-        """Started, when enough of them run; else queued, when it is known why it waits."""
+        """Start the attempt if enough members run. Otherwise queue it, if it is known why it waits."""
         track = self.track
         ready = {
             slot: row
@@ -287,7 +290,7 @@ class Judgement:
         )
 
     def _generation(self) -> int:
-        """The restart, counted from 1, that pods are of which are not about to be replaced."""
+        """Return the restart, counted from 1, of the pods that are not about to be replaced."""
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
     def _waiting(self) -> PodWait:
@@ -306,7 +309,7 @@ class Judgement:
         return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
 
     def _resize(self) -> None:
-        """Of an elastic job whenever others hold its GPUs; of a gang when all that are wanted now run."""
+        """Resize an elastic job whenever others hold its GPUs, and a gang when all wanted members run."""
         track = self.track
         rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}
         whole = bool(rows) if self.workload.elastic else len(rows) == self.workload.members

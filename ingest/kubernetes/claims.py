@@ -44,7 +44,7 @@ class DeviceRequest(_Object, frozen=True):
 
     @property
     def choices(self) -> tuple[ExactDevices, ...]:
-        """What satisfies the request, in order of preference."""
+        """Return what satisfies the request, in order of preference."""
         if self.first_available:
             return self.first_available
         own = ExactDevices(self.device_class_name, self.allocation_mode, self.count, self.admin_access)

@@ -35,7 +35,7 @@ _MEMORY = re.compile(r"cuda out of memory|outofmemoryerror|hip out of memory", r
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """How something ended: finished, preempted where `by` says by whom, else failed."""
+    """The end of a pod or job: finished, preempted if `by` names the cause, else failed."""
 
     time_ms: int
     category: FailureCategory | Literal["finished"] = "unknown"
@@ -44,7 +44,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 def ending_of(pod: Pod, now_ms: int) -> Ending:
-    """Why a pod or its container failed; a disruption that came first is the reason."""
+    """Return why a pod or its container failed. A disruption that came first is the reason."""
     ended = _terminated(pod)
     at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
     disruption = pod.condition("DisruptionTarget")
@@ -55,7 +55,7 @@ def ending_of(pod: Pod, now_ms: int) -> Ending:
 
 
 def disrupted(disruption: Condition, at_ms: int) -> Ending:
-    """Why a pod was made to leave."""
+    """Return why a pod was made to leave."""
     reason = disruption.reason or ""
     if reason in PREEMPTIONS:
         return Ending(at_ms, "unknown", disruption.text[:MESSAGE_LENGTH], PREEMPTIONS[reason])
@@ -64,7 +64,7 @@ def disrupted(disruption: Condition, at_ms: int) -> Ending:
 
 
 def _terminated(pod: Pod) -> Terminated | None:
-    """The container that failed first, else one that ended; one that was restarted has ended before."""
+    """Return the container that failed first, else one that ended. One that was restarted has ended before."""
     statuses = pod.status.container_statuses or ()
     now = [status.state.terminated for status in statuses if status.state.terminated]
     before = [status.last_state.terminated for status in statuses if status.last_state.terminated]
@@ -96,7 +96,8 @@ def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCatego
 
 
 def category_of_exit(code: int, reason: str, message: str) -> FailureCategory:
-    """
+    """Return the category of a container's exit.
+
     >>> category_of_exit(1, "Error", "ValueError"), category_of_exit(1, "Error", "NCCL error: timeout")
     ('user', 'network')
     >>> category_of_exit(137, "OOMKilled", ""), category_of_exit(137, "Error", "")
@@ -111,5 +112,5 @@ def category_of_exit(code: int, reason: str, message: str) -> FailureCategory:
 
 
 def category_of_condition(reason: str) -> FailureCategory:
-    """Why a Job, JobSet or PyTorchJob failed, where none of its pods says more."""
+    """Return why a Job, JobSet or PyTorchJob failed, if none of its pods says more."""
     return "timeout" if "Deadline" in reason else "unknown"

@@ -43,8 +43,10 @@ class WorkloadFold:
         return bool(self._changed)
 
     def _job_of(self, job: str, kind: str) -> str:
-        """Return the name of an object's job. Objects of two kinds may have one name: the second one's job adds its
-        kind to the name, for as long as that job lives."""
+        """Return the name of an object's job. Objects of two kinds may have one name.
+
+        The second one's job adds its kind to the name, for as long as that job lives.
+        """
         own = f"{job} ({kind})"
         return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
 

@@ -27,8 +27,10 @@ _NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 
 
 class PodPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The node of a pod that stands for it, and the names under which that pod reports. gpus: that a host holds, or a
-    pod that runs on every node and is no job."""
+    """The node of a pod that stands for it, and the names under which that pod reports.
+
+    gpus: that a host holds, or a pod that runs on every node and is no job.
+    """
 
     node: str
     names: tuple[str, ...]

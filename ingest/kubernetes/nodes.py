@@ -67,8 +67,11 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
 
 
 class NodeFold:
-    """`fatal`: patterns of the conditions that ask for a drain; other health conditions are warnings. `taints`: the
-    site's patterns of taints → why they withhold a node, empty where they do not. `places`: by uid of a pod."""
+    """The fold of node objects.
+
+    `fatal`: patterns of the conditions that ask for a drain. Other health conditions are warnings. `taints`: the site's
+    patterns of taints → why they withhold a node, empty where they do not. `places`: by uid of a pod.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class NodeFold:
         return replace(spec, lent_gpus=min(lent, spec.gpus), source=self._source)
 
     def place(self, uid: str, place: PodPlace | None) -> None:
-        """Record where a pod stands for its machine; None: it does not, or is gone."""
+        """Record which machine a pod stands for. None: the pod is gone, or stands for no machine."""
         if self.places.get(uid) != place:
             self.places.pop(uid, None) if place is None else self.places.update({uid: place})
             self._specs = None
@@ -153,7 +156,7 @@ class NodeFold:
             self._specs = self._least = None
 
     def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
-        """A node that the cluster has no more: lost, unless it was before. `version`: of its deletion."""
+        """Return a deleted node as lost, unless it was lost before. `version`: of its deletion."""
         state, self._specs, self._least = self.states.pop(name, None), None, None
         if state is None:
             return []
@@ -166,7 +169,10 @@ class NodeFold:
         return [self._event(name, "lost", (_number(version, now_ms), now_ms), "deleted from the cluster")]
 
     def _forget_some(self) -> None:
-        """Remember the last deleted nodes, should they come back."""
+        """Forget the oldest deleted nodes beyond GONE_KEPT.
+
+        The newest ones stay known, in case they come back.
+        """
         names = [name for name, state in self.states.items() if state.deleted]
         for name in names[: max(0, len(names) - GONE_KEPT)]:
             del self.states[name]
@@ -257,7 +263,7 @@ class NodeFold:
             )
 
     def _severity(self, row: Condition) -> Severity:
-        """A condition is a problem that is there, unless its name says that something is ready."""
+        """Return the severity of a condition. It is a problem, unless its name says that something is ready."""
         if row.is_true == row.type.endswith(READY):
             return "ok"
         return "fatal" if any(fnmatchcase(row.type, pattern) for pattern in self._fatal) else "warning"
@@ -276,7 +282,7 @@ def _addresses(node: Node) -> Iterator[str]:
 
 
 def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
-    """The number and the time of a condition's last transition; where that is not told, of the object."""
+    """Return the number and the time of a condition's last transition. If it states none, those of the object."""
     at_ms = time_ms(row.last_transition_time)
     if at_ms is None:
         return _number(node.metadata.resource_version, now_ms), now_ms

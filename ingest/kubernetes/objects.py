@@ -75,7 +75,7 @@ class Resources(_Object, frozen=True):
     limits: dict[str, Quantity] | None = None
 
     def amount(self, name: str) -> float:
-        """The amount that is requested of a resource, else its limit."""
+        """Return the requested amount of a resource, else its limit."""
         for table in (self.requests, self.limits):
             if table and name in table:
                 return quantity(table[name])

@@ -89,8 +89,10 @@ class _Position(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A pod, what it is to its job (None where it has no GPUs), and where it stands for its machine.
-    unread: resources that look like GPUs and that nothing reads."""
+    """A pod, its part in its job (None if it has no GPUs), and where it stands for its machine.
+
+    unread: resources that look like GPUs and that nothing reads.
+    """
 
     pod: Pod
     member: Member | None
@@ -110,7 +112,7 @@ class KubernetesSource(Source):
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, server: Server | None = None
     ) -> None:
-        """Raises ConfigError. `server`: another than the options say, for tests."""
+        """Set up the source. `server`: another than the options say, for tests. Raises ConfigError."""
         self.options = read_options("kubernetes", options, KubernetesOptions)
         unknown = set(self.options.collections) - KINDS.keys()
         if unknown or "pods" not in self.options.collections:
@@ -154,7 +156,7 @@ class KubernetesSource(Source):
                 raise trouble
 
     def position(self) -> dict[str, Any]:
-        """The versions and all observed objects, packed: 10,000 pods take a quarter of a megabyte."""
+        """Return the versions and all observed objects, packed: 10,000 pods take a quarter of a megabyte."""
         seen = zlib.compress(msgspec.json.encode(self._at), 1)
         return {"versions": dict(self._at.versions), "seen": base64.b64encode(seen).decode()}
 
@@ -201,7 +203,7 @@ class KubernetesSource(Source):
         }
 
     def collections(self) -> list[Collection]:
-        """What is followed. Decoding is for the threads that read, so it does what takes time."""
+        """Return the collections to follow. The threads that read also decode, so decoding does what takes time."""
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
             Collection(name, path.format(of), self._decode_pod if kind is Pod else decoder_of(kind), _versions(path))
@@ -379,7 +381,7 @@ def _versions(path: str) -> tuple[str, ...]:
 
 
 def decoder_of(kind: type[msgspec.Struct]) -> Any:
-    """An object of a kind, or an Unread that says why it is none."""
+    """Return a decoder: an object of a kind, or an Unread that says why it is none."""
 
     def read(record: bytes) -> Any:
         try:
@@ -391,7 +393,7 @@ def decoder_of(kind: type[msgspec.Struct]) -> Any:
 
 
 def _good(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
-    """The events that pass the door's own checks."""
+    """Return the events that pass the checks of the event API."""
     good: list[JobEvent | NodeEvent] = []
     for event in events:
         try:

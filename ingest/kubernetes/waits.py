@@ -1,4 +1,4 @@
-"""Why a pod does not run yet, and whether it waits for resources or is blocked, whatever is free.
+"""Reasons why a pod does not run yet: it waits for resources, or it is blocked, whatever is free.
 
 scheduling gates                                        blocked, but for Kueue's own, which stand for a quota
 unschedulable, and some node lacks resources            waits
@@ -34,7 +34,7 @@ _FAULTS = frozenset(
 
 
 class PodWait(NamedTuple):
-    """Why a pod does not run yet; empty where nothing is known. is_blocked: it may not start, whatever is free."""
+    """The reason why a pod does not run yet, empty if unknown. is_blocked: it may not start, whatever is free."""
 
     reason: str = ""
     is_blocked: bool = False

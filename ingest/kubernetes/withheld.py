@@ -1,4 +1,4 @@
-"""Why Kubernetes keeps a node from new pods: taints, a deletion that has begun, maintenance that a label announces.
+"""Reasons why Kubernetes withholds a node from new pods: taints, a deletion that has begun, announced maintenance.
 
 Only taints that stop pods count (NoSchedule, NoExecute). Taints that merely dedicate a node are none of these, nor is
 our own: a forecast must not feed itself. A cordon is a drain (`nodes.py`).

@@ -67,7 +67,7 @@ Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """What names and labels mean at a site. A label is looked for among labels, then annotations."""
+    """The meaning of names and labels at a site. A label is looked for among labels, then annotations."""
 
     cluster: str = ""
     prefix: str = ""
@@ -84,8 +84,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job by its own object, or by its first pod where that is not followed (`alone`).
-    members: pods with GPUs that it wants, and how many it starts with; elastic: they come and go as it runs;
-    awaits_admission: while it is suspended, it waits for a quota rather than for a person."""
+
+    members: pods with GPUs that it wants, and how many it starts with. elastic: they come and go as it runs.
+    awaits_admission: while it is suspended, it waits for a quota rather than for a person.
+    """
 
     kind: str
     uid: str
@@ -103,8 +105,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A pod with GPUs. slot: its place in the gang, which its successor takes; attempt: as its labels say, or 0.
-    kind, owner: of its owner (Pod for none), with uid where stated; left_ms: since when it is being deleted."""
+    """A pod with GPUs.
+
+    slot: its place in the gang, which its successor takes. attempt: as its labels say, or 0. kind, owner: of its owner
+    (Pod for none), with uid where stated. left_ms: since when it is being deleted.
+    """
 
     job: str
     kind: str
@@ -134,8 +139,11 @@ class _Part:
 
 
 class WorkloadReader:
-    """Objects → workloads and members. `priorities`: the values of priority classes by name, which may grow;
-    `claims`: device claims; `node_gpus`: what a node does with its GPUs, or any node where none is named."""
+    """The reader of objects: it makes workloads and members.
+
+    `priorities`: the values of priority classes by name, which may grow. `claims`: device claims. `node_gpus`: what a
+    node does with its GPUs, or any node where none is named.
+    """
 
     def __init__(
         self,
@@ -206,8 +214,10 @@ class WorkloadReader:
         return _of_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
-        """None of a pod without GPUs, and of those that a DaemonSet puts on every node. A pod with device claims may
-        have GPUs: `holds_gpus` knows, once the claims are read."""
+        """Return the member that a pod is. None for a pod without GPUs, and for a DaemonSet's.
+
+        A pod with device claims may have GPUs: `holds_gpus` knows, once the claims are read.
+        """
         meta = pod.metadata
         kind, name, _ = owner_of(pod)
         if kind in NO_JOBS or is_stand_in(pod):
@@ -257,7 +267,7 @@ class WorkloadReader:
     def _workload(
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
-        """As its templates say; None where none of them wants a GPU."""
+        """Return the workload of an object's templates, or None if none of them wants a GPU."""
         asked = [(part, self._asked(meta, part)) for part in parts]
         asked = [row for row in asked if row[1].gpus > 0 and row[0].pods > 0]
         if not asked:
@@ -339,7 +349,7 @@ def _sum(spec: PodSpec, resource: str) -> float:
 
 
 def _model(spec: PodSpec) -> str:
-    """The GPU model that a pod insists on."""
+    """Return the GPU model that a pod insists on."""
     wanted = (spec.node_selector or {}).get
     stated = next((value for label in MODEL_SELECTORS if (value := wanted(label))), "")
     return short_model(stated) if stated else ""
@@ -359,7 +369,7 @@ def _ended(
 
 
 def _slot(meta: Meta) -> tuple[int, ...]:
-    """The place in the gang that labels or annotations tell; empty where they do not."""
+    """Return the place in the gang that labels or annotations state. Empty if they state none."""
     index = _number(meta, POD_INDEX)
     if index is None:
         return ()
@@ -389,7 +399,7 @@ def _stage(pod: Pod) -> Stage:
 
 
 def _ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
-    """How it ended, or did before it was restarted; of one that has to leave, why."""
+    """Return how the pod ended, or did before it was restarted. For a pod that has to leave, why."""
     if stage == "succeeded":
         ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]
         return Ending(max((time_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)

@@ -55,7 +55,7 @@ def _amount(metric: str, scale: float) -> _Reading:
 
 
 def _sensor(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
-    """A gauge that is never 0: virtual functions print 0 for what they cannot see."""
+    """Return a gauge that is never 0: virtual functions print 0 for what they cannot see."""
     return _Reading(metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
 
 

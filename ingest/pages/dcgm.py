@@ -105,8 +105,10 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 
 def unit_of(name: str, field: int) -> tuple[float, Form]:
     """Return (scale to our unit, how to read the number).
-    Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them `_RATIO`; only
-    a fraction below 1, which no int64 can hold, is a ratio (a collector converted it)."""
+
+    Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them `_RATIO`. Only
+    a fraction below 1, which no int64 can hold, is a ratio (a collector converted it).
+    """
     if field in _RATIO:
         return 1.0, Form.DCGM_RATIO
     if field in _PERCENT and name.endswith("_RATIO"):

@@ -47,7 +47,10 @@ class ExporterResolver:
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
     def _labelled(self, series: Series, labels: Mapping[str, str]) -> Series:
-        """The series of a GPU with the job that its labels name, if they do. Learns a pod that is a node itself."""
+        """Return the series of a GPU with the job that its labels name, if they do.
+
+        Learns a pod that is a node itself.
+        """
         if host := host_pod(labels):
             self._nodes.alias_pod(*host, self._nodes.names[series.node])
         label = job_label(labels)

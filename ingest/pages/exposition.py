@@ -128,12 +128,12 @@ def _seconds(token: bytes) -> int:
 
 
 def is_sample(line: bytes) -> bool:
-    """Whether a line is neither blank nor a comment."""
+    """Return whether a line is neither blank nor a comment."""
     return line.lstrip(b" \t\r")[:1] not in (b"", b"#")
 
 
 def metric_name(prefix: bytes) -> str:
-    """The name with which the prefix of a sample line begins.
+    """Return the name with which the prefix of a sample line begins.
 
     >>> metric_name(b'power{gpu="0"} '), metric_name(b"up ")
     ('power', 'up')
@@ -147,7 +147,7 @@ def is_open_metrics(page: bytes) -> bool:
 
 
 def cut_exemplar(line: bytes) -> bytes:
-    """A line of OpenMetrics without its exemplar; the same object where it has none.
+    """Return a line of OpenMetrics without its exemplar, or the same object if it has none.
 
     >>> cut_exemplar(b'a_bucket{le="1"} 5 # {trace="x"} 0.6 1795648400'), cut_exemplar(b'a{b=" # {"} 5')
     (b'a_bucket{le="1"} 5', b'a{b=" # {"} 5')

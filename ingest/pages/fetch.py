@@ -16,8 +16,11 @@ _ACCEPT = "text/plain;version=0.0.4;q=1, */*;q=0.1"
 
 
 class FetchError(Exception):
-    """No page. `reason` is a short label: timeout, refused, unreachable, disconnected, truncated, http_status,
-    redirect, bad_http, bad_gzip, bad_encoding, too_large. `detail` names the URL, without what may be secret in it."""
+    """A failed fetch: no page.
+
+    `reason` is a short label: timeout, refused, unreachable, disconnected, truncated, http_status, redirect, bad_http,
+    bad_gzip, bad_encoding, too_large. `detail` names the URL, without what may be secret in it.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason

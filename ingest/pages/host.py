@@ -81,7 +81,10 @@ class HostResolver(Resolver):
         return name in HOST_NAMES
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """A rule leaves out modes and devices that no sample covers. Raises RecordError for a target without a name."""
+        """Resolve a name. A rule leaves out modes and devices that no sample covers.
+
+        Raises RecordError without a node name.
+        """
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
         if reading is None or not _counts(reading, labels):
             return SkipRule.OTHER_PART

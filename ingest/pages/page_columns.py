@@ -15,7 +15,7 @@ from ingest.series import Conversion, Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """How many devices of a node were on a page."""
+    """The number of a node's devices on a page."""
 
     gpus: int = 0
     ports: int = 0
@@ -23,8 +23,11 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class PageColumns:
-    """The columns of n series in page order, without numbers. kinds: (kind, its rows, metric, entity).
-    folds: one a kind, None where each of its rows is a sample; fold: how each row counts."""
+    """The columns of n series in page order, without numbers.
+
+    kinds: (kind, its rows, metric, entity). folds: one a kind, None where each of its rows is a sample. fold: how each
+    row counts.
+    """
 
     conversion: Conversion
     kinds: tuple[tuple[EntityKind, slice | NDArray[np.intp], NDArray[np.int16], NDArray[np.int32]], ...]
@@ -65,7 +68,7 @@ class PageColumns:
         )
 
     def series(self) -> list[Series]:
-        """The series of the columns."""
+        """Return the series of the columns."""
         folds = map(Fold, self.fold)
         labels = self.labels or (None,) * len(self.node)
         divided = self.divided or (False,) * len(self.node)
@@ -98,7 +101,7 @@ def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
 
 
 def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
-    """What labels say of the GPUs on a page; its time is that of each page."""
+    """Return what labels say of the GPUs on a page. Its time is that of each page."""
     gpus = dict.fromkeys(one.device for one in series if one.kind is EntityKind.GPU)
     jobs: dict[int, dict[JobLabel, None]] = {}
     divided: dict[int, None] = {}

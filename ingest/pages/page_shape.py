@@ -32,7 +32,7 @@ _LINE_END, _COMMA = b"\n,"
 
 
 class LineRole(IntEnum):
-    """What stands behind the prefix of a line. A `SkipRule` that leaves the line out is a role, too."""
+    """The meaning of a line's prefix. A `SkipRule` that leaves the line out is a role, too."""
 
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
     UNREAD = 1  # a value that nothing reads
@@ -48,13 +48,17 @@ _ROLES: dict[int, Role] = {**{int(role): role for role in LineRole}, **{int(rule
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where values and windows lie in pages whose prefixes have these lengths and roles.
-    line, head, length: (s,) line in which a segment ends, where in that line, and how long it is. The text behind the
-    last value, `tail` bytes, is no segment.
-    segment, back: (w,) segment of each window, and how far before its end it begins; reach: (s,) the greatest of them.
+    """The places of values and windows in all pages whose prefixes have the same lengths and roles.
+
+    line, head, length: (s,) the line in which a segment ends, where in that line it ends, and its length.
+    tail: bytes of text after the last value, which belong to no segment.
+    segment, back: (w,) the segment of each window, and how far before the segment's end the window begins.
+    reach: (s,) the largest `back` in each segment.
     ends: (w,) where the segment of each window ends if all values are empty.
-    short: (k,) windows that begin before their segment does; keep: (k, WINDOW) 255 at the segment's bytes, else 0.
-    wanted: (n,) segments that end at a wanted value."""
+    short: (k,) windows that begin before their segment does.
+    keep: (k, WINDOW) 255 at the segment's bytes, else 0.
+    wanted: (n,) segments that end at a wanted value.
+    """
 
     roles: bytes
     line: NDArray[np.intp]
@@ -132,7 +136,10 @@ class PageShape:
         return _numbers(page, begin[plan.wanted], end[plan.wanted])
 
     def _fits(self, page: bytes, first: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> bool:
-        """Whether the text from `first` on is the same but for values. begin, end: (s,) of the values, if it is."""
+        """Return whether the text from `first` on is the same but for values.
+
+        begin, end: (s,) of the values, if it is.
+        """
         plan = self._plan
         if begin[0] != plan.length[0] + first or np.count_nonzero((begin > end) | (begin < plan.reach)):
             return False
@@ -141,7 +148,7 @@ class PageShape:
         return not np.count_nonzero(windows.view(np.uint64) != self._distinct.take(self._ids).view(np.uint64))
 
     def prefixes(self) -> list[tuple[bytes, Role]]:
-        """The prefixes of the lines with a value."""
+        """Return the prefixes of the lines with a value."""
         plan = self._plan
         text = bytearray(WINDOW + int(plan.length.sum()))
         back_to_front = slice(None, None, -1)  # a short window's blanks fall on what is written after it

@@ -17,8 +17,11 @@ MAX_NAMES = 8  # unread ones, of a page
 
 @dataclass(slots=True)
 class PageState:
-    """What was read of a page so far. refused: how many sample lines. bad: an error of each REFUSED or BROKEN line in
-    order, then of the rest. fresh: those among them that no earlier page had."""
+    """The result of reading a page so far.
+
+    refused: how many sample lines. bad: an error of each REFUSED or BROKEN line in order, then of the rest. fresh:
+    those among them that no earlier page had.
+    """
 
     arrival_ms: int
     open_metrics: bool
@@ -63,7 +66,7 @@ class PageState:
         self.time_ms = [self.time_ms[row] for row in keep]
 
     def broken(self) -> tuple[bytes, ...]:
-        """The lines that are refused as they are."""
+        """Return the lines that are refused as they are."""
         lines = zip(self.prefixes, self.roles, strict=True)
         return tuple(line for line, role in lines if role is LineRole.BROKEN) if self.bad else ()
 
@@ -74,7 +77,7 @@ class PageState:
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 
     def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
-        """The first names of lines with such a role, each once."""
+        """Return the first names of lines with such a role, each once."""
         found: dict[str, None] = {}
         for prefix, role in zip(self.prefixes, self.roles, strict=True):
             if wanted(role):
@@ -84,8 +87,10 @@ class PageState:
         return tuple(found)
 
     def why_unread(self, was_read: bool) -> str:
-        """A sentence on a page that holds samples of which none stands for a series; else empty.
-        was_read: an earlier page was. Its devices may be gone, so that only rules leave out what is there."""
+        """Return a sentence on a page that holds samples of which none stands for a series. Else "".
+
+        was_read: an earlier page was. Its devices may be gone, so that only rules leave out what is there.
+        """
         if LineRole.WANTED in self.roles or self.bad or not any(self.roles):
             return ""
         unread = self.names(lambda role: role is LineRole.UNREAD)

@@ -15,8 +15,11 @@ from ingest.series import Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """Turns n rows of a page into k samples. `group`: (n,) sample of each row; `first`: (k,) a row of each sample.
-    grows: which samples are rates; identity: (k,) a number for (metric, entity)."""
+    """The fold of n rows of a page into k samples.
+
+    `group`: (n,) sample of each row. `first`: (k,) a row of each sample. grows: which samples are rates. identity: (k,)
+    a number for (metric, entity).
+    """
 
     group: NDArray[np.intp]
     first: NDArray[np.intp]

@@ -51,7 +51,7 @@ class PageReplay(Source):
         self._from_ms = first_ms
 
     async def next(self) -> Batch:
-        """The next moment's pages when it is due; StopAsyncIteration after the last."""
+        """Return the next moment's pages when it is due. Raises StopAsyncIteration after the last."""
         if self._next >= len(self._moments):
             raise StopAsyncIteration
         recorded_ms, folder = self._moments[self._next]
@@ -102,7 +102,7 @@ class PageReplay(Source):
 
 
 def _moments(folder: Path) -> list[tuple[int, Path]]:
-    """(recorded ms, folder) in order of time. Raises ConfigError when there is none."""
+    """Return (recorded ms, folder) in order of time. Raises ConfigError if there is none."""
     moments = sorted((int(path.name), path) for path in folder.glob("*/") if path.name.isdecimal())
     if not moments:
         raise ConfigError(f"{folder} holds no recorded pages: expected folders named by Unix milliseconds")

@@ -27,8 +27,11 @@ _BY_PLACE = frozenset({"duplicate", "too_many_series"})  # the same line may be 
 
 @dataclass(frozen=True, slots=True)
 class RememberedRefusals:
-    """The refusals of a page whose shape is remembered. errors: one a reason, with the number of its lines.
-    of_prefix: number of the error of each REFUSED prefix in page order."""
+    """The refusals of a page whose shape is remembered.
+
+    errors: one a reason, with the number of its lines. of_prefix: number of the error of each REFUSED prefix in page
+    order.
+    """
 
     errors: tuple[RecordError, ...] = ()
     of_prefix: bytes = b""

@@ -25,17 +25,19 @@ class Resolver(ABC):
     @classmethod
     @abstractmethod
     def claims(cls, name: str) -> bool:
-        """Whether a metric of this name is this exporter's, read or not."""
+        """Return whether a metric of this name is this exporter's, read or not."""
 
     @classmethod
     def reads(cls, name: str) -> bool:
-        """Whether a series of this name may be one of the catalogue."""
+        """Return whether a series of this name may be in the catalogue."""
         return cls.claims(name)
 
     @abstractmethod
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """The series of a name that it claims, the rule that leaves the line out, or None for a name that it does not
-        know. Raises RecordError for its labels."""
+        """Return the series of a claimed name, the rule that leaves the line out, or None for an unknown name.
+
+        Raises RecordError for its labels.
+        """
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
         """Return the node that a line is about (`ingest.machines.stated_node`). Raises RecordError."""

@@ -206,7 +206,7 @@ class Scraper(Source):
         self._tasks[key] = task
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """A task that ends by itself has a bug: `next` raises it, and this scraper is of no more use."""
+        """Note a task that ended by itself, which is a bug: `next` raises it, and this scraper is of no more use."""
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._wake.set()
@@ -324,7 +324,7 @@ class Scraper(Source):
         return f"its page cannot be decoded: {type(error).__name__}: {error}"
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
-        """The batch, with what the scrape tells of the target's nodes."""
+        """Return the batch, with what the scrape says of the target's nodes."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
         target.up, target.fault = up, why

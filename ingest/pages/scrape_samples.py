@@ -43,14 +43,16 @@ class ScrapeSamples:
         self._gpu_targets: dict[int, set[PageTarget]] = {}  # node row -> those that report its GPUs
 
     def decode(self, target: PageTarget, page: bytes | None, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """The samples of one scrape. `page`: None where the exporter did not answer."""
+        """Return the samples of one scrape. `page`: None if the exporter did not answer."""
         batch = Batch() if page is None else target.decoder.decode(page, now_ms)
         up = page is not None and page_fault(batch, target.decoder) is None
         return (*batch.samples, *self.of(target, up, duration_s, now_ms))
 
     def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """One batch about the target's nodes, or none. `up`: its decoder has just read a page.
-        A page of which nothing is read says nothing about the node that serves it."""
+        """Return one batch about the target's nodes, or none. `up`: its decoder has just read a page.
+
+        A page of which nothing is read says nothing about the node that serves it.
+        """
         if target.decoder.why_unread and not target.nodes:
             return ()
         target.rounds += 1

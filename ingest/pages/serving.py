@@ -121,7 +121,7 @@ _NO_PARTS = frozenset(
 
 
 def _spellings(name: str) -> tuple[str, str]:
-    """A name with either mark behind the engine's prefix.
+    """Return a name with either mark behind the engine's prefix.
 
     >>> _spellings("vllm_prompt_tokens_total")
     ('vllm_prompt_tokens_total', 'vllm:prompt_tokens_total')
@@ -179,9 +179,11 @@ class ServingResolver(Resolver):
 
 
 def _is_other_rank(labels: Mapping[str, str]) -> bool:
-    """Whether another rank of the same data-parallel one counts the same requests.
+    """Return whether another rank of the same data-parallel one counts the same requests.
+
     With data-parallel attention the tensor-parallel rank grows with the data-parallel one. Where several of them share
-    one, the first on the page counts, as of all repeated lines."""
+    one, the first on the page counts, as of all repeated lines.
+    """
     ranks = _STAGES if labels.get("dp_rank", "0") not in ("", "0") else (*_STAGES, *_RANKS)
     return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)
 
@@ -204,7 +206,7 @@ def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
 
 
 def _bucket(le: str, unit_ms: float) -> _Reading | SkipRule:
-    """The reading of a bucket that we keep: we know some edges, and most engines have most of them."""
+    """Return the reading of a bucket that we store: we know some edges, and most engines have most of them."""
     try:
         row = _EDGES.get(round(float(le) * unit_ms, 6))
     except (ValueError, OverflowError):

@@ -36,7 +36,7 @@ _group = msgspec.json.Decoder(Group, strict=False).decode
 
 
 def read_groups(data: bytes, origin: str) -> list[TargetSpec]:
-    """The targets of a list of groups. ConfigError when it is none; `origin` names it in log lines."""
+    """Read the targets of a list of groups. Raises ConfigError if it is none. `origin` names it in log lines."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as invalid:
@@ -64,7 +64,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
 
 
 def _yaml(data: bytes, origin: str) -> list[Any]:
-    """A list of anything JSON can say."""
+    """Read a list of anything that JSON can express."""
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")
     try:
@@ -88,7 +88,8 @@ def _targets(group: Group | ConfigError) -> Iterator[TargetSpec | ConfigError]:
 
 
 def _target(address: str, labels: dict[str, str]) -> TargetSpec:
-    """
+    """Return the target of an address with its labels.
+
     >>> _target("n1:9400", {"__param_module": "gpu", "node": "gpu-1"})
     TargetSpec(url='http://n1:9400/metrics?module=gpu', node='gpu-1')
     """

@@ -94,7 +94,7 @@ class TargetList:
         self._refused.pop(url, None)
 
     def refuse(self, url: str, why: str) -> bool:
-        """What the service says cannot be taken: what it said before stays. Whether that is news."""
+        """Refuse what the service answered: its answer before stays. Return whether the refusal is news."""
         news = self._refused.get(url) != why
         self._refused[url] = why
         return news

@@ -56,7 +56,8 @@ class Resolve(Protocol):
     def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
         """Return a series, the rule that leaves the line out, or None where nothing reads it.
 
-        Raises RecordError on bad labels."""
+        Raises RecordError on bad labels.
+        """
 
     def epoch(self) -> Hashable:
         """Return what refusals depend on besides labels: while it stays equal, a refused prefix is refused again."""
@@ -100,8 +101,12 @@ class PageDecoder:
         self._growth = Growth()
 
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
-        """Samples at `arrival_ms` (fleet time) unless a line carries a timestamp. Never raises on what a page holds.
-        open_metrics: what the content type says; a page that ends in `# EOF` is OpenMetrics, too."""
+        """Return samples at `arrival_ms` (fleet time) unless a line carries a timestamp.
+
+        Never raises on a page's content.
+
+        open_metrics: by the content type. A page that ends in `# EOF` is OpenMetrics, too.
+        """
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
         if self.target.forgets:
@@ -350,7 +355,7 @@ class PageDecoder:
 
 
 def _less(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
-    """The tally of a page on which that many read lines have no number, some of them an infinite one or NaN."""
+    """Return the tally of a page on which that many read lines have no number, some of them an infinite one or NaN."""
     ignored = {**tally.ignored, SkipRule.NO_DATA: missing - infinite} if missing > infinite else tally.ignored
     return replace(tally, read=tally.read - missing, refused=tally.refused + infinite, ignored=ignored)
 

@@ -66,7 +66,7 @@ SHOWN_NAMES = 3
 
 
 def looks_like(name: str) -> tuple[str, str] | None:
-    """(exporter, what to do) of a metric's name; None where no known exporter has such names."""
+    """Return (exporter, what to do) for a metric's name. None if no known exporter has such names."""
     lower = name.lower()
     if "dcgm_fi_" in lower:  # a collector put a word before it
         return _HINTS["dcgm_"]

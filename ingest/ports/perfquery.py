@@ -167,7 +167,7 @@ class PerfquerySource(PortSource):
         return ""
 
     def _read_files(self) -> None:
-        """Files that have changed since they were last read, in a thread."""
+        """Read the files that have changed since they were last read. Runs in a thread."""
         self._learn_fabric()
         for entry in self._files:
             paths = sorted(glob.glob(entry.what))
@@ -218,7 +218,7 @@ class PerfquerySource(PortSource):
 
 
 def _entry(text: str) -> _Entry:
-    """An entry's parts. Raises ConfigError on a name that is none."""
+    """Parse an entry. Raises ConfigError on a name that is none."""
     head, equals, what = text.partition("=")
     if not equals or " " in head.strip():
         head, what = "", text

@@ -39,7 +39,10 @@ _TREES = ("sys/class/infiniband", "class/infiniband")
 
 
 class SysfsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`paths`: trees, or roots that hold one; "NODE=PATH" where the tree is not this host's."""
+    """The options of the source `sysfs`.
+
+    `paths`: counter trees, or root folders that hold one. Write "NODE=PATH" for the tree of another host.
+    """
 
     paths: tuple[str, ...] = ("/sys/class/infiniband",)
     interval_s: float = 15.0
@@ -92,7 +95,10 @@ class SysfsSource(PortSource):
 
 
 def _tree(text: str) -> tuple[str, Path]:
-    """(node, path) of an entry. Raises ConfigError on a name that is none."""
+    """Split an entry into (node, path). Raises ConfigError if the path is empty or the name is invalid.
+
+    Without a node, it is this host.
+    """
     node, equals, path = text.partition("=")
     if not equals:
         node, path = socket.gethostname(), text
@@ -143,7 +149,7 @@ def _read_port(port: Path, rows: PortRows) -> dict[str, float]:
 
 
 def _read_number(path: Path, rows: PortRows) -> float | None:
-    """The number that a file begins with; None where the driver has none."""
+    """Return the number that a file begins with. None if the driver has none."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES)
@@ -161,7 +167,7 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
 
 
 def parse_number(text: bytes) -> float | None:
-    """The first word of a sysfs file as a number; None for "N/A". Raises RecordError("bad_value").
+    """Return the first word of a sysfs file as a number. None for "N/A". Raises RecordError("bad_value").
 
     >>> parse_number(b"4: ACTIVE"), parse_number(b"2.5 Gb/sec (1X SDR)"), parse_number(b"N/A (no PMA)")
     (4.0, 2.5, None)

@@ -53,7 +53,7 @@ class Wish:
         return [(max(start, self.first_ms), min(start + self.window_ms, self.end_ms)) for start in starts]
 
     def selector(self, name: str) -> str:
-        """The series of a name, or of several that `|` joins."""
+        """Return the selector of a name, or of several that `|` joins."""
         matchers = f'__name__{"=~" if "|" in name else "="}"{name}"' + (f",{self.match}" if self.match else "")
         return f"{{{matchers}}}"
 
@@ -62,7 +62,7 @@ class Progress:
     """Which windows are done, in a file that is replaced after each. One file a state folder, one row a question."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """Raises OSError, ValueError for a file that is not ours."""
+        """Open the file. Raises OSError, and ValueError for a file that is not ours."""
         self._path = path
         self._key = key
         rows: dict[str, list[Window]] = {}
@@ -75,14 +75,15 @@ class Progress:
         return any(first <= window[0] and window[1] <= end for first, end in self._done)
 
     def add(self, window: Window) -> None:
-        """Returns once it is on disk."""
+        """Add a window, and return once it is on disk."""
         self._done = merged([*self._done, window])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")
 
 
 def merged(windows: Iterable[Window]) -> list[Window]:
-    """
+    """Return the union of windows, in order.
+
     >>> merged([(5, 9), (0, 3), (3, 4), (8, 10)])
     [(0, 4), (5, 10)]
     """
@@ -148,7 +149,7 @@ class PrometheusBackfill:
                     self._flush(now_ms)
 
     def _pieces(self, wish: Wish, name: str, window: Window) -> Iterator[list[MatrixRow]]:
-        """The rows of one metric, in as many answers as Prometheus needs."""
+        """Yield the rows of one metric, in as many answers as Prometheus needs."""
         first, end = window
         selector = wish.selector(name)
         try:
@@ -177,7 +178,7 @@ def known(names: Sequence[str]) -> list[str]:
 
 
 def write_of(rows: Sequence[MatrixRow]) -> WriteRequest:
-    """An answer as a remote write of 2.0 would say it, so that series are looked up in the same way."""
+    """Return an answer as a remote write of 2.0, so that series are looked up in the same way."""
     symbols: dict[str, int] = {}
     refs: list[int] = []
     ends = []

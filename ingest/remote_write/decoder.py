@@ -86,7 +86,10 @@ class WriteDecoder:
         self._new_gpus: set[int] = set()  # of which nobody was told yet that they are heard of
 
     def decode(self, body: bytes, version: Version, received_ms: int) -> Batch:
-        """The samples of one body. RecordError where nothing can be read: bad_snappy, too_large, bad_protobuf, …"""
+        """Decode the samples of one body.
+
+        Raises RecordError if nothing is readable: bad_snappy, too_large, bad_protobuf, …
+        """
         message = unpack(body, MAX_UNPACKED_BYTES)
         write = walk(message, version)
         found = self._look_up(write)
@@ -96,7 +99,7 @@ class WriteDecoder:
         return self._take(write, found, received_ms)
 
     def read(self, write: WriteRequest, received_ms: int) -> Batch:
-        """The samples of a request that was walked exactly."""
+        """Return the samples of a request that was walked exactly."""
         return self._take(write, self._look_up(write), received_ms)
 
     def _take(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
@@ -107,7 +110,7 @@ class WriteDecoder:
         return self._batch(write, found, received_ms)
 
     def _tally(self, write: WriteRequest, at: NDArray[np.int64], names: Iterable[str]) -> RecordTally:
-        """The tally of a request, as if all numbers were good. at: (n,) the row of each sample."""
+        """Return the tally of a request, as if all numbers were good. at: (n,) the row of each sample."""
         codes, counts = np.unique(at[at < 0], return_counts=True)
         left_out = dict(zip(codes.tolist(), counts.tolist(), strict=True))
         unread, refused = left_out.pop(_UNREAD, 0), left_out.pop(_BAD, 0)
@@ -126,7 +129,7 @@ class WriteDecoder:
             self._unwanted = self._held = 0
 
     def _keys(self, write: WriteRequest) -> list[bytes]:
-        """Of each series of a 2.0 request."""
+        """Return a key for each series of a 2.0 request."""
         numbers, known = self._symbols, len(self._symbols)
         own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
         self._held += sum(map(len, islice(reversed(numbers), len(numbers) - known)))
@@ -135,7 +138,7 @@ class WriteDecoder:
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
     def _look_up(self, write: WriteRequest) -> "_Found":
-        """What is known of the series of a request, and the labels of those that are new."""
+        """Return what is known of the series of a request, and the labels of those that are new."""
         self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
         get = self._rows.get
@@ -178,7 +181,7 @@ class WriteDecoder:
             self._forget(instance)
 
     def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
-        """The row of a series' columns, remembered. RecordError: bad labels."""
+        """Return the row of a series' columns, and remember it. Raises RecordError: bad labels."""
         known = self._rows.get(key)
         if known is not None:
             return known
@@ -240,8 +243,10 @@ class WriteDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
     def _sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
-        """What labels say of the GPUs of a request, by moments; nothing but that they are heard of where none has any.
-        A loop over GPUs."""
+        """Return what labels say of the GPUs of a request, by moments. Without labels, only that they are heard of.
+
+        A loop over GPUs.
+        """
         told = (columns["kind"] == GPU) | columns["divided"]
         columns, time_ms = columns[told], time_ms[told]
         if not self._table.labels:
@@ -262,7 +267,7 @@ class WriteDecoder:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> list[SampleBatch]:
-        """Samples of the moments whose parts are all there now."""
+        """Return samples of the moments whose parts are all there now."""
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
         part = np.where(columns["part"] != 0, columns["part"], row)
@@ -296,7 +301,7 @@ def _by_kind(columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArr
 
 
 def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
-    """As many as there are rows, all one object that names the first."""
+    """Return as many errors as there are rows, all one object that names the first."""
     if not len(columns):
         return []
     kind = KINDS[int(columns["kind"][0])]
@@ -350,7 +355,7 @@ def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
-    """The same of a label however it is written; the last of two names counts."""
+    """Read a label however it is written. The last of two names counts."""
     for number, kind, begin, end in fields(text, at, len(text)):
         if number != 1 or kind != BYTES:
             break
@@ -363,7 +368,7 @@ def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
 
 
 def _labels_of(write: WriteRequest, row: int) -> dict[str, str]:
-    """Of a series of 2.0."""
+    """Return the labels of a series of 2.0."""
     refs = write.refs[write.begin[row] : write.end[row]].tolist()
     try:
         words = [write.symbols[ref].decode() for ref in refs]
@@ -381,7 +386,8 @@ def _named(labels: dict[str, str]) -> dict[str, str]:
 
 
 def host_of(instance: str) -> str:
-    """
+    """Return the host of an instance.
+
     >>> host_of("n001:9400"), host_of("http://n001:9400/metrics"), host_of("[::1]:9100"), host_of("n001")
     ('n001', 'n001', '::1', 'n001')
     """

@@ -1,4 +1,7 @@
-"""The targets behind the label `instance`: machines of one name are told apart while both of them are heard."""
+"""The targets behind the label `instance`.
+
+Machines that share a name are separate targets as long as both send.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

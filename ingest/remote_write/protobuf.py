@@ -8,7 +8,10 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and what follows it. IndexError at the end; RecordError bad_protobuf above 64 bits."""
+    """Return the number at `at`, and what follows it.
+
+    Raises IndexError at the end, RecordError bad_protobuf above 64 bits.
+    """
     number = shift = 0
     while True:
         byte = data[at]
@@ -41,7 +44,7 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
 
 
 def packed(data: bytes, at: int, end: int) -> list[int]:
-    """A list of varints. IndexError at the end, RecordError bad_protobuf."""
+    """Return a list of varints. Raises IndexError at the end, RecordError bad_protobuf."""
     numbers = []
     while at < end:
         number, at = varint(data, at)

@@ -69,9 +69,11 @@ class Version(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """A request. s series, n samples; `of`: (n,) the series of each sample, in the order sent.
+    """A request. s series, n samples. `of`: (n,) the series of each sample, in the order sent.
+
     1.0: `labels`, (s,) the label fields of each series as sent. 2.0: series i has the labels
-    `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to `refs[end[i]]`, names and values in turn."""
+    `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to `refs[end[i]]`, names and values in turn.
+    """
 
     of: NDArray[np.intp]
     time_ms: NDArray[np.int64]
@@ -86,8 +88,9 @@ class WriteRequest:
 
 
 def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
-    """Read a message except its labels. RecordError: bad_protobuf, too_many_series, too_many_samples.
-    exact: reads every series of 1.0 field by field.
+    """Read a message except its labels. exact: read every series of 1.0 field by field.
+
+    Raises RecordError: bad_protobuf, too_many_series, too_many_samples.
 
     >>> one = walk(bytes.fromhex("0A0C 0A05 0A0161 1200 1203 10E807".replace(" ", "")), Version.V1)
     >>> one.labels, one.time_ms.tolist(), one.value.tolist()
@@ -196,7 +199,7 @@ class _Spans:
 
 
 def _times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """(s,) of varints of six bytes (s, 6)."""
+    """Decode varints of six bytes, (s, 6), into integers (s,)."""
     return (text & 0x7F).astype(np.int64) @ _SEVENS
 
 
@@ -218,7 +221,7 @@ class _Slow:
 
 
 def _read_series(data: bytes, begin: int, end: int, version: Version, room: int) -> _Slow:
-    """Raises RecordError where it has more than `room` fields or references."""
+    """Read a series field by field. Raises RecordError if it has more than `room` fields or references."""
     found = _Slow()
     begins = begin
     for number, kind, first, last in fields(data, begin, end):

@@ -15,7 +15,10 @@ def unpacked_bytes(body: bytes) -> int:
 
 
 def unpack(body: bytes, most: int) -> bytes:
-    """The message in a body in snappy's block format, of at most `most` bytes. RecordError: too_large, bad_snappy."""
+    """Return the message in a body in snappy's block format, of at most `most` bytes.
+
+    Raises RecordError: too_large, bad_snappy.
+    """
     size = unpacked_bytes(body)
     if size > most:
         raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are taken")

@@ -56,7 +56,7 @@ _WORDS: tuple[tuple[re.Pattern[str], FailureCategory], ...] = (
 
 
 def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> FailureCategory:
-    """Why a job that ended in `state` did. `status`: its exit status and signal.
+    """Return why a job that ended in `state` did. `status`: its exit status and signal.
 
     >>> category("FAILED", "NonZeroExitCode", "", (1, 0)), category("TIMEOUT", "TimeLimit", "", (0, 15))
     ('user', 'timeout')

@@ -24,8 +24,10 @@ _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024
 
 @dataclass(frozen=True, slots=True)
 class WaitingTasks:
-    """Tasks that an array still has: MAX_TASKS of them and how many there are. is_cut: the list names only some of
-    them, or none that can be read."""
+    """Tasks that an array still has: MAX_TASKS of them and how many there are.
+
+    is_cut: the list names only some of them, or none that is readable.
+    """
 
     named: tuple[int, ...] = ()
     count: int = 0
@@ -55,7 +57,7 @@ def tasks(text: str) -> WaitingTasks:
 
 
 def model_name(kind: str) -> str:
-    """The GPU model that a site's GRES type stands for: theirs in capitals where it looks like a product.
+    """Return the GPU model that a site's GRES type stands for: in capitals if it looks like a product.
 
     >>> model_name("h100"), model_name("nvidia_a100_80gb"), model_name("gen")
     ('H100', 'A100', 'gen')
@@ -86,7 +88,8 @@ def _after_2000(time_ms: int) -> int | None:
 
 
 def limit_s(text: str) -> float | None:
-    """
+    """Parse a time limit.
+
     >>> limit_s("3-00:00:00"), limit_s("4:59"), limit_s("1:00:00"), limit_s("60"), limit_s("UNLIMITED")
     (259200.0, 299.0, 3600.0, 3600.0, None)
     """
@@ -112,7 +115,8 @@ def size_gib(text: str) -> float | None:
 
 
 def tres(text: str, name: str) -> str:
-    """
+    """Return the amount of a resource in a list of TRES.
+
     >>> tres("cpu=320,mem=1600G,node=4", "mem")
     '1600G'
     """
@@ -120,7 +124,8 @@ def tres(text: str, name: str) -> str:
 
 
 def exit_code(text: str) -> tuple[int, int]:
-    """
+    """Parse an exit status and signal.
+
     >>> exit_code("0:9"), exit_code("")
     ((0, 9), (0, 0))
     """
@@ -145,7 +150,7 @@ def wait_status(value: float) -> tuple[int, int]:
 
 
 def label(text: str | None) -> str:
-    """A name that others may show: printable and not too long; nothing for Slurm's words for nothing."""
+    """Return a name that is safe to show: printable and not too long. "" for Slurm's words for nothing."""
     if text is None or text in ("(null)", "N/A", "None", "none", "Unknown", "n/a"):
         return ""
     shown = text if text.isprintable() else "".join(part if part.isprintable() else "?" for part in text)

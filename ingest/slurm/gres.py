@@ -123,7 +123,8 @@ def _amount(text: str) -> int:
 
 
 def indices(text: str) -> list[int]:
-    """
+    """Parse a list of GPU indices.
+
     >>> indices("0-3,7"), indices("N/A")
     ([0, 1, 2, 3, 7], [])
     """

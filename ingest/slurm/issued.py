@@ -17,8 +17,10 @@ PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a 
 
 
 class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
-    """Prints (CRC-32) of what an attempt's submission says, of its size, and of why it waits; 0 for the last two: it
-    does not wait. `has_several`: it waited in several queues, so the record of its start names the queue at last.
+    """Prints (CRC-32) of what an attempt's submission says, of its size, and of why it waits.
+
+    0 for the last two: it does not wait. `has_several`: it waited in several queues, so the record of its start names
+    the queue at last.
     """
 
     attempt: int

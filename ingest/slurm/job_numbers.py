@@ -19,8 +19,11 @@ MOST_JOBS = 16  # of one number
 
 
 class NumberedJob(msgspec.Struct, array_like=True):
-    """One job of a number: what follows the number in its name, its first and last submission (Unix seconds), its
-    restarts + 1, and prints of its user and name, 0 where unknown. is_counted: a record counted its restarts."""
+    """One job of a number.
+
+    What follows the number in its name, its first and last submission (Unix seconds), its restarts + 1, and prints of
+    its user and name, 0 where unknown. is_counted: a record counted its restarts.
+    """
 
     suffix: str
     first_s: int

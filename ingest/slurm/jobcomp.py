@@ -150,7 +150,7 @@ def _of_document(part: bytes) -> SlurmJob:
 
 
 def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
-    """A line of jobcomp/filetxt; a name may hold blanks and `=`, but not the next key."""
+    """Read a line of jobcomp/filetxt. A name may hold blanks and `=`, but not the next key."""
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks), len(line)][1:]
     row = {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
@@ -165,7 +165,10 @@ def _of_line(line: str, zone: tzinfo | None) -> SlurmJob:
 
 
 def _of_lines(lines: list[str], now_ms: int) -> SlurmJob:
-    """An environment whose variables are lines. Raises RecordError `ambiguous` where a value may hold another line."""
+    """Read an environment whose variables are lines.
+
+    Raises RecordError `ambiguous` if a value may hold another line.
+    """
     names = [line.partition("=")[0] for line in lines if "=" in line]
     doubled = next((name for name, count in Counter(names).items() if count > 1), None)
     if doubled is not None:
@@ -189,7 +192,7 @@ def _whole(row: Mapping[str, str], name: str) -> int | None:
 
 
 def _of_script(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
-    """The environment of jobcomp/script, which names only what the job has."""
+    """Read the environment of jobcomp/script, which names only what the job has."""
     array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
     restarts = _whole(row, "RESTARTS")
     return _completed_job(
@@ -225,7 +228,7 @@ def _completed_job(job: SlurmJob) -> SlurmJob:
 
 
 def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
-    """A prolog or epilog of slurmctld: its moment is the time. It does not name GPUs, nor why a job ended."""
+    """Read a prolog or epilog of slurmctld: its moment is the time. It names neither GPUs nor why a job ended."""
     context = row.get("SLURM_SCRIPT_CONTEXT", "").strip()
     starts = context.startswith("prolog")
     if not starts and context != "epilog_slurmctld":

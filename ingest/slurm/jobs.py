@@ -36,10 +36,12 @@ LISTS_KEPT, LIST_KEPT = 8192, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """The known facts of one attempt; unknown counts are 0, times None. states: the base state, then flags. gpus: of
-    all nodes; milli: thousandths that `of_gpus` of them are, less for MIG instances. indices: of its GPUs, a row a
-    node. shares: of `unit` (shard or mps) on all nodes, `parts` of which GPUs, a row a node. attempt: None without
-    restarts. tasks: 0 of an array whose tasks have all started."""
+    """The known facts of one attempt. Unknown counts are 0, times None.
+
+    states: the base state, then flags. gpus: of all nodes. milli: thousandths that `of_gpus` of them are, less for MIG
+    instances. indices: of its GPUs, a row a node. shares: of `unit` (shard or mps) on all nodes, `parts` of which GPUs,
+    a row a node. attempt: None without restarts. tasks: 0 of an array whose tasks have all started.
+    """
 
     id: str
     states: tuple[str, ...]
@@ -91,7 +93,7 @@ class SlurmJob:
 
     @property
     def has_known_state(self) -> bool:
-        """Whether one of its states is known."""
+        """Return whether one of its states is known."""
         return any(state in HOLDS or state in WAITS or state in ENDED_STATES for state in self.states)
 
     @property
@@ -104,8 +106,11 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """How a site's names become ours. classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, as its
-    nodes say; numbered_gpus: node → GPUs that numbers of jobs name there, 0 where they count MIG instances."""
+    """The translation of a site's names into ours.
+
+    classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, as its nodes say. numbered_gpus: node →
+    GPUs that numbers of jobs name there, 0 where they count MIG instances.
+    """
 
     prefix: str = ""
     cluster: str = ""
@@ -129,7 +134,7 @@ def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
 
 
 def check(event: JobEvent, now_ms: int) -> bytes:
-    """The event as JSON. Raises RecordError where the door would refuse it, as a time ahead of the clock."""
+    """Return the event as JSON. Raises RecordError if the event API would refuse it, as a time ahead of the clock."""
     raw = msgspec.json.encode(event)
     decode_event(raw, now_ms)
     return raw
@@ -276,7 +281,7 @@ def rest_is_named(name: str, time_ms: int) -> Finished:
 
 
 def requeued(name: str, attempt: int, time_ms: int) -> Failed:
-    """The end of an attempt of which only a later one, or no record, is known."""
+    """Return the end of an attempt of which only a later one, or no record, is known."""
     said = "Slurm holds it no more, and its accounting does not tell how it ended"
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
 
@@ -302,7 +307,8 @@ def node_list(text: str) -> tuple[str, ...]:
 
 
 def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
-    """
+    """Return the id of a job, as Slurm prints it.
+
     >>> job_id(12, (5, 7), (0, 0)), job_id(12, (0, None), (9, 1)), job_id(12, (0, None), (0, 0))
     ('5_7', '9+1', '12')
     """

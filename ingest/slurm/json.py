@@ -114,7 +114,7 @@ def _typed(decode: Callable[[bytes], Told], raw: bytes) -> Told:
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:
-    """A whole number of either shape; None where it is not set, infinite, or out of 0..most."""
+    """Return a whole number of either shape. None if it is not set, infinite, or out of 0..most."""
     found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
     if isinstance(found, str):
         return int(found) if found.isdecimal() and found.isascii() and len(found) < 16 else None
@@ -122,7 +122,7 @@ def number(value: Number, most: float = MAX_NUMBER) -> int | None:
 
 
 def _ms(value: Number) -> int | None:
-    """A time; Slurm writes 0 where there is none, and NO_VAL where it does not care."""
+    """Return a time. Slurm writes 0 where there is none, and NO_VAL where it does not care."""
     seconds = number(value, MAX_SECONDS)
     return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 

@@ -44,8 +44,12 @@ MESSAGE_LENGTH = 1000
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """states: the base state, then flags, in capitals. reason_ms: when the reason was set; None: unknown. gres: what it
-    has. other_names: its host name and address, as Slurm reaches it."""
+    """A node as Slurm reports it.
+
+    states: the base state, then flags, in capitals. reason_ms: when the reason was set, None if unknown.
+    gres: the generic resources that the node has. other_names: its host name and the address that Slurm
+    uses.
+    """
 
     name: str
     states: tuple[str, ...]
@@ -64,7 +68,7 @@ class SlurmNode:
 
     @property
     def known(self) -> bool:
-        """slurmctld has heard of it since it started."""
+        """Return whether slurmctld has heard of the node since it started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
     def spec(self) -> NodeSpec:
@@ -83,7 +87,8 @@ class SlurmNode:
         )
 
     def conditions(self) -> list[str]:
-        """
+        """Return the conditions of the node.
+
         >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
         (['drain'], [])
         """

@@ -6,7 +6,8 @@ SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def numbers(text: str, most: int) -> list[int]:
-    """
+    """Return the numbers of a list of ranges, at most `most` of them.
+
     >>> numbers("1-3,7-11:2", 100), numbers("1-9", 4), numbers("x", 4)
     ([1, 2, 3, 7, 9, 11], [1, 2, 3, 4], [])
     """
@@ -24,7 +25,8 @@ def numbers(text: str, most: int) -> list[int]:
 
 
 def count_numbers(text: str, most: int) -> int:
-    """
+    """Count the numbers of a list of ranges.
+
     >>> count_numbers("0-4999,7000", 10**6), count_numbers("0-9:4", 100)
     (5001, 3)
     """

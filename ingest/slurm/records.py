@@ -15,8 +15,11 @@ Told = TypeVar("Told")
 
 
 class Read(Generic[Told]):
-    """The good records of a text, and its errors. doubled: ids that came more than once where each comes once.
-    replaced: records in which bytes that are no text were replaced. unknown_fields: of JSON records."""
+    """The good records of a text, and its errors.
+
+    doubled: ids that came more than once where each comes once. replaced: records in which bytes that are no text were
+    replaced. unknown_fields: of JSON records.
+    """
 
     __slots__ = ("bad", "doubled", "replaced", "rows", "unknown_fields")
 
@@ -28,7 +31,7 @@ class Read(Generic[Told]):
         self.unknown_fields = 0
 
     def take(self, make: Callable[[], Iterable[Told]]) -> None:
-        """The rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
+        """Add the rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
         try:
             self.rows += make()
         except RecordError as error:

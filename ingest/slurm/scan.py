@@ -106,11 +106,13 @@ class JobScan:
 
 
 def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
-    """Number the attempts of accounts without restart counts by submission, up to the latest.
-    A requeue submits anew, so the record with the queue's time of submission is the queue's attempt.
+    """Return the attempts of accounts without restart counts with numbers by submission, up to the latest.
+
+    A requeue submits the job again, so the record with the queue's time of submission is the queue's attempt.
 
     The queue decides which attempts there are and which of them live. Drops records that say otherwise: the queue shows
-    an end with its next answer."""
+    an end with its next answer.
+    """
     by_job: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         by_job.setdefault(job.id, []).append(job)

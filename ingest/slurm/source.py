@@ -65,7 +65,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_options(options: SlurmOptions) -> Site:
-    """The site that the options describe. Raises ConfigError: names the key, the value and what is expected."""
+    """Return the site that the options describe. Raises ConfigError: names the key, the value and what is expected."""
     if options.url and options.folder:
         raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
     if options.url and not options.url.startswith(("http://", "https://", "unix:/")):
@@ -115,10 +115,10 @@ def decode_nodes(body: bytes) -> Read[SlurmNode]:
 
 @dataclass(slots=True)
 class PollState:
-    """What lasts between polls. Neither `gone` nor the last two are in the position.
+    """The state between polls. Neither `gone` nor the last two are in the position.
 
-    live: job that waits or runs → its attempt; nodes: with a condition; gone: job → attempt, and since when it is
-    missing; prints: of what was issued about live jobs; numbers: the jobs of each; queued, accounted: events of the
+    live: job that waits or runs → its attempt. nodes: with a condition. gone: job → attempt, and since when it is
+    missing. prints: of what was issued about live jobs. numbers: the jobs of each. queued, accounted: events of the
     last polls.
     """
 
@@ -294,7 +294,10 @@ class SlurmSource(Source):
     async def _ask_accounts(
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
-        """What the accounts say of `which` (as the client takes it); jobs that ended in it are missing no more."""
+        """Return the accounts' answer for `which` (as the client takes it).
+
+        Jobs that ended in it are missing no more.
+        """
         found = JobScan(scan.site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
         issued = scan.issued | state.queued
@@ -322,7 +325,10 @@ class SlurmSource(Source):
 
 
 def _readable(read: Read[Told], what: str) -> Read[Told]:
-    """An answer without one good record, and with bad ones, is none: no job is over because of it."""
+    """Return the answer. Raises SourceError if it has bad records and no good one.
+
+    Such an answer counts as no answer, so it ends no job.
+    """
     if read.bad and not read.rows:
         raise SourceError(f"{what} cannot be read: {read.bad[0]}", retry_after_s=10.0)
     return read

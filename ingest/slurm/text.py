@@ -53,7 +53,10 @@ def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
 
 
 def _drop_doubled(read: Read[SlurmJob]) -> None:
-    """Drop all records of an id that comes more than once: one of them is in somebody's text."""
+    """Drop all records of an id that occurs more than once.
+
+    One of them is the free text of a user, such as a job name, and nothing shows which one.
+    """
     counts = Counter(job.id for job in read.rows)
     read.doubled = {name for name, count in counts.items() if count > 1}
     if read.doubled:
@@ -80,7 +83,7 @@ def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Told]])
 
 
 def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
-    """Records as column → text. A header without one of `keys` is the only error."""
+    """Yield records as column → text. A header without one of `keys` is the only error."""
     lines = body.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     start = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
     if start == len(lines):
@@ -130,7 +133,7 @@ def _first(row: Row, *names: str) -> str:
 
 
 def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
-    """The job of a line; none of a step's. An array that waits in one line is its tasks."""
+    """Return the job of a line, none for a step's. An array that waits in one line is its tasks."""
     name = _first(row, "JobID", "JOBID")
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
@@ -185,7 +188,8 @@ def _status(text: str) -> tuple[int, int]:
 
 
 def _states(text: str) -> tuple[str, ...]:
-    """
+    """Return the states of a text, the base state first.
+
     >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*"), _states("OUT_OF_ME+")
     (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'), ('OUT_OF_MEMORY',))
     """

@@ -1,11 +1,12 @@
 """Places of nodes in a fabric: from `ibnetdiscover`, and from NetQ's graph as topograph reads it.
 
-    adapters of a node at one leaf switch          rack = that leaf, as in topology.conf
+    all adapters of a node at one leaf switch      rack = that leaf, as in topology.conf
     at several (a rail-optimised fabric)           rail_group = the nodes that share their leaves
     switches above                                 block = the leaves below one set of them
 
-Leaves and groups that share more than half are one, so a pulled cable splits no group. A node's adapters are numbered
-by rail in the order of their names, unless its wiring says otherwise.
+Two sets of switches that have more than half of their switches in common count as one, so a pulled
+cable splits no group. A node's adapters are numbered by rail in the order of their names, unless its
+wiring says otherwise.
 """
 
 import re
@@ -130,7 +131,7 @@ class _Compute(msgspec.Struct):
 
 
 def is_netq(document: Any) -> bool:
-    """A list of graphs (topologyGraph.json) or of compute nodes (computeNodes.json)."""
+    """Return whether it is a list of graphs (topologyGraph.json) or of compute nodes (computeNodes.json)."""
     first = document[0] if isinstance(document, list) and document else None
     return isinstance(first, dict) and ({"links", "nodes"} <= first.keys() or {"Name", "DomainUUID"} <= first.keys())
 

@@ -68,7 +68,10 @@ def _cells_by_tab(line: str) -> list[str]:
 
 
 def _devices(header: Sequence[str]) -> list[str]:
-    """The columns of devices: they come before those of CPUs and NUMA nodes. Old drivers name adapters themselves."""
+    """Return the columns of devices, which come before those of CPUs and NUMA nodes.
+
+    Old drivers name adapters themselves.
+    """
     found: list[str] = []
     for name in header:
         if name.partition(" ")[0] in ("CPU", "NUMA", "") or len(found) > MAX_DEVICES:
@@ -78,7 +81,7 @@ def _devices(header: Sequence[str]) -> list[str]:
 
 
 def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> None:
-    """Raises ConfigError where the row ends too early, or a cell of it does."""
+    """Check a row. Raises ConfigError if the row, or a cell of it, ends too early."""
     needed = max(columns.values()) + 1
     if len(cells) < needed:
         raise ConfigError(f"nvidia-smi topo: row {name} has {len(cells)} cells, expected {needed}: is the file cut?")
@@ -132,10 +135,12 @@ def is_nccl(text: str) -> bool:
 
 
 def parse_nccl(text: str) -> tuple[Device, ...]:
-    """The adapters of an NCCL topology XML, none of one that leaves out what its devices are, or of NCCL's graphs.
+    """Return the adapters of an NCCL topology XML.
 
-    A dump of a domain that spans hosts has them all, told apart by `host_hash`. They are several machines: the result
-    is the wiring that they share. Raises ConfigError when it is no such XML, names no PCI device, or has hosts that
+    None if it leaves out what its devices are, or is one of NCCL's graphs.
+
+    A dump of a domain that spans hosts has them all, each with its `host_hash`. They are several machines: the result
+    is the wiring that they share. Raises ConfigError if it is no such XML, names no PCI device, or has hosts that
     are wired in different ways.
     """
     root, hosts = _read_xml(text)
@@ -191,7 +196,7 @@ def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) ->
 
 
 def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
-    """The tree of PCI devices, and those of hosts by their `host_hash` where CPUs state it.
+    """Return the tree of PCI devices, and those of hosts by their `host_hash` if CPUs state it.
 
     A document type is refused: entities are what makes XML dangerous.
     """

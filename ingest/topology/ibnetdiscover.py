@@ -76,7 +76,10 @@ def is_ibnetdiscover(text: str) -> bool:
 
 
 def parse_ibnetdiscover(text: str) -> Fabric:
-    """Raises ConfigError when no line names a switch or an adapter, or one names a host that is no name."""
+    """Parse a fabric.
+
+    Raises ConfigError if no line names a switch or an adapter, or one names a host that is no name.
+    """
     fabric = Fabric()
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -95,7 +98,8 @@ def parse_ibnetdiscover(text: str) -> Fabric:
 
 
 def adapter_of(description: str) -> FabricAdapter:
-    """
+    """Return the adapter that a description names.
+
     >>> adapter_of("n001 mlx5_3"), adapter_of("n001 HCA-4").device
     (Adapter(host='n001', device='mlx5_3'), 'mlx5_3')
     >>> adapter_of("MT4129 ConnectX7   Mellanox Technologies")
@@ -121,7 +125,8 @@ def _add_device(fabric: Fabric, is_switch: bool, guid: str, description: str) ->
 
 
 def switch_name(description: str) -> str:
-    """
+    """Return the name of a switch.
+
     >>> switch_name("MF0;leaf-04:MQM9701/U1"), switch_name("leaf01")
     ('leaf-04', 'leaf01')
     """
@@ -147,7 +152,7 @@ def _speed(lanes: str, name: str) -> float:
 
 
 def _add_pair(fabric: Fabric, match: re.Match[str]) -> None:
-    """A line of the ports report, which names both ends."""
+    """Add a line of the ports report, which names both ends."""
     kind, lid, port, guid, lanes, speed, peer_kind, _, peer_port, peer, mine, theirs = match.groups()
     fabric.lids[int(lid), int(port)] = (guid, int(port))
     if peer_kind is None:

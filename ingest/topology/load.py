@@ -53,8 +53,11 @@ class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_topology(path: Path) -> Topology:
-    """Read a file of any known format, or a folder of them, merged by name. Raises ConfigError naming file and fault.
-    Host wiring applies to the nodes, pool or GPU model that its file is named after (H100.xml), else to all others."""
+    """Read a file of any known format, or a folder of them, merged by name.
+
+    Host wiring applies to the nodes, pool or GPU model that its file is named after (H100.xml), else to all others.
+    Raises ConfigError that names file and fault.
+    """
     nodes: dict[str, NodeSpec] = {}
     wirings: dict[str, tuple[Device, ...]] = {}
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
@@ -91,7 +94,7 @@ def parse_wiring(text: str) -> tuple[Device, ...] | None:
 
 
 def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """A node that two files tell of: the first counts where both say something."""
+    """Merge a node that two files state. The first counts where both say something."""
     own = Level.NVLINK_DOMAIN
     domains = {**other.domains, **{level: name for level, name in one.domains.items() if name}}
     if domains.get(own) == one.name:  # its own is what one takes for want of better

@@ -1,5 +1,6 @@
-"""Slurm's topology.conf and topology.yaml: the tree plugin (SwitchName, Switches, Nodes) and the block plugin
-(BlockName, Nodes). What `scontrol show topology` prints is read, too.
+"""Slurm's topology.conf and topology.yaml, and what `scontrol show topology` prints.
+
+They have the tree plugin (SwitchName, Switches, Nodes) or the block plugin (BlockName, Nodes).
 
     leaf switch                                   rack
     its parent ... child of the root, if one      block
@@ -62,7 +63,7 @@ def parse_slurm(text: str) -> list[NodeSpec]:
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    """(number, content) of the lines that say something; a trailing backslash continues a line."""
+    """Yield (number, content) of the lines that say something. A trailing backslash continues a line."""
     lines: list[tuple[int, str]] = []
     pending, start = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -96,7 +97,7 @@ def _need(pairs: dict[str, str], key: str, number: int) -> str:
 
 
 def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
-    """How many nodes the line named."""
+    """Add the nodes of a line, and return how many it names."""
     nodes = expand_nodes(_need(pairs, "nodes", number))
     for node in nodes:
         _place(blocks, node, check_part(pairs["blockname"]))
@@ -104,7 +105,7 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
 
 
 def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
-    """How many nodes and switches the line named, each as often as it would be kept."""
+    """Add the nodes and switches of a line, and return how many it names, each as often as it would be stored."""
     names = expand_nodes(pairs["switchname"])
     nodes = tuple(expand_nodes(pairs["nodes"])) if "nodes" in pairs else ()
     children = tuple(expand_nodes(pairs["switches"])) if "switches" in pairs else ()

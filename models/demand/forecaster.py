@@ -262,7 +262,10 @@ class DemandForecaster(Stateful):
                 contest.forget(name)
 
     def losses(self) -> dict[str, dict[str, tuple[float, int]]]:
-        """Return target -> forecaster of pools and classes -> (mean loss in persistence's units, number of losses)."""
+        """Return target -> forecaster -> (mean loss in persistence's units, number of losses).
+
+        Only the forecasters of pools and classes are included.
+        """
         return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
 
     def record(self) -> dict[str, Any]:

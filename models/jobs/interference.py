@@ -1,17 +1,20 @@
-"""Predict how fast a job runs beside another one, relative to alone.
+"""Predict how fast a job runs next to another one, relative to running alone.
 
-    prior       on one GPU 1 - u_a u_b / 2 of their compute loads; elsewhere what the caller says, usually 1
-    residuals   what observed co-runs add to it: the mean of a Gaussian process over (job beside partner)
-    bound       conformal: nine in ten errors of those co-runs lie above it, leave-one-out errors for a job seen often
-                (SEEN_OFTEN), else those on each kind with all its co-runs left out
+    prior       on one GPU 1 - u_a u_b / 2 of their compute loads; elsewhere the caller's value, usually 1
+    residuals   what observed co-runs add to it: the mean of a Gaussian process over pairs (job, partner)
+    bound       conformal: nine in ten errors of those co-runs lie above it. For a job seen often (SEEN_OFTEN)
+                these are leave-one-out errors. For others, each kind is left out with all its co-runs
 
-Where their turns are independent, both want the GPU for u_a u_b of the time, and each then has half. This prior never
-rises with either load, and has no fitted constant. The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid),
-assumes perfect turns; it is judged beside the prior.
+If the turns of two jobs are independent, both want the GPU for u_a u_b of the time, and each then has
+half. This prior never rises with either load, and has no fitted constant.
 
-The process has a variance for each likeness of two co-runs: same job, partner, kind of either, both kinds, alike loads.
-So one co-run counts a little, three count much, and a job's own co-runs speak before those of its kind (shrinkage as of
-random effects; Rasmussen and Williams, 2006, ch. 2 and 5.4).
+The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid), assumes perfect turns. It is evaluated next to
+the prior.
+
+The process has a variance for each likeness of two co-runs: same job, same partner, same kind of
+either, both kinds, similar loads. So one co-run counts a little, three count much, and a job's own
+co-runs count before those of its kind (shrinkage, as with random effects; Rasmussen and Williams, 2006,
+ch. 2 and 5.4).
 """
 
 from collections.abc import Sequence
@@ -206,7 +209,11 @@ def margins_without(errors: Array) -> Array:
 
 
 def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
-    """Speeds of these pairs. `prior`: (n,), NaN where it cannot tell: such a pair is known by co-runs or not at all."""
+    """Predict the speeds of these pairs relative to running alone.
+
+    prior: (n,), NaN if it knows nothing of a pair. The speed of such a pair is known from co-runs or not at
+    all.
+    """
     observed, met = residuals.observed(pairs), residuals.met(pairs)
     known = np.isfinite(prior) | (observed > 0)
     p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.correction(pairs), SLOWEST, FASTEST)

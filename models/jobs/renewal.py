@@ -1,7 +1,8 @@
 """Predict a job's next checkpoint or evaluation from the times of its earlier ones.
 
-It is the last beginning plus a quantile of the intervals, given that it has not begun yet. Jobs that count steps are
-regular in seconds, too, while their pace holds. One or two intervals get the spread of regular jobs.
+The prediction is the last beginning plus a quantile of the intervals, given that the next one has not
+begun yet. Jobs that count steps are regular in seconds, too, while their pace holds. Fewer than ENOUGH
+intervals get the spread of regular jobs.
 """
 
 from dataclasses import dataclass

@@ -128,7 +128,7 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
 def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
     """Return the detections of each rule of a kind, in the order of OF_KIND.
 
-    Nothing for rules that are raised elsewhere.
+    A rule that is raised elsewhere has an empty detection.
     """
     nothing = Detection.of(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]

@@ -100,7 +100,7 @@ class FaultLog:
         return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
 
     def begun(self, after_ms: int, until_ms: int) -> set[str]:
-        """Return the nodes of which a fault began in (after, until]."""
+        """Return the nodes on which a fault began in (after, until]."""
         return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
 
     def history(self, rows: Mapping[str, int]) -> FaultHistory:

@@ -97,9 +97,9 @@ class FaultRate:
             self._heard_ms = {name: times for name, times in self._heard_ms.items() if now_ms - times[1] <= AWAY_MS}
 
     def _has_joined(self, name: str, at_ms: int) -> bool:
-        """Return whether a node was heard for less than JOINING_MS at that time, or never.
+        """Return whether a node had sent telemetry for less than JOINING_MS at that time, or never.
 
-        A fleet's first nodes have not joined, since the start of watching counts for them.
+        A fleet's first nodes do not count as joining, because watching began with them.
         """
         since_ms, _ = self._heard_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS

@@ -61,7 +61,7 @@ class FaultHistory:
         return found
 
     def counts(self, nodes: int) -> Array:
-        """(nodes,) faults of each node."""
+        """Return (nodes,) the number of faults of each node."""
         return np.bincount(self.node, minlength=nodes).astype(np.float64)
 
 
@@ -211,7 +211,7 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
 
 
 def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
-    """One horizon's coefficients. columns: (n, feature); labels: (n,)."""
+    """Fit the coefficients of one horizon. columns: (n, feature); labels: (n,)."""
     intercept, weights = logistic(columns, labels)
     named = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)

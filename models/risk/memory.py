@@ -147,7 +147,10 @@ class RuleMemory:
         self.seen_ms[here] = now_ms
 
     def _raised(self, at: Places, now_ms: int) -> Raised:
-        """Return the signals of these pairs. An age goes on growing while nobody can read it."""
+        """Return the signals of these pairs of a rule and an entity.
+
+        The value of a hard rule in seconds is an age. It keeps growing while the signal is not observed.
+        """
         value, since_ms, seen_ms = self.value[at], self.since_ms[at], self.seen_ms[at]
         ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[at[0]]
         lately = ages & (since_ms > 0) & (seen_ms < now_ms)

@@ -57,7 +57,10 @@ class BoostedQuantiles:
         return np.asarray(rows, np.float64).reshape(len(self.levels), len(features))
 
     def save(self, folder: Path, name: str) -> dict[str, Any]:
-        """Write NAME_0.txt, …; what `load` needs, for the JSON beside them."""
+        """Write NAME_0.txt and so on, one for each level, and return what `load` needs.
+
+        The caller writes the returned value into the JSON file next to them.
+        """
         sums = []
         for row, booster in enumerate(self._boosters):
             text = booster.model_to_string().encode()

@@ -89,7 +89,10 @@ SCALES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The reference of a job's steps. limit_s: slow above it. steps: window."""
+    """The reference that the last steps of a job are compared with.
+
+    limit_s: the last steps are slow if they take longer. steps: the number of last steps that are compared.
+    """
 
     usual_s: float
     limit_s: float

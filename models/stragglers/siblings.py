@@ -22,16 +22,19 @@ FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 def slow_siblings(
     port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int, settled: Mask
 ) -> tuple[Mask, Array, Array]:
-    """Return which ports move too little, what their siblings move (bytes/s), and where data waits too long.
+    """Return which ports are slow, what their siblings move (bytes/s), and where data waits too long.
 
-    All are (port,). The last is the siblings' waits in ticks/s where a port's data waits far longer, otherwise NaN.
+    All are (port,). The third is the siblings' waits in ticks/s for a port whose data waits far longer. It
+    is NaN for all other ports.
 
-    Members of a synchronous gang move the same bytes however slow one link is, and healthy jobs may share out their
-    traffic unevenly. So a port is slow if its data waits for far longer than the siblings' data, or if its share of
-    their traffic fell below its own share of the last half hour. Falling far is enough. Falling somewhat needs longer
-    waits too, or, without counters of waiting, siblings that are alike. Only ports of one speed are siblings.
-    gang: (port,) its gang of `gangs`; together: (port,) whether it works with others there. settled: (port,) whether
-    its job has run for half an hour.
+    Members of a synchronous gang move the same bytes however slow one link is, and a healthy job may spread
+    its traffic unevenly. So a port is slow if its data waits for far longer than the siblings' data, or if
+    its share of their traffic fell below its own share of the last half hour. A large fall is enough. A
+    smaller fall needs longer waits too, or, without counters of waiting, siblings that are alike. Only
+    ports of one speed are siblings.
+
+    gang: (port,) number of its gang, below `gangs`. together: (port,) whether it works with other ports of
+    the gang. settled: (port,) whether its job has run for half an hour.
     """
     speeds, speed = codes(port.last.get("best_bytes_per_s", np.zeros(len(port.names))))
     of_speed = gang.astype(np.int64) * len(speeds) + speed

@@ -245,7 +245,7 @@ def _pauses(steps: list[Step]) -> bool:
 
 
 def reference_pace(duration: Array) -> tuple[float, float] | None:
-    """(seconds, relative noise) of the fastest block of consecutive steps; None when there are none.
+    """Return (seconds, relative noise) of the fastest block of consecutive steps. None without steps.
 
     >>> reference_pace(np.array([2.0] * 16 + [3.0] * 16))
     (2.0, 0.0)

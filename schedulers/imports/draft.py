@@ -69,7 +69,11 @@ class DraftClass:
 
 @dataclass(slots=True)
 class Draft:
-    """Queues by path, parents before children. notes: what has no counterpart → whose it is."""
+    """The queues of a draft by path, parents before children.
+
+    notes: a remark, such as a setting that has no counterpart here → the queues or objects that it
+    concerns.
+    """
 
     source: str
     policy: dict[str, float | str] = field(default_factory=lambda: {"order": "fifo"})

@@ -17,7 +17,7 @@ class Demand(msgspec.Struct):
 
 
 class DemandRecord(msgspec.Struct):
-    """What was forecast and what then happened: [time_ms, value] and [time_ms, quantiles …] rows."""
+    """Forecasts of demand beside what then happened: [time_ms, value] and [time_ms, quantiles …] rows."""
 
     as_of_ms: int
     pool: str
@@ -38,7 +38,7 @@ class DemandBand(msgspec.Struct):
 
 
 class DemandBurst(msgspec.Struct):
-    """Of the last day: the highest level, the shortest burst that is no noise, and how much of them is noise."""
+    """The bursts of the last day: the highest level, the shortest burst that is no noise, and the share of noise."""
 
     ceiling_gpus: float
     shortest_s: float | None
@@ -72,7 +72,7 @@ class ColdStart(msgspec.Struct):
 
 
 class DemandModelRow(msgspec.Struct):
-    """What the data cannot tell is null, with a sentence in `reasons`."""
+    """One part of the demand model. An unknown value is null, with a sentence in `reasons`."""
 
     queue: str
     pool: str

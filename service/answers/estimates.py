@@ -1,4 +1,4 @@
-"""What a job would take and when it would start."""
+"""Estimates of what a job would take and when it would start."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,12 @@ class Similar(msgspec.Struct):
 
 
 class Estimate(msgspec.Struct):
-    """What is null has its reason, by its name, in `reasons`. `power_w`: of all GPUs of the request.
+    """The estimate of a job. A null has its reason, by its name, in `reasons`.
+
+    `power_w`: of all GPUs of the request.
 
     `ignored`: keys of the request that were read and changed nothing. `start_as_of_ms`: when start times were sampled.
-    `by`: what `start_ms` is known by, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit".
+    `by`: how `start_ms` is known, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit".
     """
 
     as_of_ms: int

@@ -1,4 +1,4 @@
-"""What became of a batch of events."""
+"""The outcome of a batch of events."""
 
 import msgspec
 

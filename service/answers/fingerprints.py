@@ -1,4 +1,4 @@
-"""What jobs look like from their telemetry, what they make of their GPUs, and load peaks ahead."""
+"""Fingerprints of jobs from their telemetry, their use of GPUs, and load peaks ahead."""
 
 from typing import Literal
 
@@ -64,7 +64,10 @@ class Fingerprint(msgspec.Struct, kw_only=True):
 
 
 class UseRow(msgspec.Struct, kw_only=True):
-    """Of the last `span_s`, ten minutes at most; null where not known, and `reason` why. `busy` is GPU utilisation."""
+    """The use over the last `span_s`, at most ten minutes. null if unknown, and `reason` why.
+
+    `busy` is GPU utilisation.
+    """
 
     job: str
     class_: str = msgspec.field(name="class")
@@ -97,7 +100,7 @@ class Utilisation(msgspec.Struct):
 
 
 class Spikes(msgspec.Struct):
-    """Of the jobs that were looked at so far; jobs: how many of them add to the row."""
+    """Load peaks of the jobs with a fingerprint so far. jobs: how many of them add to the row."""
 
     as_of_ms: int
     jobs_looked: int

@@ -29,10 +29,12 @@ class FittedModel(msgspec.Struct):
 
 
 class ShadowModel(msgspec.Struct, frozen=True):
-    """A version that is scored and never serves. Losses over persistence's on the same forecasts; below 1 is better.
-    Of risk they are Brier scores over that of the share that came.
+    """A version that is scored and never serves.
 
-    `serving_vs_persistence`: of the version that serves; null where none does.
+    Losses are over persistence's on the same forecasts: below 1 is better. Of risk they are Brier scores over that of
+    the share that came.
+
+    `serving_vs_persistence`: of the version that serves. null where none does.
     """
 
     kind: str

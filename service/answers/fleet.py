@@ -14,9 +14,11 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `recor
 
 
 class Ingestion(msgspec.Struct, kw_only=True):
-    """What sources deliver, and how fast it is on the board. tick_ms, lag_ms: wall time. labels: GPUs that exporters'
-    labels say are held, by several (`shared`), or of which MIG instances are (`divided`). noted:
-    good records that nothing can be shown of, as events of an `unknown_job` that nobody said was submitted or runs."""
+    """The deliveries of sources, and how fast they are on the board. tick_ms, lag_ms: wall time.
+
+    labels: GPUs that exporters' labels say are held, by several (`shared`), or of which MIG instances are (`divided`).
+    noted: good records that no answer can show, as events of an `unknown_job` without a submission or a start.
+    """
 
     as_of_ms: int
     sources: list[SourceHealth]
@@ -41,8 +43,11 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """held_by: what holds a GPU without a job. unknown: it is at work. promise: it is promised to `request`. window,
-    reservation: its node is in maintenance or reserved."""
+    """One GPU on the map. held_by: what holds a GPU without a job.
+
+    unknown: it is at work. promise: it is promised to `request`. window, reservation: its node is in maintenance or
+    reserved.
+    """
 
     job: str | None
     usable: bool
@@ -89,7 +94,7 @@ class GpuCounts(msgspec.Struct):
 
 
 class Warming(msgspec.Struct):
-    """How much history there is, and how much the models want, in seconds."""
+    """The length of the history, and the length that the models want, in seconds."""
 
     have_s: int
     need_s: int

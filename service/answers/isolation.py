@@ -1,4 +1,4 @@
-"""Whether a GPU is isolated as a scheduler expects."""
+"""The isolation of a GPU, as a scheduler expects it."""
 
 from typing import Any
 

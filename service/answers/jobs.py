@@ -20,10 +20,13 @@ class RemainingTime(msgspec.Struct, gc=False):
 
 
 class JobRow(msgspec.Struct, kw_only=True):
-    """`remaining_s` is of a job that runs; null where nothing is known. `source`: board, of job events; labels or sdk,
-    where exporters' labels or the training loop alone tell of it; archive, of a job that ended longer ago. `queues`: of
-    a job that waits in several, all of them. `tasks`: attempts that wait under this name, more than 1 for the rest of a
-    big array."""
+    """One attempt in a list of jobs. `remaining_s` is of a job that runs, null if unknown.
+
+    `source`: board, of job events; labels or sdk, where exporters' labels or the training loop alone report it;
+    archive,
+    of a job that ended longer ago. `queues`: of a job that waits in several, all of them. `tasks`: attempts that wait
+    under this name, more than 1 for the rest of a big array.
+    """
 
     job: str
     attempt: int
@@ -49,7 +52,7 @@ class Jobs(msgspec.Struct):
 
 
 class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What an attempt was submitted with, by the keys of a placement request. request_id: of one in our own queue."""
+    """The submission of an attempt, by the keys of a placement request. request_id: of one in our own queue."""
 
     request_id: str | msgspec.UnsetType = msgspec.UNSET
     gang: Gang | int | msgspec.UnsetType = msgspec.UNSET
@@ -82,14 +85,14 @@ class QueuedRequest(Asks, kw_only=True):
 
 
 class QueuedJob(msgspec.Struct):
-    """What the placer is told of a job that waits."""
+    """A waiting job, as the placer reads it."""
 
     submitted_ms: int | None
     request: QueuedRequest
 
 
 class RunningJobRow(msgspec.Struct):
-    """What the placer reads of a job that runs.
+    """A running job, as the placer reads it.
 
     gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there, by the occupancy. For nodes
     outside the fleet, and once the attempt is over, its events say it. A board of an earlier version has none.
@@ -112,14 +115,14 @@ class RunningJobRow(msgspec.Struct):
 
 
 class EndedJobRow(RunningJobRow):
-    """What the placer is told of a job that has ended."""
+    """A job that has ended, as the placer reads it."""
 
     ended_ms: int = 0
     outcome: str = ""
 
 
 class GpuTimeRow(msgspec.Struct):
-    """What the placer is told of the GPUs of an attempt: busy GPU-seconds of those seen by telemetry."""
+    """The use of an attempt's GPUs, as the placer reads it: busy GPU-seconds of those seen by telemetry."""
 
     job: str
     attempt: int
@@ -136,7 +139,7 @@ class KnownAttempts(msgspec.Struct):
 
 
 class JobDetail(msgspec.Struct, kw_only=True):
-    """What one job's answer has beside its row. `asks` while it waits or runs; the API keeps it for itself."""
+    """The part of one job's answer beside its row. `asks` while it waits or runs. The API does not serve it."""
 
     placement: Sequence[RankPlacement] | Sequence[PlacedRank]
     phase: str | None
@@ -187,12 +190,13 @@ StragglerCause = Literal[
 
 
 class Stragglers(msgspec.Struct):
-    """`slow` is null while there are no step times or peers to compare. `judged_ms`: as of when it is; of a job that is
-    over, the last moment before; null where it never was.
+    """The verdict on a job's pace. `slow` is null while there are no step times or peers to compare.
 
-    `expected_step_s`: of steps such as these (by their sequence lengths, where told), or if all members were alike;
-    `ratio`: to the job's own past, else to that. `cause` is told of long steps that are nobody's fault, too.
-    `not_observed`: inputs that nobody tells of any member, so that what they show is unknown.
+    `judged_ms`: as of when it is. Of a job that is over, the last moment before. null if it was never judged.
+
+    `expected_step_s`: of steps such as these (by their sequence lengths, where reported), or if all members were alike.
+    `ratio`: to the job's own past, else to that. `cause` is given for long steps without a culprit, too.
+    `not_observed`: inputs that no member reports, so that what they show is unknown.
     """
 
     as_of_ms: int

@@ -63,7 +63,7 @@ class AnswersAtAge(msgspec.Struct):
 
 
 class StartTimesRecord(msgspec.Struct):
-    """What became of start times: the shares of requests that started by the quantiles shown to users.
+    """The record of start times: the shares of requests that started by the quantiles shown to users.
 
     A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is the share of
     `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`, and null where none is judged. The shares are means over
@@ -83,9 +83,11 @@ class StartTimesRecord(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """reservation: the head's, null while nobody waits for one. backfill: free GPUs by until when others may use them.
-    releases: running jobs, the soonest to end first, by their p10, p50 and p90. room: when a newcomer would find a GPU.
-    starts_as_of_ms: when the start times of the rows were sampled, null before the first sampling.
+    """The queue of the placement engine. reservation: the head's, null if no request waits for one.
+
+    backfill: free GPUs by until when others may use them. releases: running jobs, the soonest to end first, by their
+    p10, p50 and p90. room: when a newcomer would find a GPU. starts_as_of_ms: when the start times of the rows were
+    sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -132,7 +134,7 @@ class Placements(msgspec.Struct):
 
 
 class AuditLine(msgspec.Struct):
-    """Who asked for what and what was decided; `previous` is the hash of the line before."""
+    """One line of the audit: the caller, the action and the decision. `previous` is the hash of the line before."""
 
     audit_id: int
     time_ms: int
@@ -155,7 +157,7 @@ class Audit(msgspec.Struct):
 
 
 class PlacerHealth(msgspec.Struct):
-    """What the placer's `/healthz` answers; `doubts`: parts of the state that lack what another has seen."""
+    """The answer of the placer's `/healthz`. `doubts`: parts of the state that lack what another has seen."""
 
     ok: bool = True
     warming: bool = False

@@ -49,7 +49,7 @@ class QueuesAnswer(msgspec.Struct):
 
 
 class QueueChange(msgspec.Struct):
-    """What another file changes; `applied` is false for a dry run.
+    """The changes of another file. `applied` is false for a dry run.
 
     stranded: queue → requests that wait in it and do not start until a file names it again.
     """
@@ -81,7 +81,7 @@ class WhyStep(msgspec.Struct):
 
 
 class WhyWaiting(msgspec.Struct):
-    """Why a request waits. sentence: of the last step; start_ms: p10, p50, p90, where it is known.
+    """The reasons why a request waits. sentence: of the last step. start_ms: p10, p50, p90, where known.
 
     starts_as_of_ms: when start times were sampled, null before the first sampling.
     """

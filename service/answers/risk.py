@@ -49,15 +49,18 @@ class RiskNodes(msgspec.Struct):
 
 
 class CalibrationRecord(msgspec.Struct):
-    """`rows`: a horizon each. `history`: what the history hazard was fitted on. Until the site has a fit of its
-    own, `times` in it is the multiple of that hazard that the fleet's own faults explain."""
+    """The record of risk. `rows`: a horizon each. `history`: what the history hazard was fitted on.
+
+    Until the site has a fit of its own, `times` in it is the multiple of that hazard that the fleet's own faults
+    explain.
+    """
 
     rows: Sequence[Calibration]
     history: Mapping[str, Any]
 
 
 class NodeRisk(msgspec.Struct, gc=False):
-    """Of one kind within one horizon."""
+    """The risk of one kind within one horizon."""
 
     kind: RiskKind
     horizon_s: int
@@ -107,7 +110,7 @@ HeldBy = Literal["unknown", "promise", "window", "reservation"]
 
 
 class GpuAnswer(msgspec.Struct, gc=False):
-    """What one GPU of a node does now; no readings where none was ever heard.
+    """The present state of one GPU of a node. No readings if none was ever heard.
 
     held_by, request: as in `fleet.FleetGpu`.
     """
@@ -127,7 +130,7 @@ class GpuAnswer(msgspec.Struct, gc=False):
 
 
 class HostAnswer(msgspec.Struct, gc=False):
-    """What node_exporter tells of a host. Shares are of time, rates per second."""
+    """The host as node_exporter reports it. Shares are of time, rates per second."""
 
     cpu_idle: float | UnsetType = UNSET
     cpu_steal: float | UnsetType = UNSET
@@ -146,8 +149,10 @@ class HostAnswer(msgspec.Struct, gc=False):
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """One node. `urgent`: what came after the scores. `withheld`: why schedulers, windows or reservations keep it from
-    other work."""
+    """One node. `urgent`: what came after the scores.
+
+    `withheld`: why schedulers, windows or reservations withhold it from other work.
+    """
 
     node: str
     as_of_ms: int

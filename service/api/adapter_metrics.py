@@ -1,4 +1,4 @@
-"""What the adapters role counts, as Prometheus metrics: it has no door of its own, so the api tells."""
+"""Prometheus metrics of the adapters role. It has no port of its own, so the api serves them."""
 
 from collections.abc import Iterable
 
@@ -30,7 +30,7 @@ class _Page(Collector):
 
 
 def adapters_page(status: AdaptersStatus, now_ms: int) -> str:
-    """The exposition text; empty where no adapter writes."""
+    """Return the exposition text. Empty if no adapter writes."""
     if not status.adapters:
         return ""
     registry = CollectorRegistry()

@@ -20,8 +20,10 @@ class Answerers:
         self._adapters = make_answerers()
 
     def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
-        """The answer and its board; None: the stale answer. Raises StaleError where there is no such answer, and
-        whatever the verb raises for a bad body."""
+        """Return the answer and its board. None instead of the board: the stale answer.
+
+        Raises StaleError if there is no such answer, and any error of the verb for a bad body.
+        """
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()
         weather = self._station.fresh(board)

@@ -71,7 +71,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
 
 def _sent_on(row: Row) -> Row:
-    """A row of a replica: what takes something in is for the api that has a pipeline and a placer."""
+    """Return a row of a replica: it forwards what changes something to the api that has a pipeline and a placer."""
     return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
 
 

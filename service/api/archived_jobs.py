@@ -41,7 +41,7 @@ class ArchivedJobs:
         self._waiting = 0
 
     async def find(self, job: str) -> Found:
-        """Raises SourceError where the archive cannot be read, or too many look for something."""
+        """Find a job in the archive. Raises SourceError if the archive is unreadable, or too many callers search."""
         if self._waiting >= MOST_WAITING:
             raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
         self._waiting += 1
@@ -61,7 +61,7 @@ class ArchivedJobs:
 
 
 def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
-    """The latest attempt of a job. Blocking; no file is opened once `limit_s` seconds are over. Raises OSError."""
+    """Return the latest attempt of a job. Blocking. Opens no file once `limit_s` seconds are over. Raises OSError."""
     until_s, table = time.monotonic() + limit_s, JobTable()
     for day in reversed(files.days("events")):
         hours = {name.hour for name in files.names("events", [day])}
@@ -76,7 +76,7 @@ def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
 
 
 def _told(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
-    """What an hour's files hold of a job. Compaction may replace files meanwhile: then all are read anew."""
+    """Return what an hour's files hold of a job. Compaction may replace files in between: then all are read again."""
     for attempt in itertools.count(1):
         found: list[str] = []
         try:

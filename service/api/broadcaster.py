@@ -42,7 +42,7 @@ class EventBroadcaster:
         self._reader: asyncio.Task[None] | None = None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream of one client."""
+        """Yield the stream of one client."""
         self.clients += 1
         if self._reader is None:
             self._refresh()

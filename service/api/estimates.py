@@ -21,7 +21,7 @@ DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
 class StartAnswer(msgspec.Struct, frozen=True):
-    """What a placer says of a start, a whole Estimate of another api among it, or the `detail` of its problem."""
+    """The placer's answer about a start, a whole Estimate of another api, or the `detail` of its problem."""
 
     start_ms: dict[str, int] | None = None
     as_of_ms: int | None = None
@@ -38,14 +38,14 @@ NO_START = StartAnswer()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What the placer says: its answer, or `why` there is none."""
+    """The placer's answer, or `why` there is none."""
 
     answer: StartAnswer | None
     why: str = ""
 
 
 def shape_of_request(request: PlacementRequest) -> JobShape:
-    """The job that a request would be, at its full size."""
+    """Return the job that a request would be, at its full size."""
     return JobShape(
         user=request.user,
         name=request.job_name,
@@ -58,7 +58,7 @@ def shape_of_request(request: PlacementRequest) -> JobShape:
 
 
 def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:
-    """The body of the answer."""
+    """Return the body of the answer."""
     shape = shape_of_request(request)
     run, likely = run_time(board, shape), needs(board, shape)
     started = start.answer or NO_START
@@ -113,7 +113,7 @@ def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) ->
 
 
 def span(seconds: float) -> str:
-    """A duration with what matters of it.
+    """Return a duration in at most two units.
 
     >>> span(45), span(5400), span(7200), span(90_000), span(59.6 * 60)
     ('45 s', '1 h 30 min', '2 h', '1 day 1 h', '1 h')

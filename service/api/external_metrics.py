@@ -85,7 +85,7 @@ def _always(body: bytes) -> Handler:
 
 
 def _admit(request: Request, names: tuple[str, ...]) -> None:
-    """Raises HTTPException for a certificate that has expired since, or is not the API server's."""
+    """Admit the API server. Raises HTTPException for a certificate that has expired since, or is another's."""
     shown: tuple[str, ...] = request.scope.get(NAMES, ())
     if not shown or not request.headers.get("x-remote-user"):
         raise HTTPException(401, "expected the API server's aggregator, with the user that asks in X-Remote-User")

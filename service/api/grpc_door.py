@@ -44,7 +44,7 @@ IDLE_S = 300.0  # wall; then a connection without calls is closed, and its clien
 
 
 def grpc_tls(api: ApiConfig) -> Tls | None:
-    """The certificate of the port, if any. With `api.client_ca` every caller needs a certificate."""
+    """Return the certificate of the port, if any. With `api.client_ca` every caller needs a certificate."""
     return Tls(api, must_show=bool(api.client_ca), protocol="h2") if api.tls_cert else None
 
 

@@ -27,7 +27,7 @@ def best_options(ask: Ask, body: bytes) -> bytes:
 
 
 def _labels(node: bytes | None) -> dict[str, str]:
-    """Of a template node; none where it cannot be read."""
+    """Return the labels of a template node. None if it is unreadable."""
     read = Node()
     try:
         read.ParseFromString(node or b"")

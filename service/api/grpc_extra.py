@@ -6,7 +6,7 @@ from fleet.errors import ConfigError
 
 
 def require_grpc(port: int) -> None:
-    """Raises ConfigError that names the extra."""
+    """Check that gRPC is installed. Raises ConfigError that names the extra."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)

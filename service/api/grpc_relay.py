@@ -77,7 +77,7 @@ class GrpcConnection(asyncio.Protocol):
         self.host = ""
 
     def names(self) -> tuple[str, ...]:
-        """The names on the caller's certificate, if it has one that is still valid."""
+        """Return the names on the caller's certificate, if it has one that is still valid."""
         return self._certificate.names() if self._certificate is not None else ()
 
     def __enter__(self) -> None:
@@ -183,5 +183,5 @@ class _Answers(asyncio.Protocol):
 
 
 def _frame(kind: int, body: bytes) -> bytes:
-    """A frame of the whole connection (RFC 9113, 4.1)."""
+    """Return a frame of the whole connection (RFC 9113, 4.1)."""
     return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

@@ -1,4 +1,4 @@
-"""What a gRPC servicer is made of: calls, and streams, each from the bytes of a message to the bytes of another."""
+"""The parts of a gRPC servicer: calls, and streams, each from the bytes of a message to the bytes of another."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field

@@ -119,5 +119,5 @@ class HotProtocol(LimitedProtocol):
 
 
 def hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:
-    """The class for `uvicorn.Config(http=…)`: `base` with the hot path."""
+    """Return the class for `uvicorn.Config(http=…)`: `base` with the hot path."""
     return type("Protocol", (HotProtocol, base), {"hot": HotPath(context)})

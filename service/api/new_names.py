@@ -39,7 +39,7 @@ Stream = tuple[str, str, str | int]
 
 @dataclass(slots=True)
 class _Purse:
-    """What a caller has left. at_ms: as of when, steady fleet time."""
+    """The tokens that a caller has left. at_ms: as of when, steady fleet time."""
 
     tokens: float
     at_ms: int
@@ -47,7 +47,10 @@ class _Purse:
 
 @dataclass
 class _Known:
-    """What one board tells. live, ended: a line an attempt, "ATTEMPT JOB"; hosts: the first parts of names of nodes."""
+    """The names on one board. live, ended: a line an attempt, "ATTEMPT JOB".
+
+    hosts: the first parts of names of nodes.
+    """
 
     live: bytes = b""
     ended: bytes = b""
@@ -69,11 +72,14 @@ class _Known:
         return frozenset(line.partition(b" ")[2] for line in self.live.split(b"\n"))
 
     def names(self, bound: str) -> frozenset[bytes]:
-        """The names that use up a bound."""
+        """Return the names that use up a bound."""
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
-        """As `ingest.node_names.known_name` has it: exporters and launchers print short names or full ones."""
+        """Return whether a node is known, as `ingest.node_names.known_name` finds it.
+
+        Exporters print short or full names.
+        """
         short, dot, _ = name.encode().partition(b".")
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)
 
@@ -139,12 +145,12 @@ class NewNames:
         self._owned: dict[str, _Owned] = {LIVE_JOBS: _Owned(), UNKNOWN_NODES: _Owned()}
 
     def body(self, caller: str) -> "NamesOfBody":
-        """What judges the records of one body."""
+        """Return the judge of the records of one body."""
         self._look()
         return NamesOfBody(self, caller)
 
     def used(self, bound: str) -> int:
-        """How much of `live_jobs` or `unknown_nodes` is taken, as far as this process knows."""
+        """Return how much of `live_jobs` or `unknown_nodes` is used, as far as this process knows."""
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
     def share(self, bound: str) -> int:
@@ -185,7 +191,7 @@ class NewNames:
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _bound_of(self, event: JobEvent | NodeEvent) -> str | None:
-        """The bound that a name adds to, "" where it costs a token alone, None where it is known or placed."""
+        """Return the bound that a name adds to, "" if it costs a token alone, None if it is known or placed."""
         if identity(event)[:3] in self._recent.streams:
             return None
         if isinstance(event, NodeEvent):

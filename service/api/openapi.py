@@ -57,7 +57,7 @@ def document(
 
 
 def _security(row: Row, needs_token: bool) -> Json:
-    """The scope that a route asks for; none for an open one."""
+    """Return the scope that a route requires. None for an open one."""
     if row.is_open:
         return {"security": []}
     ways: list[dict[str, list[str]]] = [] if needs_token else [{}]

@@ -41,7 +41,7 @@ async def checks(context: Context) -> list[ReadinessCheck]:
 
 
 def _mirror(mirror: BoardMirror) -> ReadinessCheck:
-    """The other api also takes what a replica sends on."""
+    """Check the mirror: the other api also receives what a replica forwards."""
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
 
@@ -66,7 +66,7 @@ def _board(context: Context) -> ReadinessCheck:
 
 
 def _ended(context: Context) -> str:
-    """What the pipelines ended of, where they did; nothing where they are another machine's."""
+    """Return why the pipelines ended, if they did. Nothing if they are another machine's."""
     if context.mirror is not None:
         return ""
     roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
@@ -104,7 +104,7 @@ def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
-    """The placer, and what it says of the state's parts; it alone compares them, and while it is away nothing is."""
+    """Check the placer, and what it says of the state's parts. It alone compares them."""
     unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
@@ -126,7 +126,7 @@ class _Detail(msgspec.Struct):
 
 
 def _detail(body: bytes) -> str:
-    """What a problem document says, its ledger's own reason among it."""
+    """Return the content of a problem document, with its ledger's own reason."""
     try:
         return msgspec.json.decode(body, type=_Detail).detail
     except msgspec.MsgspecError:

@@ -60,7 +60,7 @@ def limits_of(api: ApiConfig) -> ConnectionLimits:
 
 
 def also_by_grpc(context: Context, pool: ConnectionPool) -> contextlib.AbstractAsyncContextManager[None]:
-    """The gRPC server where a port is configured. Raises ConfigError without its packages."""
+    """Serve gRPC while the context is open, if a port is configured. Raises ConfigError without its packages."""
     port = context.config.api.grpc_port
     if not port:
         return contextlib.nullcontext()

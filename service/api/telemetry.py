@@ -20,7 +20,7 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 
 class ApiMetrics:
-    """What one API process counts, in a registry of its own. Only its event loop counts, so there are no locks."""
+    """The counts of one API process, in a registry of its own. Only its event loop counts, so there are no locks."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,7 +63,7 @@ class ApiMetrics:
         self._count_the_door()
 
     def _count_the_door(self) -> None:
-        """How many we turned away, and what the others take up."""
+        """Count the connections that we refused, and the use of the others."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
             "Connections closed by us: too many (429: of one address), too slow, no HTTP, no TLS, or displaced.",
@@ -130,7 +130,7 @@ class ApiMetrics:
 
 @dataclass(slots=True)
 class Latency:
-    """How many requests took up to each of `LATENCY_BUCKETS_S` and no less; the last count is of those above."""
+    """The number of requests up to each of `LATENCY_BUCKETS_S` and no less. The last count is of those above."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
     sum_s: float = 0.0
@@ -169,7 +169,7 @@ class _Families(Collector):
 def pipeline_page(
     ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
 ) -> str:
-    """The pipeline's numbers as exposition text; what it does not tell is left out."""
+    """Return the pipeline's numbers as exposition text. Leaves out what it does not state."""
     families: list[Metric] = []
     _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
     _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
@@ -217,7 +217,7 @@ SOURCE_GAUGES = (
 
 
 def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
-    """How much of each bound on names is taken."""
+    """Add how much of each bound on names is used."""
     most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
     for bound, row in limits.items():
@@ -227,7 +227,7 @@ def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> 
 
 
 def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
-    """What became of samples and events in the archive; nothing where it is off."""
+    """Add what became of samples and events in the archive. Nothing if it is off."""
     for name, text in (
         ("rows", "Samples written to the archive."),
         ("events", "Events written to the archive."),
@@ -247,7 +247,7 @@ def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """What each source says of itself; one that reads many targets is up while any answers."""
+    """Return each source's report of itself. One that reads many targets is up while any answers."""
     labels = ("source", "kind")
     up = GaugeMetricFamily("fleetcast_source_up", "Whether a source answers.", labels=labels)
     bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)

@@ -1,4 +1,4 @@
-"""What the routes of one API process share: made from the configuration, opened while it answers."""
+"""The shared objects of one API process's routes: made from the configuration, opened while it answers."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ def context_of(config: Config, clock: Clock, access: Access) -> Context:
 
 
 def access_of(config: Config) -> Access:
-    """The callers, and how to name one with a certificate to the placer. ConfigError."""
+    """Return the callers, and how to name one with a certificate to the placer. Raises ConfigError."""
     subjects = config.access.subjects
     try:
         link = link_key(config.folder) if subjects and not config.api.board else ""
@@ -68,7 +68,7 @@ def access_of(config: Config) -> Access:
 
 @contextlib.asynccontextmanager
 async def opened(context: Context, writer: str) -> AsyncIterator[None]:
-    """The inbox is open for segments of `writer`; in a replica, the mirror of the board follows instead."""
+    """Open the inbox for segments of `writer`. In a replica, follow the mirror of the board instead."""
     async with _mirroring(context.mirror) if context.mirror else _inbox(context, writer):
         try:
             yield
@@ -104,6 +104,6 @@ async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
 
 
 def remember(context: Context) -> None:
-    """The identities of the events still in the inbox, so that a retry across a restart is known for one."""
+    """Remember the identities of the events still in the inbox, so that a retry across a restart counts once."""
     for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
         context.recent.add(identity(event))

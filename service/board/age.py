@@ -2,7 +2,7 @@
 
 
 def why_stale(age_s: float, limit_s: float) -> str:
-    """A sentence where a board is too old, or ahead of the clock by as much; else empty. Seconds are the fleet's.
+    """Return a sentence if a board is too old, or ahead of the clock by as much. Else "". Seconds are the fleet's.
 
     >>> why_stale(59.0, 60.0), why_stale(-59.0, 60.0)
     ('', '')

@@ -48,7 +48,7 @@ class Section:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What a whole board knows of. `inbox`: segment -> offset of what is folded."""
+    """The position of a whole board. `inbox`: segment -> offset of what is folded."""
 
     inbox: dict[str, int] = {}
     identity: str = ""
@@ -83,7 +83,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def _header_of(view: memoryview) -> _Header:
-    """The header; BoardError when it is none, or when a section does not lie within the file."""
+    """Decode the header. Raises BoardError if it is none, or if a section does not lie within the file."""
     if len(view) < 12 or bytes(view[:8]) != MAGIC:
         raise BoardError("not a board file")
     (length,) = struct.unpack("<I", view[8:12])
@@ -100,7 +100,7 @@ def _header_of(view: memoryview) -> _Header:
 
 
 def _nbytes(row: _Row) -> int:
-    """The size that dtype and shape ask for; -1 when they are nonsense."""
+    """Return the size that dtype and shape ask for. -1 if they are nonsense."""
     try:
         dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
     except (TypeError, ValueError):
@@ -128,7 +128,7 @@ class Board:
         return name in self._sections
 
     def overlaid(self, urgent: "Board | None") -> "Board":
-        """This board with the newer sections of `urgent` on top."""
+        """Return this board with the newer sections of `urgent` on top."""
         self._overlay = urgent
         return self
 
@@ -142,19 +142,19 @@ class Board:
         return self, own
 
     def meta(self, name: str) -> "_Row":
-        """The directory row of a section: dtype, shape, as_of_ms, model."""
+        """Return the directory row of a section: dtype, shape, as_of_ms, model."""
         return self._holder(name)[1]
 
     def sections(self) -> list[str]:
         return list(self._sections)
 
     def raw(self, name: str) -> memoryview:
-        """The section's bytes, not copied."""
+        """Return the section's bytes without copying."""
         board, row = self._holder(name)
         return board._view[row["offset"] : row["offset"] + row["nbytes"]]
 
     def array(self, name: str) -> NDArray[Any]:
-        """The section as an array; KeyError when the board has none of that name."""
+        """Return the section as an array. Raises KeyError if the board has none of that name."""
         _, row = self._holder(name)
         array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
         array.flags.writeable = False
@@ -167,7 +167,7 @@ class Board:
         return msgspec.json.decode(self.raw(name))
 
     def names(self, name: str) -> tuple[str, ...]:
-        """A newline-joined section as a tuple."""
+        """Return a newline-joined section as a tuple."""
         if name not in self._names:
             text = self.text(name).decode()
             self._names[name] = tuple(text.split("\n")) if text else ()
@@ -175,7 +175,7 @@ class Board:
 
 
 def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, standing: Standing | None = None) -> bytes:
-    """The container's bytes."""
+    """Return the container's bytes."""
     payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
 
     def header(base: int) -> bytes:
@@ -255,7 +255,7 @@ class BoardReader:
         self._board: Board | None = None
 
     def latest(self) -> Board | None:
-        """The newest whole board, None before the first. A torn file leaves the last good one in place."""
+        """Return the newest whole board, None before the first. A torn file leaves the last good one in place."""
         stamp = tuple(map(_stamp, self._polled))
         if stamp != self._stamp:
             board = _map(self.folder / "board")

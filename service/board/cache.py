@@ -54,7 +54,7 @@ class BoardCache:
         self._node_rows: dict[bytes, int] = {}
 
     def latest(self) -> Board | None:
-        """The newest board, None before the first."""
+        """Return the newest board, None before the first."""
         return self.read() if time.monotonic() - self._polled_s >= self._hold_s else self._board
 
     def read(self) -> Board | None:
@@ -66,21 +66,24 @@ class BoardCache:
         return self._board
 
     def board(self) -> Board:
-        """The newest board; a 503 problem before the first."""
+        """Return the newest board. Raises a 503 problem before the first."""
         board = self.latest()
         if board is None:
             raise warming()
         return board
 
     def section(self, board: Board, name: str) -> memoryview:
-        """A section's bytes; a 503 problem while the pipeline has not published it."""
+        """Return a section's bytes. Raises a 503 problem while the pipeline has not published it."""
         try:
             return board.raw(name)
         except KeyError:
             raise warming(f"the board has no {name} yet") from None
 
     def document(self, board: Board, name: str, kind: Any = Any) -> Any:
-        """A JSON section, decoded once a board and `kind`; read-only. Take parts of a large one as `msgspec.Raw`."""
+        """Return a JSON section, decoded once per board and `kind`, read-only.
+
+        Take parts of a large one as `msgspec.Raw`.
+        """
         raw = self.section(board, name)
         return self.derived(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
@@ -103,7 +106,7 @@ class BoardCache:
             return board.as_of_ms
 
     def node_answers(self, board: Board) -> NodeAnswers:
-        """A 503 problem while the pipeline has not published them."""
+        """Return the bodies of nodes. Raises a 503 problem while the pipeline has not published them."""
         return self.derived(board, "node_answers", lambda: self._answers_of(board))
 
     def _answers_of(self, board: Board) -> NodeAnswers:

@@ -34,7 +34,7 @@ class Expiry:
         self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
     def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
-        """The requests whose time is over, upon a board that knows of every start until then."""
+        """Return the requests whose time is over, upon a board that knows of every start until then."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
             end = inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
@@ -65,10 +65,10 @@ class Expiry:
         return waits
 
     def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
-        """The types of the attempt's events that were acknowledged, and that the board has not folded."""
+        """Return the types of the attempt's events that were acknowledged, and that the board has not folded."""
         return set(unread_types(self._inbox, _folded(board), intent.job, intent.attempt))
 
 
 def _folded(board: Board | None) -> dict[str, int]:
-    """How far a board has folded the inbox."""
+    """Return how far a board has folded the inbox."""
     return (board.standing if board and board.standing else Standing()).inbox

@@ -1,10 +1,10 @@
-"""What is on each GPU: the one answer for the map, nodes, drains, metrics and sentences.
+"""Occupants of each GPU: the one answer for the map, nodes, drains, metrics and sentences.
 
 Of several the first counts:
 
-    JOB       a job holds it, as events, labels or its training loop tell
+    JOB       a job holds it, as events, labels or its training loop report
     PROMISE   a request was placed on it, and no event says yet that its job runs
-    UNKNOWN   telemetry shows it at work, and nobody says for whom
+    UNKNOWN   telemetry shows it at work, and no event says for whom
     WINDOW    its node is in maintenance: a scheduler says so, or a window of the file of queues is open
     RESERVATION   its node is reserved: a scheduler says so, or the file of queues reserves it for a queue now
     NOTHING   none of these is known
@@ -20,7 +20,7 @@ NOBODY = -1
 
 
 class Occupant(IntEnum):
-    """What is on a GPU. The numbers are those of the board's `gpu.use`."""
+    """The occupant of a GPU. The numbers are those of the board's `gpu.use`."""
 
     NOTHING = 0
     UNKNOWN = 1

@@ -63,7 +63,7 @@ def table_sections(
 
 
 def run_time(board: Board, shape: JobShape) -> RunTime | None:
-    """How long such a job should run, at most its limit; None while no job is known."""
+    """Return how long such a job should run, at most its limit. None while no job is known."""
     found = list(_rows_of(board, RUN, kinds(shape)))
     if not found:
         return None
@@ -75,7 +75,7 @@ def run_time(board: Board, shape: JobShape) -> RunTime | None:
 
 
 def needs(board: Board, shape: JobShape) -> Needs | None:
-    """What such a job should need of each GPU; None where telemetry saw no job like it."""
+    """Return what such a job should need of each GPU. None if telemetry saw no job like it."""
     found = next(_rows_of(board, PEAK, kinds(shape)), None)
     if found is None:
         return None
@@ -89,7 +89,7 @@ def _known(value: float) -> float | None:
 
 
 def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
-    """The table's rows of these kinds, in their order; none without a table."""
+    """Yield the table's rows of these kinds, in their order. None without a table."""
     try:
         keys, values = (board.array(name) for name in names)
     except KeyError:

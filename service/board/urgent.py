@@ -67,7 +67,10 @@ class HardSignals:
 
 
 def _is_hard(event: NodeEvent) -> bool:
-    """A node that goes or comes back, an XID that is more than an application's error, health that is fatal."""
+    """Return whether an event is a hard signal.
+
+    That is a node that goes or comes back, an XID that is more than an application's error, health that is fatal.
+    """
     if event.type == "health":
         return gravity(event) == "fatal"
     return event.type in AWAY or event.type in BACK or gravity(event) in ("fatal", "warning")
@@ -134,12 +137,12 @@ def struck(board: Board) -> dict[str, list[HardSignal]]:
 
 
 def forbids(row: HardSignal) -> bool:
-    """Whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
+    """Return whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
     return row.type in AWAY or row.fatal
 
 
 def state_of(state: str, rows: Sequence[HardSignal]) -> str:
-    """The state of a node whose scores say `state`, with what came after them."""
+    """Return the state of a node whose scores say `state`, with what came after them."""
     for row in reversed(rows):
         if row.type in AWAY:
             return AWAY[row.type]

@@ -1,4 +1,4 @@
-"""Who may ask for what. Closed by default: loopback without a token, any other address only with tokens.
+"""Access control. Closed by default: loopback without a token, any other address only with tokens.
 
 Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`, or in the file that
 `FLEETCAST_TOKENS_FILE` names; a line each, `#` begins a comment:
@@ -9,7 +9,7 @@ Tokens come from the environment, never from configuration or a command line: in
 A token that is bound to queues reads what is theirs, and what is below them: jobs, requests, charges and audit lines.
 A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as password and any user (for programs that only
 take a URL, `http://user:TOKEN@host`). With our own TLS a client's certificate may replace a token (`[access]
-subjects`). Without either all who reach us may do everything, except pages of other sites in a browser.
+subjects`). Without either every caller that reaches us may do everything, except pages of other sites in a browser.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Scope(StrEnum):
 
 
 def default_scope(method: str) -> Scope:
-    """What a route asks for that names no scope."""
+    """Return the scope that a route requires if it names none."""
     return Scope.READ if method in SAFE_METHODS else Scope.ADMIN
 
 
@@ -79,7 +79,7 @@ class Caller:
         return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
 
     def sees(self, queue: str) -> bool:
-        """Whether what belongs to a queue is his to read."""
+        """Return whether the caller may read what belongs to a queue."""
         return not self.queues or any(queue == own or queue.startswith(f"{own}/") for own in self.queues)
 
 
@@ -87,7 +87,7 @@ ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says
 
 
 def viewer_of(request: Request) -> Caller:
-    """The caller that was admitted; anybody where none is asked for."""
+    """Return the caller that was admitted, or an open one where none is required."""
     found = request.scope.get(ADMITTED, ANYBODY)
     assert isinstance(found, Caller)
     return found
@@ -119,7 +119,7 @@ class Access:
         return [*(caller.name for _, caller in self._callers), *self._subjects]
 
     async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
-        """The caller, as `check` finds him. Counts refusals, and delays them for guessers."""
+        """Return the caller that `check` finds. Counts refusals, and delays them for guessers."""
         names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
         caller = await self.admit_from(host, request.method, request.scope["headers"], scope, names, by_queue)
         request.scope[ADMITTED] = caller
@@ -134,7 +134,7 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """The same, of a request that is not HTTP's. host: where it came from."""
+        """Admit the caller of a request that is not HTTP's. host: where it came from."""
         try:
             return self.check(method, headers, scope, names, by_queue)
         except Refusal as refusal:
@@ -165,9 +165,11 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """The caller, if he may do `scope` (None: any token will do); problems 401, 403. A token outranks `names`.
+        """Return the caller, if it may do `scope` (None: any token will do). Raises problems 401, 403.
 
-        by_queue: what is asked for answers a caller of some queues with what is theirs: then he need only read.
+        A token outranks `names`.
+
+        by_queue: the route answers a caller of some queues with what is theirs: then the scope `read` suffices.
         """
         self.check_site(method, headers)
         if self.is_open:
@@ -186,7 +188,7 @@ class Access:
         return caller
 
     def check_site(self, method: str, headers: Headers) -> None:
-        """A 403 problem for a browser that asks on behalf of a page that is not ours; routes for anybody ask this."""
+        """Raise a 403 problem for a browser that asks on behalf of a page that is not ours. Open routes call this."""
         if method not in SAFE_METHODS:
             refuse_other_sites(headers)
         if self.is_open:
@@ -241,7 +243,7 @@ def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
 
 
 def vouched_for(headers: Headers) -> Caller:
-    """The caller that the api names; it has looked at his certificate. Problem 401 where it names none."""
+    """Return the caller that the api names after checking its certificate. Raises problem 401 if it names none."""
     told = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
     queues = tuple(queue for value in told for queue in value.split(","))
     for name, value in headers:
@@ -253,7 +255,7 @@ def vouched_for(headers: Headers) -> Caller:
 
 
 def presented(authorization: bytes) -> bytes | None:
-    """The token in the value of an Authorization header, if any.
+    """Return the token in the value of an Authorization header, if any.
 
     >>> presented(b"Bearer abc"), presented(b"Basic dXNlcjphYmM=")
     (b'abc', b'abc')
@@ -270,7 +272,7 @@ def presented(authorization: bytes) -> bytes | None:
 
 
 def refuse_other_sites(headers: Headers) -> None:
-    """A 403 problem for what a browser sends on behalf of a page that is not ours."""
+    """Raise a 403 problem for what a browser sends on behalf of a page that is not ours."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
     ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
@@ -297,7 +299,10 @@ def load_access(
     link: str = "",
     heeds_link: bool = False,
 ) -> Access:
-    """The environment's tokens, and `subjects`. ConfigError: malformed, or none while `host` is not loopback."""
+    """Load the environment's tokens, and `subjects`.
+
+    Raises ConfigError: malformed, or none while `host` is not loopback.
+    """
     text, path = environ.get(TOKENS, ""), environ.get(TOKENS_FILE, "")
     if text.strip() and path:
         raise ConfigError(f"{TOKENS} and {TOKENS_FILE} are both set: set one of them")
@@ -380,7 +385,7 @@ def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
 
 
 def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
-    """The queues of `queues=a,b/c`. ConfigError, which does not say the word: it may be a token in the wrong place."""
+    """Parse the queues of `queues=a,b/c`. Raises ConfigError without the word: it may be a token in the wrong place."""
     queues = tuple(word.removeprefix(QUEUES).split(","))
     if not word.startswith(QUEUES) or not all(part for queue in queues for part in queue.split("/")):
         raise ConfigError(f"{where}: behind the token only {QUEUES}NAME[,NAME] may stand, such as {QUEUES}research/nlp")

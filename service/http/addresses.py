@@ -13,7 +13,7 @@ NOWHERE = "unknown"
 
 @lru_cache(maxsize=4096)
 def counted_as(host: str) -> str:
-    """The address that a client counts with; all names and other non-addresses count as one.
+    """Return the address that a client counts with. All names and other non-addresses count as one.
 
     >>> counted_as("10.0.0.7"), counted_as("::ffff:10.0.0.7"), counted_as("2001:db8::5"), counted_as("unix")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown')

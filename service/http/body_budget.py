@@ -36,7 +36,10 @@ class BodyBudget:
 
 
 class Lease:
-    """One request's bytes. It cannot grow after `release`: that ends a thread which still unpacks."""
+    """The bytes of one request's body in the budget.
+
+    A lease cannot grow after `release`. This ends a thread that still unpacks the body.
+    """
 
     def __init__(self, budget: BodyBudget) -> None:
         self.budget = budget

@@ -20,12 +20,18 @@ class ClientCertificate:
     until_s: float
 
     def names(self) -> tuple[str, ...]:
-        """None once it has expired: a connection may live longer."""
+        """Return the names of the certificate, or no names once it has expired.
+
+        A connection may outlive its certificate.
+        """
         return self.all_names if time.time() <= self.until_s else ()
 
 
 def client_certificate(tls: Any) -> ClientCertificate | None:
-    """Of the other end of a connection, verified by its handshake; None without TLS or without a certificate."""
+    """Return the certificate of a connection's other end, verified by its handshake.
+
+    None without TLS or a certificate.
+    """
     told = tls.getpeercert() if tls is not None else None
     if not told:
         return None

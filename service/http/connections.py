@@ -105,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
 
     def names(self) -> tuple[str, ...]:
-        """The names on the client's certificate, if any."""
+        """Return the names on the client's certificate, if any."""
         return self.certificate.names() if self.certificate is not None else ()
 
     def on_message_begin(self) -> None:
@@ -175,7 +175,7 @@ HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
 def _answer(problem: Problem) -> bytes:
-    """The bytes of an answer after which the connection is closed."""
+    """Return the bytes of an answer after which the connection is closed."""
     response = problem.response("")
     head = [b"HTTP/1.1 %d %b" % (problem.status, problem.body("")["title"].encode())]
     head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]

@@ -11,7 +11,7 @@ FILE = "placer.key"
 
 
 def link_key(folder: Path) -> str:
-    """The key in a state folder; the first call makes it. Raises OSError."""
+    """Return the key in a state folder. The first call makes it. Raises OSError."""
     path = folder / FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ class Problem(FleetcastError):
         self.extra = dict(extra or {})
 
     def body(self, instance: str) -> dict[str, Any]:
-        """The members, bounded: an answer is no copy of what was sent."""
+        """Return the members, bounded: an answer is no copy of what was sent."""
         body = {
             "type": TYPE_PREFIX + self.code,
             "title": HTTPStatus(self.status).phrase,
@@ -119,7 +119,7 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
 
 
 def as_problem(error: FleetcastError) -> Problem:
-    """The problem of an error of our tree. An error that no request can cause is a bug and raises itself.
+    """Return the problem of an error of our tree. An error that no request can cause is a bug and raises itself.
 
     >>> as_problem(UnknownEntity("no node 'n9'")).status
     404
@@ -158,7 +158,7 @@ def unexpected(error: Exception, path: str) -> Response:
 
 
 def bug(path: str) -> Response:
-    """A 500 that the log can be searched for; call it while the exception is being handled."""
+    """Return a 500 that the log can be searched for. Call it while the exception is being handled."""
     number = uuid.uuid4().hex[:12]
     logger.exception("answered 500 with id %s", number)
     detail = f"an error of ours; the log has it under {number}"

@@ -24,7 +24,7 @@ GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 
 
 def lease_of(request: Request) -> Lease:
-    """The request's lease; an unlimited one where the server gave none."""
+    """Return the request's lease, an unlimited one if the server gave none."""
     lease = request.scope.get(LEASE)
     return lease if isinstance(lease, Lease) else BodyBudget().lease()
 
@@ -50,7 +50,7 @@ def unprocessable_body(faults: Sequence[Fault]) -> Problem:
 
 
 def _said_back(value: Any) -> Any:
-    """A value of a body as a problem says it back: lists, objects and huge numbers as short text."""
+    """Return a value of a body for a problem: lists, objects and huge numbers as short text."""
     if value is MISSING:
         return None
     is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
@@ -58,7 +58,10 @@ def _said_back(value: Any) -> Any:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, inflated when it came as gzip or deflate. Problems: 413 too large, 400 broken, 415 unknown coding."""
+    """Return the body, inflated if it came as gzip or deflate.
+
+    Problems: 413 too large, 400 broken, 415 unknown coding.
+    """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         detail = f"content-encoding {coding!r}: expected gzip, deflate or none"
@@ -70,7 +73,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def read_raw(request: Request, most: int) -> bytes:
-    """The body as it came. Problems: 413 when it has more than `most` bytes, 503 while others take up all room."""
+    """Return the body as it came. Problems: 413 if it has more than `most` bytes, 503 while others use all room."""
     chunks, lease = request.stream(), lease_of(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
@@ -107,7 +110,7 @@ async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
 
 
 def too_large(what: str, most: int) -> Problem:
-    """The connection is closed with the answer: a rest of the body that was not read is no next request."""
+    """Return a problem that closes the connection: an unread rest of the body is no next request."""
     return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
 
 

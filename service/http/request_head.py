@@ -17,7 +17,7 @@ class RequestHead:
 
 
 class _Recorder:
-    """What the parser calls."""
+    """The callbacks of the parser."""
 
     def __init__(self) -> None:
         self.url = b""

@@ -61,7 +61,7 @@ class Tls:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """Of the files that the context was made of; changes with it."""
+        """Return a stamp of the files that the context was made of. Changes with them."""
         return self._made.stamp
 
     @property
@@ -99,7 +99,7 @@ class Tls:
 
 
 def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
-    """The context of the files. ConfigError names the key, the file and what to do."""
+    """Make the context of the files. Raises ConfigError that names the key, the file and what to do."""
     stamp = stamp_of(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
     until_s = _check_dates(cert, keys.tls_cert)
@@ -168,7 +168,7 @@ def _refuse_passphrase(told: str) -> NoReturn:
 
 
 def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
-    """Changes with any of the files. A link that leads elsewhere now is another file."""
+    """Return a stamp that changes with any of the files. A link that leads elsewhere now is another file."""
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):
         try:

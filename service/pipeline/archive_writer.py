@@ -146,4 +146,4 @@ def _mib(archive: Archive | None) -> str:
 
 
 def _nothing() -> None:
-    """The archive is off."""
+    """Do nothing: the archive is off."""

@@ -39,7 +39,7 @@ C = TypeVar("C", bound=Capability)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What capabilities are made of."""
+    """The objects that capabilities are made of."""
 
     config: Config
     clock: Clock

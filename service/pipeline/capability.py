@@ -20,7 +20,7 @@ class Capability:
         return b""
 
     async def work(self, state: FleetState) -> None:
-        """Runs in the event loop beside the ticks until it is cancelled; a capability without such work returns."""
+        """Run in the event loop beside the ticks until cancelled. A capability without such work returns."""
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

@@ -1,4 +1,7 @@
-"""Make scores into the JSON rows that the API serves, rounded to what is known. Pure."""
+"""Convert scores into the JSON rows that the API serves.
+
+Numbers are rounded to the digits that are known. All functions are pure.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,7 +46,7 @@ def no_telemetry(ingestion: Ingestion) -> str | None:
 
 
 def number(value: float, digits: int = 3) -> float | None:
-    """A float for JSON: rounded, null when unknown."""
+    """Return a float for JSON: rounded, null if unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
@@ -126,8 +129,10 @@ def gpu_answers(
     jobs: Sequence[str],
     use: NDArray[np.int8],
 ) -> list[list[GpuAnswer]]:
-    """The GPUs of each node. rows: (n, g) rows of `gpu`, -1 was never heard; gpus: (n,); holder: (n, g) into `jobs`;
-    use: (n, g) Occupant."""
+    """Return the GPUs of each node.
+
+    rows: (n, g) rows of `gpu`, -1 was never heard. gpus: (n,). holder: (n, g) into `jobs`. use: (n, g) Occupant.
+    """
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
     heard = (entity >= 0) & (entity < len(gpu.values))
@@ -186,7 +191,7 @@ def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
 
 
 def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
-    """What `/v1/risk/nodes` says of each node; the API adds the probabilities as it ranks."""
+    """Return what `/v1/risk/nodes` says of each node. The API adds the probabilities as it ranks."""
     racks = domain_of(topology, Level.RACK)
     rows = []
     for row, node in enumerate(topology.nodes):
@@ -239,12 +244,15 @@ def job_row(
 def left_s(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], issued: IssuedRunTime | None
 ) -> RemainingTime | None:
-    """Return the remaining time of a running attempt: by its forecast, else that of jobs of its size, else None."""
+    """Return the remaining time of a running attempt by its forecast, else by past jobs of its size.
+
+    Returns None if neither is known.
+    """
     return (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
 
 
 def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
-    """What `/v1/jobs/{id}` adds to the row: placement, phase, the run time forecast at submission, the last events."""
+    """Return what `/v1/jobs/{id}` adds to the row: placement, phase, forecast at submission, the last events."""
     run_s = issued.quantiles if issued else None
     return JobDetail(
         placement=attempt.ranks or [PlacedRank(node) for node in attempt.nodes],
@@ -260,7 +268,7 @@ def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobD
 
 
 def asked_of(attempt: JobAttempt) -> Asks:
-    """What the job's submission asks for; empty without a submission."""
+    """Return what the job's submission asks for. Empty without a submission."""
     told = attempt.submission
     if told is None:
         return Asks()

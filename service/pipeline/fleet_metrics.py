@@ -198,7 +198,7 @@ def _add_node_gpus(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mappin
 
 
 def _add_queues(page: Page, tick: Tick) -> int:
-    """Returns how many queues are folded into "other"."""
+    """Add the queues, and return how many are folded into "other"."""
     loads = {"running": _running_loads(tick)}
     for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
         loads[state] = _loads(attempts, [wanted_milli(row, tick.node_gpus) for row in attempts])
@@ -279,7 +279,7 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 
 
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
-    """Returns how many slow jobs have no series of their own."""
+    """Add the slow jobs, and return how many have no series of their own."""
     told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
     running = [row for row in tick.events.running if row.job in told]
     gpus = {row.job: tick.sizes.get((row.job, row.attempt), row.gpus) for row in running}
@@ -385,7 +385,7 @@ def demand_page(demand: Sequence[DemandRow]) -> bytes:
 
 
 def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
-    """Return the POOLS_SHOWN largest of (queue, pool)."""
+    """Return the POOLS_SHOWN largest (queue, pool) keys, the largest first."""
     return sorted(size, key=lambda one: (-size[one], one))[:POOLS_SHOWN]
 
 

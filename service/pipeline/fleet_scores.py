@@ -57,12 +57,12 @@ class FleetScorer:
             self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
 
     def local(self, inputs: TickInputs) -> Local:
-        """The evidence of this pipeline's own nodes."""
+        """Return the evidence of this pipeline's own nodes."""
         found = self._watch.local(inputs.frames, inputs.topology, inputs.now_ms)
         return found if self._share.instances == 1 else replace(found, own=self._own_rows.own()[: len(found.nodes)])
 
     def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
-        """The fleet, of the evidence and the readings of all pipelines."""
+        """Return the fleet, by the evidence and the readings of all pipelines."""
         self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)

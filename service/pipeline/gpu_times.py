@@ -30,7 +30,7 @@ class GpuTime:
 
 
 class GpuTimes(Capability, Stateful):
-    """Adds up what the ticks show, of attempts that run and those that ended lately.
+    """The GPU time of attempts that run or ended lately, summed over the ticks.
 
     `sections`, `dump` and `move` are never called at the same time.
     """
@@ -73,7 +73,7 @@ class GpuTimes(Capability, Stateful):
             known.used += worked * passed_s
 
     def _of(self, attempt: JobAttempt) -> GpuTime:
-        """What is known of an attempt; nothing where it was moved to other GPUs since."""
+        """Return what is known of an attempt. Nothing if it was moved to other GPUs since."""
         key = attempt.job, attempt.attempt
         known = self._known.get(key)
         if known is None or known.placed_ms != attempt.placed_ms:
@@ -94,10 +94,10 @@ class GpuTimes(Capability, Stateful):
         return [(*key, row.placed_ms, row.used, row.seen) for key, row in self._known.items()], {}
 
     def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse, into an empty one. Raises msgspec.ValidationError."""
+        """Restore what `dump` returned, into an empty one. Raises msgspec.ValidationError."""
         rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
         self._known = {(job, attempt): GpuTime(*row) for job, attempt, *row in rows}  # type: ignore[arg-type]
 
     def move(self, by_ms: int) -> None:
-        """A clock that was set: of the time until the next tick nobody knows."""
+        """Forget the time until the next tick, since a set clock makes it unknown."""
         self._last_ms = None

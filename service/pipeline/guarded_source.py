@@ -38,7 +38,7 @@ Makers = Callable[[Entities], Sequence[Source]]
 
 
 def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
-    """The sources, each with a way to make it anew. Errors of the first making are the configuration's: they go on."""
+    """Return the sources, each with a way to make it again. Errors of the first making are the configuration's."""
 
     def again(number: int) -> Source:
         return make_all(entities)[number]
@@ -106,7 +106,7 @@ def _backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
 
 
 def unread_inbox(sources: "Sequence[GuardedSource]") -> str:
-    """A sentence while the inbox cannot be read: jobs may run that nobody knows of; else empty."""
+    """Return a sentence while the inbox is unreadable, since unknown jobs may run. Else ""."""
     troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
     return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
 
@@ -142,7 +142,10 @@ class GuardedSource:
         return self._source.reports_jobs
 
     async def next(self) -> Batch:
-        """The next batch. Raises SourceError while the source is away or broken, StopAsyncIteration at its end."""
+        """Return the next batch.
+
+        Raises SourceError while the source is away or broken, StopAsyncIteration at its end.
+        """
         try:
             if self._broken:
                 await self._start_again()
@@ -163,13 +166,13 @@ class GuardedSource:
         return batch
 
     def trouble(self) -> str:
-        """A sentence while it is broken, or was a moment ago; else empty."""
+        """Return a sentence while it is broken, or was a moment ago. Else ""."""
         if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
             return ""
         return f"the source {self.name} fails ({self.last_error}), {self.errors} errors so far; it is started again"
 
     def position(self) -> dict[str, Any]:
-        """The source's position; while it is broken, the one from which it will start again."""
+        """Return the source's position. While it is broken, the one from which it will start again."""
         noted = None if self._broken else self._ask("position()", lambda: _encoded(self._source.position()))
         if noted is not None:
             self._position, self._noted_s = noted, self._now_s()
@@ -224,7 +227,7 @@ class GuardedSource:
         await self._close(self._source)
 
     def _ask(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
-        """The source's answer; None when it fails, which is counted."""
+        """Return the source's answer, or None if it fails, which is counted."""
         try:
             return ask()
         except Exception as error:
@@ -265,7 +268,7 @@ class GuardedSource:
 
 
 def _is_wanted() -> bool:
-    """Whether it is this task that somebody cancels, rather than one that the source waits for."""
+    """Return whether this task is being cancelled, rather than one that the source waits for."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -283,7 +286,7 @@ def _encoded(position: Any) -> bytes:
 
 
 def _checked_nodes(answer: Any) -> Mapping[str, NodeSpec]:
-    """Raises TypeError where the answer is no table of nodes."""
+    """Return the table of nodes. Raises TypeError if the answer is none."""
     if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
         raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")
     return answer

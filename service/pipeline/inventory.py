@@ -13,8 +13,12 @@ from ingest.topology.load import merged
 
 
 class FleetInventory:
-    """Makes each generation of a topology. Files win over schedulers, and what an exporter counts over larger numbers.
-    faults: nodes that there was no room for, until the caller takes them."""
+    """The maker of each generation of a topology.
+
+    Files win over schedulers, and what an exporter counts over larger numbers. faults: nodes that there was no room
+    for,
+    until the caller takes them.
+    """
 
     def __init__(self, entities: Entities, files: Topology) -> None:
         self._entities = entities

@@ -1,4 +1,4 @@
-"""What jobs make of the fleet, as Prometheus sees it: gang risk, checkpoints, load peaks, sessions that do nothing.
+"""Prometheus metrics of jobs: gang risk, checkpoints, load peaks, sessions that do nothing.
 
 The page is made once in MADE_EVERY_MS; RENEWED jobs a tick get a new checkpoint interval, in turn. The gravest rows of
 each kind have series (GANGS_SHOWN, ROWS_SHOWN); `fleetcast_job_metrics_left_out` counts the others.
@@ -109,7 +109,7 @@ def job_page(tick: Tick, told: Mapping[str, Any], intervals: Mapping[Attempt, Ch
 
 
 def _add_gangs(page: Page, tick: Tick) -> int:
-    """Returns how many gangs are left out."""
+    """Add the gangs, and return how many are left out."""
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
     shown = _riskiest(gangs, tick)[:GANGS_SHOWN]
     found = [(attempt, *_interrupted(attempt, tick)) for attempt in shown]
@@ -157,7 +157,7 @@ def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
 
 
 def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
-    """How far jobs are from their best interval, where both are known. Returns how many are left out."""
+    """Add how far jobs are from their best interval, where both are known. Return how many are left out."""
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
     found = [(told.lost, told.ratio, job) for job, told in known if told is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
@@ -175,7 +175,7 @@ def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, Checkpo
 
 
 def _add_use(page: Page, uses: Rows) -> int:
-    """Returns how many jobs that do nothing are left out."""
+    """Add idle jobs, and return how many are left out."""
     gpus = dict.fromkeys(VERDICTS, 0)
     for row in uses:
         gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
@@ -200,7 +200,7 @@ def _add_use(page: Page, uses: Rows) -> int:
 
 
 def _add_spikes(page: Page, spikes: Rows) -> int:
-    """Returns how many are left out; without a capacity a peak has no ratio."""
+    """Add load peaks, and return how many are left out. Without a capacity a peak has no ratio."""
     known = [row for row in spikes if row.get("capacity")]
     shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
     page.gauge(

@@ -1,4 +1,4 @@
-"""PipelineMetrics: what the pipeline says of itself, for `/v1/ingestion` and the console's header."""
+"""PipelineMetrics: the pipeline's own metrics, for `/v1/ingestion` and the console's header."""
 
 import contextlib
 import time
@@ -33,18 +33,18 @@ class PipelineMetrics:
         self._arrived.append(time.monotonic())
 
     def arrivals(self) -> list[float]:
-        """Times of arrivals since the last call; the tick that folds them passes them to `record_tick`."""
+        """Return times of arrivals since the last call. The tick that folds them passes them to `record_tick`."""
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def record_tick(self, took_ms: float, arrived: Sequence[float]) -> None:
-        """A board was published, and what `arrived` is on it."""
+        """Record that a board was published, with `arrived` on it."""
         self.ticks += 1
         self._tick_ms.append(took_ms)
         self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
     def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
-        """The document of the same name."""
+        """Return the document of the same name."""
         health = [row for source in sources for row in source.health()]
         return Ingestion(
             as_of_ms=now_ms,
@@ -124,6 +124,6 @@ def percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
 
 
 def _targets(rows: Sequence[Mapping[str, object]], key: str) -> int:
-    """The sum of a number of targets. A source from outside may put anything there."""
+    """Return the sum of a number of targets. A source from outside may put anything there."""
     counts = [row.get(key) for row in rows]
     return sum(int(count) for count in counts if isinstance(count, int | float))

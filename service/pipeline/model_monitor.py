@@ -136,7 +136,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> bytes:
-    """The same as metrics."""
+    """Return the drifts as metrics."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]
     page.gauge(

@@ -57,7 +57,7 @@ class Spell(msgspec.Struct, gc=False):
 
 
 class PastSpan(msgspec.Struct, gc=False):
-    """What was said of a node from then until then: an action's code and sentence, or a state and nothing."""
+    """A span of a node's past: an action's code and sentence, or a state and nothing."""
 
     code: str
     sentence: str
@@ -77,7 +77,11 @@ class Stay(msgspec.Struct, gc=False):
 
 
 class NodePast(msgspec.Struct):
-    """One node's. steps: [Unix ms, probability at each of HORIZONS_S], the likeliest kind's, None unknown."""
+    """The timeline of one node.
+
+    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is that of the likeliest kind of
+    risk. It is None if unknown.
+    """
 
     began_ms: int
     steps: list[tuple[int, list[float | None]]] = []
@@ -119,7 +123,7 @@ class NodePasts(Capability, Stateful):
         return None, {"pasts": np.frombuffer(msgspec.msgpack.encode(self.of), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse, into an empty one. Raises msgspec.MsgspecError."""
+        """Restore what `dump` returned, into an empty one. Raises msgspec.MsgspecError."""
         self.of = msgspec.msgpack.decode(arrays["pasts"].tobytes(), type=dict[str, NodePast])
         for name, past in self.of.items():
             open_ones = [row for row in past.signals if row.ended_ms is None]
@@ -333,20 +337,20 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
 
 
 def _is_other(spell: Spell, reason: Reason) -> bool:
-    """Whether a reason of the same metric is a new signal: another code, or hard where it was not."""
+    """Return whether a reason of the same metric is a new signal: another code, or hard where it was not."""
     is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
     return is_code or (isinstance(reason, HardReason) and not spell.fault)
 
 
 def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
-    """A new spell. after_ms: the end of the one whose place it takes."""
+    """Return a new spell. after_ms: the end of the one whose place it takes."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
 def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
-    """Whether it is back, or its value moved."""
+    """Continue a spell, and return whether it is back, or its value moved."""
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
     scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))

@@ -1,6 +1,7 @@
-"""What runs where, as arrays: observed from job events, never assumed from decisions.
+"""Occupancy of GPUs as arrays: observed from job events, never assumed from decisions.
 
-If the events and the snapshots that had folded them are lost, the last board tells. Without it, nothing may be placed.
+If the events and the snapshots that had folded them are lost, the last board says it. Without it, nothing may be
+placed.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -301,7 +302,7 @@ decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
 
 
 def running_on(board: Board) -> list[JobAttempt] | None:
-    """The attempts that ran when a board was made, at sequence 0: any event is news. None when it cannot tell."""
+    """Return the attempts that ran when a board was made, at sequence 0: any event is news. None if it cannot say."""
     try:
         if not board.json("meta").get("occupancy_known", True):
             return None

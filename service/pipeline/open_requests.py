@@ -24,9 +24,9 @@ Key = tuple[str, int]  # job, attempt
 
 @dataclass(frozen=True, slots=True)
 class OpenView:
-    """Who waits and who is promised GPUs, each once. waiting: attempts, in order of arrival, requests first.
+    """The waiting and promised requests, each once. waiting: attempts, in order of arrival, requests first.
 
-    promised: attempts with the ranks of their promise; requests: those promises, in the same order. requested: all
+    promised: attempts with the ranks of their promise. requests: those promises, in the same order. requested: all
     attempts that have an open request.
     """
 

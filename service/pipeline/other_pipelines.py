@@ -87,7 +87,7 @@ class OtherPipeline:
 
 
 def _urgent_rows(board: Board) -> list[HardSignal]:
-    """Raises what decoding does."""
+    """Return the hard signals of a board. Raises the errors of decoding."""
     try:
         raw = board.raw("doc.urgent")
     except KeyError:
@@ -96,7 +96,7 @@ def _urgent_rows(board: Board) -> list[HardSignal]:
 
 
 def _check(report: Report) -> None:
-    """Raises ValueError where columns do not fit each other, so that no tick fails on them half-way."""
+    """Check that columns fit each other, so that no tick fails on them half-way. Raises ValueError."""
     local = report.local
     nodes = len(local.nodes)
     if missing := set(GPU_CHANNELS) - set(local.gpu.last):
@@ -177,14 +177,14 @@ class OtherPipelines(Capability):
         return counts
 
     def labelled(self) -> Iterator[LabelHold]:
-        """Who holds the GPUs that the others hear of, as labels say."""
+        """Yield the holders of the GPUs that the others hear of, as labels say."""
         return (hold for report in self.reports() for hold in report.about.labelled)
 
     def models(self) -> dict[str, str]:
         return {node: model for report in self.reports() for node, model in report.about.models.items()}
 
     def join(self, inputs: TickInputs, local: Local) -> tuple[TickInputs, list[Local]]:
-        """The readings of all pipelines by rows of the fleet's topology, and the evidence of each."""
+        """Join the readings of all pipelines by rows of the fleet's topology. Return also the evidence of each."""
         reports = [self._aged(report, inputs.now_ms) for report in self.reports()]
         if not reports:
             return inputs, [local]
@@ -199,7 +199,7 @@ class OtherPipelines(Capability):
         ]
 
     def _aged(self, report: Report, now_ms: int) -> Report:
-        """A report with its readings as old as they are now. Nodes of a pipeline that is away are down."""
+        """Return a report with its readings as old as they are now. Nodes of a pipeline that is away are down."""
         for_ms = max(0, now_ms - report.local.time_ms)
         gpu, node = report.gpu.copy(), report.node.copy()
         gpu[:, AGE[GPU]] += for_ms / 1000
@@ -210,7 +210,7 @@ class OtherPipelines(Capability):
         return replace(report, gpu=gpu, node=node)
 
     def ingestion(self, own: Ingestion) -> Ingestion:
-        """The document of the first pipeline, with what the others take in added to it."""
+        """Return the document of the first pipeline, with the counts of the others added to it."""
         for report in self.reports():
             other = report.about.ingestion
             if other is None:
@@ -245,7 +245,7 @@ def _age_s(report: Report | None, now_ms: int) -> float | None:
 
 
 def _archives(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
-    """The shares of two pipelines in the archive as one: counts are summed, the worse state counts."""
+    """Join the shares of two pipelines in the archive: counts are summed, the worse state counts."""
     summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
 
@@ -257,7 +257,7 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
 def _joined_gpus(
     inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]
 ) -> tuple[FeatureFrame, NDArray[np.int32]]:
-    """The readings of all GPUs, one pipeline's after the other's, and where (n, g) each node's are."""
+    """Return the readings of all GPUs, one pipeline's after the other's, and where (n, g) each node's are."""
     values, nodes = [shown(inputs.frames.gpu)], [inputs.frames.gpu.node]
     at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
     at[at >= offset] = -1  # registered since the frame was made
@@ -279,7 +279,7 @@ def _joined_gpus(
 
 
 def _joined_nodes(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
-    """The readings of all nodes by rows of the topology: of each, what the pipeline says that heard of it last."""
+    """Return the readings of all nodes by rows of the topology, each of the pipeline that heard of it last."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
     own = shown(inputs.frames.node)[: len(rows)]
     values[: len(own)] = own

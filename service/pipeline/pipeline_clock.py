@@ -32,7 +32,7 @@ class PipelineClock:
         self._owed_ms = 0  # to the stateful parts, which a thread may be writing
 
     def now_ms(self) -> int:
-        """The time. If the clock was set since the last call, it adapts the state first."""
+        """Return the time. If the clock was set since the last call, adapt the state first."""
         now_ms, by_ms = self.clock.now_ms(), self._watch.set_by_ms()
         if by_ms <= -self._step_ms:
             self._set_back(now_ms, -by_ms)

@@ -44,7 +44,7 @@ def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
 
 
 def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
-    """The sections that change only with a new topology generation."""
+    """Return the sections that change only with a new topology generation."""
     models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
     pools = sorted({node.pool for node in topology.nodes})
     codes = {name: code for code, name in enumerate(models)}
@@ -116,14 +116,14 @@ def score_sections(tick: Tick) -> list[Section]:
 
 
 def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
-    """Joined pieces of JSON, and (n + 1,) where each begins, so that a reader takes one without the others."""
+    """Return joined pieces of JSON, and (n + 1,) where each begins, so that a reader reads one without the others."""
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     return {name: b"".join(parts), f"{name}.offsets": offsets}
 
 
 def node_answers(tick: Tick) -> list[bytes]:
-    """The body of `GET /v1/nodes/{node}` for each node."""
+    """Return the body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
     gpus = documents.gpu_answers(
@@ -232,7 +232,7 @@ def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) ->
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:
-    """A job that waits as a placement request, and since when."""
+    """Return a job that waits as a placement request, and since when."""
     asks = {**structs.asdict(documents.asked_of(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
         **asks,
@@ -245,7 +245,7 @@ def queued_row(attempt: JobAttempt) -> QueuedJob:
 
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
-    """(running, LEVELS) seconds that each running attempt still has to go; NaN without a forecast."""
+    """Return (running, LEVELS) seconds that each running attempt still has to go. NaN without a forecast."""
     running, run_times = tick.events.running, tick.run_times
     found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
     issued = [run_times.get((row.job, row.attempt)) for row in running] if run_times else []
@@ -259,7 +259,7 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
-    """Running, promised, queued, blocked and lately ended attempts, in that order."""
+    """Return running, promised, queued, blocked and lately ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
@@ -299,7 +299,7 @@ def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
 
 
 def fleet_document(tick: Tick) -> FleetAnswer:
-    """The console's first picture: numbers of the header strip and a row a node for the map."""
+    """Return the console's first picture: numbers of the header strip and a row per node for the map."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)

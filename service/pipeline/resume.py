@@ -43,7 +43,7 @@ class StateMonitor:
         self.judge_occupancy()
 
     def _parts(self) -> StateParts:
-        """The parts on disk. An accepted part counts as one of the new identity."""
+        """Return the parts on disk. An accepted part counts as one of the new identity."""
         saved, inbox = self._saved, inbox_part(self._config.inbox)
         there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
         folded = saved.positions.get("inbox", {})
@@ -74,7 +74,10 @@ class StateMonitor:
         self._saved.occupancy_known = True
 
     def check(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
-        """The standing of a board that folds `inbox`; `board`, `snapshot`: the last numbers. One thread at a time."""
+        """Return the standing of a board that folds `inbox`. `board`, `snapshot`: the last numbers.
+
+        One thread at a time.
+        """
         self._follow(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
             inbox=inbox_part(self._config.inbox),
@@ -111,7 +114,7 @@ class StateMonitor:
 
 
 def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) -> bool:
-    """Whether somebody has accepted the snapshot that was restored, or that there is none (and none came since)."""
+    """Return whether an operator has accepted the restored snapshot, or that there is none (and none came since)."""
     if file.accepted is None or saved.identity == file.identity:
         return False
     if saved.number:
@@ -138,7 +141,7 @@ def resume(
     make_sources: Callable[[Entities], Sequence[Source]],
     share: Share,
 ) -> Resumed:
-    """Sources are made once the entities of the snapshot are known, and go on from its positions."""
+    """Restore the state. Sources are made once the entities of the snapshot are known, and go on from its positions."""
     snapshot = Snapshot(config.home(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
     saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())

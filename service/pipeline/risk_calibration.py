@@ -58,7 +58,7 @@ def fault_rate(memory: RiskState) -> float | None:
 
 
 def calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
-    """The record as metrics; horizons of which nothing has matured have none but the count."""
+    """Return the record as metrics. Horizons without a matured forecast have none but the count."""
     page = Page()
 
     def gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:
@@ -74,7 +74,7 @@ def calibration_page(rows: Sequence[Calibration], times: float | None = None) ->
 
 
 async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
-    """Whether the hazard is fitted anew."""
+    """Fit the hazard again if it is due, and return whether it was."""
     async with free:
         if not memory.faults.fit_due(now_ms):
             return False

@@ -49,9 +49,9 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
 
 
 def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
-    """The inbox, the scraper where there are targets, and the sources that the configuration names.
+    """Open the inbox, the scraper if there are targets, and the sources that the configuration names.
 
-    Of several pipelines each takes a share of inbox, targets and sources that `divide`; the first has all others.
+    Of several pipelines each takes a share of inbox, targets and sources that `divide`. The first has all others.
     """
     sources: list[Source] = [
         DividedInbox(InboxSource(config.inbox, writes=_write_decoder(config, entities)), entities, share)
@@ -96,7 +96,7 @@ def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mappin
 
 
 def _check_names(sources: Sequence[Source]) -> None:
-    """A snapshot keeps positions by name: of two with one name, one would go on where the other was."""
+    """Check that names differ. A snapshot stores positions by name: one source would go on where another was."""
     for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
         if count > 1:
             raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")

@@ -66,7 +66,7 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
 
 
 def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
-    """The sum over those that say it; None where nobody does."""
+    """Return the sum over those that state it. None if none does."""
     told = [value for one in instances if (value := getattr(one, name)) is not None]
     return number(sum(told)) if told else None
 
@@ -103,7 +103,7 @@ def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> fl
 
 
 def served_page(document: ServedModels) -> bytes:
-    """The same as metrics of ours."""
+    """Return the served models as metrics of ours."""
     page = Page()
     labelled = [({"pool": row.pool, "model": row.model}, row) for row in document.rows]
     for name, text in (

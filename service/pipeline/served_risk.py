@@ -48,7 +48,7 @@ class ServedRisk:
         return wanted
 
     def _serve(self, version: str | None) -> None:
-        """The version, or the whole one before it where it is damaged."""
+        """Serve the version, or the whole one before it if it is damaged."""
         folder = None if version is None else self._registry.current(KIND)
         self._watch.site = None if folder is None else SiteRisk(SiteFit.load(folder), f"{KIND}-{folder.name}")
         self.trouble = ""
@@ -66,13 +66,13 @@ class ServedRisk:
 
 
 def recent_of_risk(memory: RiskState) -> Recent:
-    """What came of the probabilities of failing within a day: their Brier score over that of the share that came."""
+    """Return the outcomes of risk within a day: its Brier score over that of the base rate."""
     loss, n = _loss(memory.record)
     return Recent(None, loss, n)
 
 
 def shadow_of_risk(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
-    """The challenger's record beside that of what serves; None where none runs."""
+    """Return the challenger's record beside that of what serves. None if none runs."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None
     loss, n = _loss(memory.shadow)

@@ -1,4 +1,4 @@
-"""What a site is judged by, for Prometheus: waits by queue and class, use by pool and GPU model, failures by category.
+"""Metrics that judge a site: waits by queue and class, use by pool and GPU model, failures by category.
 
 Series are bounded: of more queues, or more pools and models, the smaller ones are `other`.
 """
@@ -30,7 +30,7 @@ def site_page(tick: Tick) -> bytes:
 
 
 def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
-    """The keys with the most; of equals the first by name."""
+    """Return the keys with the most. Of equals, the first by name."""
     return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
 
 

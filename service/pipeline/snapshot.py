@@ -76,7 +76,7 @@ class Snapshot:
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
-        """The newest snapshot that can be read, or an empty state."""
+        """Return the newest readable snapshot, or an empty state."""
         for number in reversed(self.numbers()):
             try:
                 kept = self._load(self.folder / str(number), config, topology)
@@ -132,7 +132,7 @@ class Snapshot:
         return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
 
     def _works(self, kept: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
-        """An iterator of works. Taking the next one copies; calling it writes, in any thread."""
+        """Yield works. Taking the next one copies. Calling it writes, in any thread."""
         beside = folder.with_name(f".{folder.name}.tmp")
         yield self._tables(kept, dumps, beside, folder)
         yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
@@ -178,7 +178,7 @@ def _become(beside: Path, folder: Path) -> None:
 
 
 def _store(folder: Path, config: Config) -> WindowStore:
-    """The saved store, or an empty one of the same entities where the interval was changed since."""
+    """Return the saved store, or an empty one of the same entities if the interval was changed since."""
     interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
     try:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)

@@ -50,7 +50,7 @@ REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other
 
 @dataclass(slots=True)
 class Counts:
-    """What came in since the process began."""
+    """Counts of what arrived since the process began."""
 
     samples: int = 0
     late: int = 0
@@ -66,7 +66,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(FoldedEvents):
-    """What events say up to `position`: copies, which do not change when more arrive."""
+    """The state of jobs and nodes up to `position`: copies, which do not change when more events arrive."""
 
     queued: Sequence[JobAttempt]  # wait for resources
     blocked: Sequence[JobAttempt] = ()  # may not start yet, whatever is free
@@ -171,8 +171,12 @@ class FleetState:
             self.apply(Batch(events=tuple(events)), now_ms)
 
     def _silent_ends(self, now_ms: int) -> list[Failed]:
-        """Ends of attempts that only their own steps told of, and that were silent for long; a step revives one.
-        Silence counts while this process listens. Sequences are below 0: every end that somebody tells counts more."""
+        """Return ends of attempts that only their own steps reported, and that were silent for long.
+
+        A step revives one.
+
+        Silence counts while this process listens. Sequences are below 0: every reported end counts more.
+        """
         if self._listens_ms is None:
             self._listens_ms = now_ms
         alone = {
@@ -194,7 +198,7 @@ class FleetState:
         ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
-        """Returns the new ones, under the names by which the fleet knows their nodes."""
+        """Apply node events, and return the new ones, under the names by which the fleet knows their nodes."""
         fresh = []
         for stated in events:
             try:
@@ -216,7 +220,7 @@ class FleetState:
         return fresh
 
     def _placed(self, event: NodeEvent) -> NodeEvent:
-        """The event with the GPU of its device, once an exporter has named it."""
+        """Return the event with the GPU of its device, once an exporter has named it."""
         if not event.device or event.gpu is not None:
             return event
         gpu = self.entities.devices.gpu(event.node, event.device)
@@ -235,7 +239,7 @@ class FleetState:
                 self._node_copies.pop(name, None)
 
     def event_view(self, now_ms: int) -> EventView:
-        """Copies for a thread to work on while events go on arriving."""
+        """Return copies for a thread to work on while events go on arriving."""
         copies: dict[tuple[str, int], JobAttempt] = {}
 
         def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
@@ -292,7 +296,7 @@ class FleetState:
             counts.bad_examples[error.reason] = error.detail[:200]
 
     def _on_known_nodes(self, event: JobEvent) -> JobEvent:
-        """The event with the names that the fleet knows its nodes by: a launcher may spell them otherwise."""
+        """Return the event with the names that the fleet knows its nodes by: a launcher may spell them otherwise."""
         match event:
             case Started() | Resized():
                 named = {*event.nodes, *(rank.node for rank in event.ranks)}
@@ -369,7 +373,7 @@ def _renamed(event: Named, node: str) -> Named:
 
 
 def align(topology: Topology, entities: Entities) -> Topology:
-    """The topology in the order of the node table: known rows first (a snapshot fixed them), new nodes after."""
+    """Return the topology in the order of the node table: known rows first (a snapshot fixed them), new nodes after."""
     specs = dict(zip(topology.names, topology.nodes, strict=True))
     for name in topology.names:
         entities.node(name)

@@ -75,7 +75,7 @@ class Parts:
         return iter(self._made.values())
 
     def dump(self, early: Mapping[type[Any], Dump]) -> dict[str, Dump]:
-        """Copies by name. early: of parts that were dumped before and have not changed since."""
+        """Return copies by name. early: of parts that were dumped before and have not changed since."""
         return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
 
     def load(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class Parts:
 
 
 def write_parts(folder: Path, dumps: Mapping[str, Dump]) -> None:
-    """A file a part. Raises OSError."""
+    """Write a file per part. Raises OSError."""
     for name, (about, arrays) in dumps.items():
         packed = np.frombuffer(msgspec.msgpack.encode(about, enc_hook=_plain), np.uint8)
         write_arrays(folder / f"{name}.arrays", {}, {**arrays, ABOUT: packed})
@@ -108,7 +108,7 @@ def _read(path: Path) -> Dump:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
+    """Return a number of numpy's as one of Python's."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a snapshot cannot hold {type(value).__name__}")

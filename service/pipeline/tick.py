@@ -82,7 +82,10 @@ class TickInputs:
 
 @dataclass(frozen=True)
 class Tick(TickInputs):
-    """Its inputs and the scores made of them. What several readers need is computed once, when first asked for."""
+    """The inputs of one tick, and the scores computed from them.
+
+    Values that several readers need are computed once, at first use.
+    """
 
     fleet: ScoredFleet = field(kw_only=True)
     use: UnknownUse = field(default_factory=UnknownUse, kw_only=True)  # takes the tick in when `unknown_use` is asked
@@ -245,7 +248,7 @@ class Tick(TickInputs):
 
     @cached_property
     def open(self) -> OpenView:
-        """Who waits, by events and in our own queue, and who is promised GPUs; each once."""
+        """Return the waiting and promised requests, by events and in our own queue, each once."""
         return OpenView.of(beside_jobs(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property

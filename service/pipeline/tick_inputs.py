@@ -1,4 +1,4 @@
-"""InputCollector: what the next tick is made of, gathered in the event loop in one go."""
+"""InputCollector: gathers the inputs of the next tick in the event loop, without a break."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What a tick remembers of the tick before, with the objects that it was made of."""
+"""The memory of a tick: results of the tick before, with the objects that they were made of."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -27,8 +27,10 @@ class AttemptRows(Generic[T]):
         of: tuple[object, ...] = (),
         beside: Mapping[tuple[str, int], object] = NOTHING_BESIDE,
     ) -> list[T]:
-        """Return the rows of these attempts, in order. of: other objects that all rows depend on. beside: by attempt,
-        the object that its row depends on."""
+        """Return the rows of these attempts, in order.
+
+        of: other objects that all rows depend on. beside: by attempt, the object that its row depends on.
+        """
         before = self._rows if _are_same(self._of, of) else {}
         self._rows, self._of, rows = {}, of, list[T]()
         for attempt in attempts:

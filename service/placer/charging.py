@@ -146,7 +146,7 @@ class Charging:
         return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
-        """Of an attempt that no placement of ours opened one for."""
+        """Return the charge of an attempt that no placement of ours opened one for."""
         request = self.ledger.request_of(row.job, row.attempt)
         if request is None:
             request = PlacementRequest(request_id="", queue=row.queue, user=row.user)
@@ -180,7 +180,7 @@ class Charging:
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
     def told(self, charge: Charge, until_ms: int) -> Charge:
-        """A charge that is open, with what telemetry saw of it until now; any other as it is."""
+        """Return an open charge with what telemetry saw of it until now, and any other charge as it is."""
         return charge if charge.ended_ms is not None else replace(charge, used_gpu_s=self._used(charge, until_ms))
 
     def _used(self, charge: Charge, until_ms: int) -> float | None:
@@ -245,7 +245,7 @@ def _held_by_holders(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, .
 
 
 def leaf_name(request: PlacementRequest, tree: QueueTree | None) -> str:
-    """The leaf that pays: in the tree, or as named where there is none."""
+    """Return the leaf that pays: in the tree, or as named if there is none."""
     if tree is not None:
         return tree.known_leaf(request)
     return request.queue or DEFAULT_QUEUE

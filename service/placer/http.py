@@ -49,7 +49,7 @@ BY_QUEUE = {
 
 @dataclass(slots=True)
 class PlacerContext:
-    """What the handlers of the placer share. `queue_changed` is called when something new waits."""
+    """The shared objects of the placer's handlers. They call `queue_changed` when something new waits."""
 
     service: PlacementService
     starts: StartTimeSampler
@@ -189,7 +189,10 @@ def make_app(
     access: Access | None = None,
     starts: StartTimeSampler | None = None,
 ) -> Starlette:
-    """Calls `queue_changed` when something new waits; without `access` all who reach us may ask."""
+    """Make the application. It calls `queue_changed` when something new waits.
+
+    Without `access` every caller may ask.
+    """
     bodies = BodyBudget(service.config.api.body_budget_bytes)
     context = PlacerContext(
         service, starts or StartTimeSampler(service), access or Access(), bodies, service.metrics, queue_changed
@@ -200,12 +203,12 @@ def make_app(
 
 
 def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
-    """The name of the caller's token; without tokens, the user that the request names."""
+    """Return the name of the caller's token. Without tokens, the user that the request names."""
     return request.scope[CALLER] or (wanted.user if wanted else "") or UNNAMED
 
 
 def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
-    """Stored replies, each with what the ledger knows of it appended; their bytes are not decoded."""
+    """Return stored replies, each with what the ledger knows of it appended. Their bytes are not decoded."""
     parts = [
         row.reply[:-1]
         + b","

@@ -55,7 +55,8 @@ def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree 
 
 
 def _unknown(field: str, name: str, known: Sequence[str]) -> str:
-    """
+    """Describe an unknown name with the nearest ones.
+
     >>> _unknown("pool", "trian", ["serve", "train"])
     "pool is 'trian', and there is none of that name; the nearest is train"
     """

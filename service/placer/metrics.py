@@ -151,7 +151,7 @@ class PlacerMetrics:
         self.refused_connections.labels(str(reason)).inc()
 
     def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
-        """What is free in pieces; pools that are gone lose their series."""
+        """Set what is free in pieces. Pools that no longer exist lose their series."""
         self.fragments.clear()
         self.largest_gang.clear()
         for row in pools:
@@ -162,7 +162,7 @@ class PlacerMetrics:
                 self.largest_gang.labels(row.pool, level).set(most)
 
     def tell_queues(self, rows: Sequence[QueueState]) -> None:
-        """How the queues stand; those that are gone, or not among the largest, lose their series."""
+        """Set the state of queues. Those that no longer exist, or are not among the largest, lose their series."""
         self.queue_gpus.clear()
         self.queue_share.clear()
         size = {row.queue: max(row.held.get(ANY, 0.0), row.guaranteed.get(ANY, 0.0)) for row in rows}
@@ -174,7 +174,7 @@ class PlacerMetrics:
             self.queue_share.labels(row.queue).set(row.share)
 
     def tell_charges(self, day: Mapping[str, ChargeSum]) -> None:
-        """The last day's showback by queue."""
+        """Set the last day's showback by queue."""
         self.charged.clear()
         self.charged_money.clear()
         for name in sorted(day, key=lambda name: (-day[name].granted, name))[:QUEUES_SHOWN]:

@@ -63,7 +63,7 @@ class OwnNumbers:
 
 
 def _owner_of(body: Any) -> _Owner | None:
-    """The owner of a row. None for one of no request, or of a damaged one, which nobody who is bound sees."""
+    """Return the owner of a row. None for one of no request, or a damaged one, which no bound caller sees."""
     try:
         return _decode(body) if body is not None else None
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):

@@ -47,7 +47,7 @@ class OwnQueues:
         return bool(self.caller.queues)
 
     def has(self, request: PlacementRequest | None) -> bool:
-        """Whether a request is his to read; one that nobody knows is not."""
+        """Return whether the caller may read a request. An unknown one may not be read."""
         if not self.is_bound:
             return True
         if request is None:
@@ -82,7 +82,7 @@ class OwnQueues:
         ], (numbers[-1] if numbers else count)
 
     def reply(self, reply: bytes) -> bytes:
-        """A stored reply, without a sentence about other requests."""
+        """Return a stored reply, without a sentence about other requests."""
         if not self.is_bound:
             return reply
         decision = decode(reply)
@@ -90,8 +90,11 @@ class OwnQueues:
         return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
 
     async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
-        """Return the head and lines of the audit trail. A bound caller's lines are numbered by themselves, and have
-        no hashes: those are of a chain through the lines of all."""
+        """Return the head and lines of the audit trail.
+
+        A bound caller's lines are numbered by themselves, and have no hashes: those are of a chain through the lines of
+        all.
+        """
         ledger = self._service.ledger
         if not self.is_bound:
             return ledger.head, ledger.audit(limit, count, request_id)
@@ -110,7 +113,7 @@ class OwnQueues:
         ]
 
     def _own_sentence(self, what: str, sentence: str) -> str:
-        """A sentence of the ledger, unless it counts the requests or the GPUs of others."""
+        """Return a sentence of the ledger, unless it counts the requests or the GPUs of others."""
         if what in (QUEUED, "queued"):
             return "queued"
         head, of, rest = sentence.partition("refused: queue ")
@@ -119,7 +122,10 @@ class OwnQueues:
         return sentence
 
     def queue(self, answer: Queue) -> Queue:
-        """The rows of its requests. Positions count these alone, and sums over all requests are left out."""
+        """Return the rows of the caller's requests.
+
+        Positions count these alone, and sums over all requests are left out.
+        """
         if not self.is_bound:
             return answer
         requests = {entry.request.request_id: entry.request for entry in self._service.ledger.queued()}
@@ -127,7 +133,7 @@ class OwnQueues:
         return Queue(answer.as_of_ms, [_own_row(row, place) for place, row in enumerate(rows, 1)])
 
     def why(self, answer: WhyWaiting) -> WhyWaiting:
-        """The ladder without the names, numbers and doings of others."""
+        """Return the ladder without the names, numbers and doings of others."""
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.request(answer.request_id)
@@ -139,8 +145,12 @@ class OwnQueues:
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 
     def queues(self, answer: QueuesAnswer) -> QueuesAnswer:
-        """Its queues. A share of what queues of one parent held says how much the others held: it is left out
-        where the caller does not see those."""
+        """Return the caller's queues.
+
+        A share of what queues of one parent held says how much the others held. It is left out if the caller does not
+        see
+        those.
+        """
         if not self.is_bound:
             return answer
         names = {row.queue for row in answer.rows}
@@ -150,7 +160,7 @@ class OwnQueues:
         return structs.replace(answer, rows=rows)
 
     def _is_own(self, sentence: str) -> bool:
-        """Whether `queue 'a' is at its limit: …` is of a queue of his."""
+        """Return whether `queue 'a' is at its limit: …` is of one of the caller's queues."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
     def _own_step(
@@ -165,7 +175,10 @@ class OwnQueues:
         return WhyStep(step.code, _waits_for(request) if request else "waits")
 
     def _own_before(self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]) -> WhyStep | None:
-        """Requests before it in its queue are all its caller's. Of those in other queues, count its caller's."""
+        """Return the step about requests before it. Those in its queue are all its caller's.
+
+        Of those in other queues, it counts its caller's.
+        """
         if f"before it in queue {answer.queue!r}" in step.sentence:
             return step
         tree = self._service.queues.tree

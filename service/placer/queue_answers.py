@@ -65,7 +65,7 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
 
 
 def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
-    """queue → GPUs of its guarantee that others hold, by resource.
+    """Return queue → GPUs of its guarantee that others hold, by resource.
 
     What the queues of one parent hold beyond their guarantees comes from what is guaranteed to none of them first, then
     from what each leaves unused and lends, in proportion.
@@ -79,7 +79,7 @@ def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
 
 
 def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
-    """The queues below that lend of a resource, and how many GPUs."""
+    """Yield the queues below that lend of a resource, and how many GPUs."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
     whole = stand.guaranteed.get(resource, 0.0) if stand.name != ROOT else capacity
@@ -120,7 +120,7 @@ def change_of(
 
 
 def _said(node: Any) -> tuple[Any, ...]:
-    """A node without its place among the others."""
+    """Return the settings of a queue, without its place among the others."""
     return (
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
         *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
@@ -128,7 +128,7 @@ def _said(node: Any) -> tuple[Any, ...]:
 
 
 def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:
-    """What was held, used, lost and waited for within a time, which ends now at the latest."""
+    """Return what was held, used, lost and waited for within a time, which ends now at the latest."""
     rows = [
         ChargeRow(
             name=name,
@@ -148,7 +148,7 @@ def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, 
 
 
 def _unseen(row: ChargeSum) -> str | None:
-    """Why what was used does not add up with what idled to what was granted."""
+    """Explain why used and idle GPU-seconds do not add up to those granted."""
     if row.granted - row.seen < 0.5:
         return None
     part = f"{row.seen / row.granted:.0%}" if row.seen else "none"
@@ -156,7 +156,7 @@ def _unseen(row: ChargeSum) -> str | None:
 
 
 def charges_csv(answer: Charges) -> str:
-    """As a table, a line for each row."""
+    """Return the answer as a table, a line for each row."""
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]
     for row in answer.rows:

@@ -1,4 +1,4 @@
-"""What the placer answers about queues."""
+"""Answers of the placer about queues."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ class QueueDesk:
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
     def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
-        """How the queues stand now; of `below` alone, where it names any. StaleError without a board."""
+        """Return the state of the queues now, of `below` alone if it names any. Raises StaleError without a board."""
         service = self._service
         observed, now_ms, file = service.observed(), service.clock.now_ms(), service.queues.file
         turns = service.queues.turns(observed)
@@ -49,14 +49,14 @@ class QueueDesk:
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _seven_days(self, now_ms: int) -> QueueWeek:
-        """What changes slowly, and takes long to read, is read once a minute."""
+        """Return the numbers of seven days, read once a minute: they change slowly, and take long to read."""
         if self._week is None or not 0 <= now_ms - self._week[0] < KEPT_MS:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
             self._week = now_ms, week_of(charges, now_ms)
         return self._week[1]
 
     def day(self) -> dict[str, ChargeSum]:
-        """queue → what the last day's charges add up to, read once a minute."""
+        """Return queue → the sum of the last day's charges, read once a minute."""
         service, now_ms = self._service, self._service.clock.now_ms()
         if self._day is None or not 0 <= now_ms - self._day[0] < KEPT_MS:
             charging, tree = service.queues.charging, service.queues.tree
@@ -112,7 +112,7 @@ class QueueDesk:
             raise StaleError(f"the file was not read within {READ_S:g} s: send it again later") from None
 
     def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
-        """The ladder of a request that waits. UnknownEntity for one that does not."""
+        """Return the ladder of a waiting request. Raises UnknownEntity for any other."""
         service, now_ms = self._service, self._service.clock.now_ms()
         order = service.in_order(service.ledger.queued())
         try:
@@ -126,7 +126,10 @@ class QueueDesk:
     def charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
     ) -> Charges:
-        """Charges of a time, the last week where none is given. own: drops those that the caller may not see."""
+        """Return the charges between two times, by default those of the last week.
+
+        own: drops charges that the caller may not see. Raises RequestError if `from_ms` is not before `to_ms`.
+        """
         service, now_ms = self._service, self._service.clock.now_ms()
         with suppress(StaleError):
             service.observed()

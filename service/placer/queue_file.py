@@ -32,7 +32,7 @@ class ServedText:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueues:
-    """What the file held as of a stamp. found: None if it is refused, or unchanged."""
+    """The contents of the file as of a stamp. found: None if it is refused, or unchanged."""
 
     stamp: Stamp | None
     found: ServedText | None
@@ -65,7 +65,7 @@ class QueueFile:
 
     @property
     def generation(self) -> str:
-        """Of what serves: changes with every other text."""
+        """Return the generation of what serves. It changes with every other text."""
         return self.tree.digest[:16] if self.tree is not None else ""
 
     @property
@@ -167,7 +167,7 @@ class QueueFile:
         self._serve(found, now_ms, caller)
 
     def notes(self, capacity: Mapping[str, float]) -> list[str]:
-        """What is wrong with the tree that serves since the fleet is another one than it was read for."""
+        """Return what is wrong with the serving tree since the fleet is another one than it was read for."""
         try:
             if self.tree is not None:
                 check_capacity(self.tree, capacity, self.text)

@@ -23,7 +23,7 @@ class QueuePass:
     stranded: Sequence[tuple[QueueEntry, str]] = ()
 
     def think(self) -> Plan:
-        """Who is to be placed where."""
+        """Decide which request is placed where."""
         observed = self.observed
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times

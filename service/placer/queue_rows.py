@@ -12,9 +12,9 @@ NOT_LOOKED_AT = "will be looked at in the next pass"
 
 @dataclass(frozen=True, slots=True)
 class StartNotes:
-    """What the start times of one sampling are known by.
+    """The basis of one sampling's start times.
 
-    as_of_ms: when they were sampled, None before the first sampling. by: request_id → what its start time is known by.
+    as_of_ms: when they were sampled, None before the first sampling. by: request_id → how its start time is known.
     unknown: request_id → why it has none.
     """
 

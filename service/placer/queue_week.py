@@ -1,4 +1,4 @@
-"""What the ledger tells of seven days: each queue's part of what was held, by day and together, and who waited."""
+"""The ledger's numbers of seven days: each queue's part of what was held, by day and together, and its waits."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class QueueWeek:
 
 
 def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
-    """Of the charges within the seven days before `now_ms`."""
+    """Return each queue's shares and waits in the seven days before `now_ms`, from these charges."""
     edges = [now_ms - (DAYS - day) * DAY_MS for day in range(DAYS + 1)]
     days = [Counter[str]() for _ in range(DAYS)]
     waits: dict[str, list[float]] = {}
@@ -47,7 +47,7 @@ def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
 
 
 def _shares(held: Counter[str]) -> dict[str, float]:
-    """queue → its part of what queues of the same parent held."""
+    """Return queue → its part of what queues of the same parent held."""
     whole = Counter[str]()
     for name, gpu_s in held.items():
         whole[name.rpartition("/")[0]] += gpu_s

@@ -23,7 +23,7 @@ from service.placer.view import Observed
 
 
 class ServedQueues:
-    """What the placer knows of queues. `file.tree` is None where all wait in one line."""
+    """The placer's knowledge of queues. `file.tree` is None if all wait in one line."""
 
     def __init__(self, path: str, ledger: Ledger, clock: Clock, tick_s: float = 30.0) -> None:
         self.clock = clock
@@ -73,12 +73,12 @@ class ServedQueues:
             self.ledger.charges.keep_banks(changed)
 
     def _banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
-        """queue → its bank now."""
+        """Return queue → its bank now."""
         charges = self.ledger.charges
         return banks_at(tree, charges.banks(), charges.opened().values(), now_ms)
 
     def turns(self, observed: Observed) -> QueueTurns:
-        """Turns for one pass."""
+        """Return turns for one pass."""
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
@@ -88,7 +88,7 @@ class ServedQueues:
         return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked, jobs)
 
     def banked(self, now_ms: int) -> dict[str, float]:
-        """queue → GPU-seconds in its bank."""
+        """Return queue → GPU-seconds in its bank."""
         assert self.tree is not None
         return {name: bank.banked for name, bank in self._banks(self.tree, now_ms).items()}
 
@@ -113,7 +113,7 @@ class ServedQueues:
         return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
 
     def full(self, request: PlacementRequest) -> str:
-        """Why no more may wait in its queue; "" where one may, or where it waits or was decided already."""
+        """Return why no more may wait in its queue. "" if one may, or if it waits or was decided already."""
         if self.tree is None or self.ledger.find(request.request_id) is not None:
             return ""
         leaf = self.tree.leaf_of(request)

@@ -9,7 +9,7 @@ SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter o
 
 
 class RecentDemand:
-    """What the ledger remembers of them: those that were decided, and those that wait."""
+    """The newest requests that the ledger remembers: those that were decided, and those that wait."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -19,11 +19,11 @@ class RecentDemand:
         self._requests = 0
 
     def __len__(self) -> int:
-        """Requests that the demand is made of."""
+        """Return the number of requests that the demand is made of."""
         return self._requests
 
     def known(self, models: tuple[str, ...]) -> ShapeDemand | None:
-        """The demand on GPUs of these models; None while too few requests are known."""
+        """Return the demand on GPUs of these models. None while too few requests are known."""
         if self._ledger.version >= self._next or models != self._models:
             self._models = models
             self._known = self._made()

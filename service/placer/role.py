@@ -74,7 +74,7 @@ class QueueWorker:
             self.service.record_failed_pass(error)
 
     async def _step(self) -> None:
-        """A pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
+        """Run a pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
         fresh = await self.service.look()
         now_ms = self.service.clock.now_ms()
         if not fresh and now_ms < self._next_ms:
@@ -121,7 +121,7 @@ def open_service(config: Config) -> PlacementService:
 
 
 def access_of(config: Config) -> Access:
-    """The api's tokens; for callers with a certificate the api vouches."""
+    """Return the api's tokens. The api vouches for callers with a certificate."""
     subjects = config.access.subjects
     return load_access(PLACER_HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
 

@@ -103,7 +103,7 @@ class PlacementService:
         return self._observed[0] if self._observed else None
 
     def runs(self) -> frozenset[tuple[str, int]]:
-        """The attempts that run, as of the newest board."""
+        """Return the attempts that run, as of the newest board."""
         return self._observed[1].seen if self._observed else frozenset()
 
     def refresh(self) -> bool:
@@ -113,7 +113,7 @@ class PlacementService:
         return board is not None and self._take(board, self._observer.attempt(board))
 
     async def look(self) -> bool:
-        """As `refresh`, with the board decoded and a changed file of queues read in a thread."""
+        """Refresh, with the board decoded and a changed file of queues read in a thread."""
         await self.queues.read_in_thread(self._observed[1] if self._observed else None)
         board = self._new_board()
         self.watch.look(self.board if board is None else board)
@@ -138,7 +138,7 @@ class PlacementService:
         return True
 
     def observed(self) -> Observed:
-        """The newest view, intents included. StaleError when there is no board, or only an old one."""
+        """Return the newest view, intents included. Raises StaleError without a board, or with only an old one."""
         self.refresh()
         now_ms = self.clock.now_ms()
         if self._observed is None:
@@ -159,7 +159,7 @@ class PlacementService:
         return self._view.observed
 
     def _decidable(self) -> Observed:
-        """As `observed`; StaleError also while a part of the state is in doubt."""
+        """Return the newest view. Raises StaleError also while a part of the state is in doubt."""
         self.refresh()
         self.watch.refuse()
         return self.observed()
@@ -187,7 +187,7 @@ class PlacementService:
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
     def _with_promises(self, base: Observed) -> "_View":
-        """The view of the ledger as it is now; where promises were only added since the last one, from that one."""
+        """Return the view of the ledger as it is now. If promises were only added since the last one, from that one."""
         active = {intent.request_id: intent for intent in self.ledger.active_intents()}
         last = self._view
         if last is None or not last.promised <= active.keys():
@@ -264,11 +264,14 @@ class PlacementService:
         check_known_names(request, self.config.fleet, view, self.queues.tree)
 
     def _promised(self) -> dict[tuple[str, int], str]:
-        """Requests by the attempt that they were promised GPUs for."""
+        """Return requests by the attempt that they were promised GPUs for."""
         return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
 
     def _taken(self, request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
-        """Why this attempt cannot be placed (again), or "": its events would settle the new intent, and free GPUs."""
+        """Return why this attempt cannot be placed (again), or "".
+
+        Its events would settle the new intent, and free GPUs.
+        """
         key = (request.job_name, request.attempt)
         name = f"attempt {request.attempt} of {request.job_name}"
         if key in observed.ended:
@@ -321,7 +324,7 @@ class PlacementService:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
     def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
-        """A decision that looked at no node."""
+        """Store a decision for which no node was considered."""
         return Decision(
             request_id=request.request_id,
             decision_id=f"d-{request.request_id}-{now_ms}",
@@ -337,7 +340,7 @@ class PlacementService:
         return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
 
     def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
-        """Facts of a request that change nothing here."""
+        """Return the facts of a request that change nothing here."""
         return ignored_facts(request, HONOURED_BY_QUEUES if self.queues.tree else ())
 
     # -- the queue
@@ -348,7 +351,7 @@ class PlacementService:
         return self.end_pass(begun, begun.think())[0] if begun else 0
 
     def begin_pass(self) -> QueuePass | None:
-        """What the next pass works on; None when nothing waits. StaleError as `observed`."""
+        """Return the input of the next pass, or None if nothing waits. Raises StaleError as `observed`."""
         queue = self.ledger.queued()
         self.metrics.queue_length.set(len(queue))
         if not queue:
@@ -435,14 +438,14 @@ class PlacementService:
         return wanted, stranded
 
     async def queue_rows(self) -> list[QueueRow]:
-        """The rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""
+        """Return the rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""
         return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
 
     def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
         return [self._queue_row(position, entry, now_ms) for position, entry in enumerate(self.in_order(entries), 1)]
 
     def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
-        """As the last pass would take them."""
+        """Return the entries in the order of the last pass."""
         return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
 
     def all_waiting(self) -> list[Waiting]:
@@ -466,7 +469,7 @@ class PlacementService:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What was observed and promised at a version of the ledger; `promised`: the requests in it."""
+    """The view with the promises at a version of the ledger. `promised`: the requests in it."""
 
     version: int
     promised: frozenset[str]

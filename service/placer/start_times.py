@@ -96,7 +96,7 @@ class StartTimeSampler:
         return await self._refresh_if(lambda: True)
 
     async def _refresh_if(self, is_due: Callable[[], bool]) -> Timelines:
-        """The paths, sampled anew if need be; callers that wait meanwhile share one sampling."""
+        """Return the paths, sampled again if need be. Callers that wait in the meantime share one sampling."""
         if self.paths is None or is_due():
             async with self._lock:
                 if self.paths is None or is_due():
@@ -158,7 +158,7 @@ class StartTimeSampler:
         return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._told)
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
-        """The jobs that a request of the queue waits for, as the last futures have it."""
+        """Return the jobs that a request of the queue waits for, as the last futures have it."""
         if self.paths is None:
             return ()
         now_ms = self.service.clock.now_ms()
@@ -166,7 +166,10 @@ class StartTimeSampler:
         return blockers_of(request, self.paths, now_ms, start_ms, self._told)
 
     def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
-        """What the queue says of a request that waits; of a newcomer, corrected by the record, unless it starts now."""
+        """Return what the queue shows of a waiting request.
+
+        A newcomer's is corrected by the record, unless it starts now.
+        """
         start = self.service.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
             start = self.record.corrected((start_ms["p10"], start_ms["p50"], start_ms["p90"]), self._at_ms)
@@ -208,7 +211,7 @@ class StartTimeSampler:
                 metrics.start_age_scored.labels(f"{age_s:g}", f"{level:g}").set(requests)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
-        """The answer to `GET /queue`: its rows, the head's reservation, room for others, what comes free."""
+        """Return the answer to `GET /queue`: its rows, the head's reservation, room for others, what becomes free."""
         planned, paths = self.service.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
         claim, now_ms = planned.reservation if planned else None, self.service.clock.now_ms()
@@ -235,7 +238,7 @@ class StartTimeSampler:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
     def _happened(self) -> tuple[Any, ...]:
-        """Changes with every job that comes, starts or ends."""
+        """Return a stamp that changes with every job that comes, starts or ends."""
         board = self.service.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
         return self.service.ledger.version, self.service.runs(), waits
@@ -270,7 +273,7 @@ def _answer(found: StartShares) -> dict[str, Any]:
 
 
 def kept_record(ledger: Ledger) -> StartRecord:
-    """The record as the ledger remembers it; a new one where it does not, or not as one that can be read."""
+    """Return the record that the ledger remembers, or a new one if it has none that is readable."""
     record, kept = StartRecord(), ledger.mark("start_times")
     record.cursor = ledger.cursor
     if kept is not None:

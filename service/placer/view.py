@@ -34,7 +34,7 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a board says: the fleet as job events tell it, at their position.
+    """The contents of a board: the fleet as job events report it, at their position.
 
     astray: attempts that run, and whose events name no node, or one that is not of the fleet. The occupancy lacks them.
     """
@@ -59,7 +59,7 @@ class ViewDecoder:
         self._is_of_fleet: list[bool] = []
 
     def observe(self, board: Board) -> Observed:
-        """Raises KeyError when the board lacks a section, as the very first one may."""
+        """Decode a board. Raises KeyError if it lacks a section, as the very first one may."""
         meta = board.json("meta")
         self._refresh(board, int(meta["generation"]))
         occupancy, rows = board.json("occupancy"), board.json("jobs.running")
@@ -82,7 +82,7 @@ class ViewDecoder:
         return not at or any(node < 0 or not self._is_of_fleet[node] for node in at)
 
     def attempt(self, board: Board) -> Observed | None:
-        """As `observe`; None when the board lacks a section, as the very first one may."""
+        """Decode a board. Returns None if it lacks a section, as the very first one may."""
         try:
             return self.observe(board)
         except KeyError as error:
@@ -150,14 +150,17 @@ class ViewDecoder:
 
 
 def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
-    """What the board says of GPUs that several jobs may share; nothing of nodes or GPUs that it does not know."""
+    """Return what the board says of GPUs that several jobs may share.
+
+    Nothing of nodes or GPUs that it does not know.
+    """
     job, row, gpu, milli = parts_on(board).astype(np.int64).T
     known = (row < shape[0]) & (gpu < shape[1])
     return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
 def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """What runs, with what a model says it still has to go; boards without a model's word have none."""
+    """Return what runs, with what a model says it still has to go. Boards without a model's word have none."""
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -210,7 +213,7 @@ class _Queued(msgspec.Struct):
 
 
 def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """A copy of `array` with exactly n rows: a section may be one topology generation older than the rest."""
+    """Return a copy of `array` with exactly n rows: a section may be one topology generation older than the rest."""
     if len(array) >= n:
         return array[:n].copy()
     missing = np.full((n - len(array), *array.shape[1:]), fill, array.dtype)
@@ -218,7 +221,7 @@ def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 
 
 def topology_of(board: Board, generation: int) -> Topology:
-    """The topology back from its sections."""
+    """Return the topology from its sections."""
     names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
     domain: dict[Level, NDArray[np.int32]] = {
         level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
@@ -262,7 +265,7 @@ def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[s
 
 
 def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
-    """What is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
+    """Return what is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
     if not intents:
         return observed
     holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]

@@ -1,4 +1,4 @@
-"""Why a request waits: a ladder from who is before it to what would let it start, and when."""
+"""Reasons why a request waits: a ladder from the requests before it to what would let it start, and when."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ def why_waiting(
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
     now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
-    """The ladder of a request. Raises UnknownEntity for one that does not wait.
+    """Return the ladder of a request. Raises UnknownEntity for one that does not wait.
 
-    order: of all that waits, by `ordered_by`; turns: the queues now. blockers: the jobs that it waits for.
+    order: of all that waits, by `ordered_by`. turns: the queues now. blockers: the jobs that it waits for.
     """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
     if position is None:
@@ -114,13 +114,13 @@ def _by_share(
 
 
 def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
-    """The priority of the class of its queue. Returns None for a request of no queue."""
+    """Return the priority of the class of its queue. None for a request of no queue."""
     leaf = turns.tree.known_leaf(entry.request)
     return turns.tree.path(leaf)[0].priority if leaf else None
 
 
 def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
-    """What its queue may not have now, and nodes that are kept from it."""
+    """Return what its queue may not have now, and nodes that are withheld from it."""
     found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.barred_by(request)]
     allowed = turns.allow(request)
     if isinstance(allowed, str):
@@ -138,7 +138,7 @@ def _window(window: Window, nodes: int) -> str:
 
 
 def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
-    """`starts once 'train-7' on n014 has ended (in 40 min, p90 65 min)`: the jobs that it waits for."""
+    """Return the jobs that it waits for: `starts once 'train-7' on n014 has ended (in 40 min, p90 65 min)`."""
     if not blockers:
         return []
     jobs = ", ".join(f"{one.job!r} on {one.node}" for one in blockers[:FEW])

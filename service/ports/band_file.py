@@ -24,7 +24,7 @@ class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def band_file(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `band_file`. Raises ConfigError."""
+    """Make the built-in adapter `band_file`. Raises ConfigError."""
     return Door(BandFile(), BandFilePort(Path(read_options(options, BandFileOptions).path)))
 
 

@@ -36,7 +36,7 @@ class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def buffers(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `buffers`. Raises ConfigError."""
+    """Make the built-in adapter `buffers`. Raises ConfigError."""
     given = read_options(options, BuffersOptions)
     check_server(given.server)
     if not NAMESPACE.fullmatch(given.namespace):
@@ -103,7 +103,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
 
 
 def _mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
-    """Why a buffer that opts in is left alone."""
+    """Return why a buffer that opts in is left alone."""
     try:
         ask = asked(values)
     except RequestError as error:
@@ -147,7 +147,10 @@ class BuffersPort:
         return await self._buffers.written(write.key, self._sent(write))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """The buffer as it is then; None where it has gone, or is somebody else's. Raises KubeRefused, SourceError."""
+        """Send a write, and return the buffer as it is then. None if it has gone, or is another owner's.
+
+        Raises KubeRefused, SourceError.
+        """
         buffer = self._buffers.get(write.key)
         if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:
             return None

@@ -22,7 +22,7 @@ GONE = 404
 
 
 class KubeObject(Protocol):
-    """What is kept of an object. `key`: its name, or namespace/name. Equal where nothing but the version differs."""
+    """The stored part of an object. `key`: its name, or namespace/name. Equal if nothing but the version differs."""
 
     @property
     def key(self) -> str: ...
@@ -36,8 +36,10 @@ Kept = TypeVar("Kept", bound=KubeObject)
 
 
 class KubeObjects(Generic[Kept]):
-    """Follows the collection at `path` from the first `all` on. An object that `decode` refuses by SourceError is
-    skipped. path: asked again whenever the server has refused."""
+    """The follower of the collection at `path`, from the first `all` on.
+
+    Skips an object that `decode` refuses by SourceError. path: asked again whenever the server has refused.
+    """
 
     def __init__(
         self, api: KubeApi, path: Callable[[], Awaitable[str]], decode: Callable[[bytes | msgspec.Raw], Kept]
@@ -65,7 +67,7 @@ class KubeObjects(Generic[Kept]):
         return self._objects.get(key)
 
     def keep(self, thing: Kept) -> None:
-        """The newer of two: the answer to a patch may be here before an older event is."""
+        """Store the newer of two: the answer to a patch may arrive before an older event."""
         held = self._objects.get(thing.key)
         if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
             self._objects[thing.key] = thing
@@ -74,7 +76,7 @@ class KubeObjects(Generic[Kept]):
     async def written(
         self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
     ) -> WriteOutcome:
-        """What became of a write to an object, which is kept as the server answers it.
+        """Return the outcome of a write to an object, which is stored as the server answers it.
 
         sent: None where the object is not, or no longer, as it was seen. conflicts: statuses that say so, too.
         """
@@ -161,10 +163,10 @@ class ManagedFields(msgspec.Struct, rename="camel"):
 async def write_by_key(
     batch: Sequence[Write], write_object: Callable[[list[Write]], Awaitable[Sequence[WriteOutcome]]]
 ) -> list[WriteOutcome]:
-    """The outcomes in the order of `batch`: all writes of an object in one call, several objects at once.
+    """Return the outcomes in the order of `batch`: all writes of an object in one call, several objects at once.
 
     Objects begin in the order of their first write: the most urgent ones come first. What is not over after `MOST_S` is
-    ended, and told as unreachable: all that was done is told as done.
+    ended, and counts as unreachable. Everything that was done is reported as done.
     """
     ends_s = asyncio.get_running_loop().time() + MOST_S
     free = asyncio.Semaphore(AT_ONCE)
@@ -186,7 +188,7 @@ async def write_by_key(
 
 
 def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
-    """The part of `managedFields` at a path; empty where there is none."""
+    """Return the part of `managedFields` at a path. Empty if there is none."""
     for key in path:
         inner = fields.get(key)
         fields = inner if isinstance(inner, dict) else {}
@@ -194,7 +196,7 @@ def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
 
 
 def check_server(server: str) -> None:
-    """Raises ConfigError."""
+    """Check the address of a server. Raises ConfigError."""
     if server and not server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")
 

@@ -49,7 +49,7 @@ class KueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def kueue(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `kueue`. Raises ConfigError."""
+    """Make the built-in adapter `kueue`. Raises ConfigError."""
     given = read_options(options, KueueOptions)
     check_server(given.server)
     for key, value, ok, wanted in (
@@ -75,8 +75,10 @@ class _Group(msgspec.Struct):
 
 
 class KueuePort:
-    """Follows both collections from the first `read` on. `read` raises SourceError while the server is away, and where
-    Kueue is not installed."""
+    """The port to Kueue. It follows both collections from the first `read` on.
+
+    `read` raises SourceError while the server is away, and where Kueue is not installed.
+    """
 
     def __init__(self, api: KubeApi, controller: str) -> None:
         self._api, self._controller = api, controller
@@ -133,7 +135,7 @@ class KueuePort:
         return await self._workloads.written(write.key, self._answer(write))
 
     async def _activate(self, write: Write) -> bytes | None:
-        """Raises KubeRefused, SourceError."""
+        """Set a check to Active. Raises KubeRefused, SourceError."""
         check = self._checks.get(write.key)
         if check is None or check.active != write.seen:
             return None
@@ -148,7 +150,7 @@ class KueuePort:
         return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
     async def _answer(self, write: Write) -> bytes | None:
-        """A workload changes only in the version that was looked at. Raises KubeRefused, SourceError."""
+        """Answer a workload, only in the version that was read. Raises KubeRefused, SourceError."""
         workload = self._workloads.get(write.key)
         folder, _, plural = self._workloads.path.rpartition("/")
         namespace, _, name = write.key.partition("/")
@@ -168,7 +170,7 @@ class KueuePort:
 
 
 def answer_steps(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) that changes the checks of ours that are asked, and leaves all others as they are."""
+    """Return a JSON patch (RFC 6902) that changes those of our checks that are asked, and leaves all others."""
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": workload.version}]
     for at, check in enumerate(workload.checks):
         if check.get("name") in ours and check.get("state") in (PENDING, RETRY):

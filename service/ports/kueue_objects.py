@@ -1,4 +1,4 @@
-"""What is read of Kueue's objects, in v1beta1 as in v1beta2."""
+"""Kueue's objects, as far as we read them, in v1beta1 as in v1beta2."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +146,7 @@ class KueueWorkload:
     context: Mapping[str, str]
 
     def values(self, ours: frozenset[str]) -> dict[str, str]:
-        """As in Seen, for the checks that are ours; empty where nothing waits for them."""
+        """Return the values, as in Seen, for the checks that are ours. Empty if nothing waits for them."""
         mine = [check for check in self.checks if check.get("name") in ours]
         asked = [check for check in mine if check.get("state") in (PENDING, RETRY)]
         if not asked or not self.context:
@@ -225,7 +225,7 @@ def _gpus(container: _Container) -> int:
 
 
 def _nodes(assigned: _Assigned) -> Iterator[str]:
-    """The nodes of a topology assignment that goes down to them."""
+    """Yield the nodes of a topology assignment that goes down to them."""
     if not assigned.levels or assigned.levels[-1] != HOSTNAME:
         return
     for domain in assigned.domains or ():

@@ -27,8 +27,11 @@ TRIES = 6  # of a taint, when a heartbeat came between
 
 
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`taint`: its effect; empty: none. `slinky`: the band as an annotation for slurm-operator, too. The others: how
-    to reach the server; in a pod, its own account."""
+    """The options of the adapter. `taint`: its effect. Empty: none.
+
+    `slinky`: the band as an annotation for slurm-operator, too. The others: how to reach the server. In a pod, its own
+    account.
+    """
 
     taint: str = ""
     slinky: bool = False
@@ -38,7 +41,7 @@ class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def nodes(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `nodes`. Raises ConfigError."""
+    """Make the built-in adapter `nodes`. Raises ConfigError."""
     given = read_options(options, NodesOptions)
     if given.taint not in EFFECTS:
         raise ConfigError(f"options.taint = {given.taint!r}: must be empty, PreferNoSchedule or NoSchedule")
@@ -133,7 +136,7 @@ class NodesPort:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """The writes of one node one after the other, several nodes at once."""
+        """Write: the writes of one node one after the other, several nodes at once."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
@@ -148,7 +151,7 @@ class NodesPort:
         return await self._nodes.written(write.key, self._sent(write), conflicts=(404, 409, 422))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """The node as it is then; None where it has gone. Raises KubeRefused, SourceError."""
+        """Send a write, and return the node as it is then. None if it has gone. Raises KubeRefused, SourceError."""
         node = self._nodes.get(write.key)
         if node is None:
             return None
@@ -166,7 +169,7 @@ class NodesPort:
         return await self._tainted(write, node)
 
     async def _tainted(self, write: Write, node: MarkedNode) -> bytes | None:
-        """The taint changes only in the version that was looked at; every heartbeat makes a new one."""
+        """Change the taint only in the version that was read. Every heartbeat makes a new one."""
         path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
@@ -185,7 +188,7 @@ async def _path() -> str:
 
 
 def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) that sets or removes our taint and leaves all others as they are."""
+    """Return a JSON patch (RFC 6902) that sets or removes our taint and leaves all others as they are."""
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": node.version}]
     held = [number for number, key in enumerate(node.taints) if key == MARK]
     steps += [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(held)]

@@ -57,7 +57,7 @@ _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
 
 
 class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done, and how Slurm is reached: by commands, or with `url` by slurmrestd."""
+    """The actions of the adapter, and how it reaches Slurm: by commands, or with `url` by slurmrestd."""
 
     drain: bool = True
     features: bool = True
@@ -75,7 +75,7 @@ class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def slurm(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `slurm`. Raises ConfigError."""
+    """Make the built-in adapter `slurm`. Raises ConfigError."""
     given = read_options(options, SlurmDoorOptions)
     _check(given)
     try:
@@ -93,7 +93,7 @@ def slurm(options: Mapping[str, Any]) -> Door:
 
 
 def _check(given: SlurmDoorOptions) -> None:
-    """Raises ConfigError."""
+    """Check the options. Raises ConfigError."""
     if not 0.1 <= given.timeout_s <= 10:
         raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
     if given.url and not re.match(r"https?://.|unix:/", given.url):
@@ -114,7 +114,7 @@ class _Snapshot:
     jobs: dict[str, ControlledJob] = field(default_factory=dict)
 
     def values(self, key: str) -> Mapping[str, str] | None:
-        """As in Seen; None where Slurm has no such thing."""
+        """Return the values, as in Seen. None if Slurm has no such thing."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
             return job_values(job) if job else None
@@ -122,7 +122,7 @@ class _Snapshot:
         return node_values(node) if node else None
 
     def allows(self, write: Write) -> bool:
-        """Whether all is still as the adapter saw it."""
+        """Return whether all is still as the adapter saw it."""
         values = self.values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
@@ -157,8 +157,12 @@ class SlurmPort:
         return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
 
     async def _write_some(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
-        """What became of those that could be written while what was read before them was fresh: of one at least.
-        Raises SourceError where none could."""
+        """Write those that can be written while the reading before them is fresh, at least one.
+
+        Return their outcomes.
+
+        Raises SourceError if none could be written.
+        """
         shot = await self._look(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
         ends_s = asyncio.get_running_loop().time() + FRESH_S
@@ -176,7 +180,7 @@ class SlurmPort:
         await self._control.close()
 
     async def _look(self, with_jobs: bool) -> _Snapshot:
-        """Raises SourceError."""
+        """Read Slurm. Raises SourceError."""
         if asyncio.get_running_loop().time() < self._until_s:
             raise SourceError(self._error)
         try:
@@ -198,7 +202,7 @@ class SlurmPort:
         self._until_s = asyncio.get_running_loop().time() + pause_s
 
     async def _done(self, call: "_Call") -> WriteOutcome:
-        """Raises SourceError."""
+        """Make a call, and return its outcome. Raises SourceError."""
         try:
             if call.change is not None:
                 await self._control.change_nodes(call.names, call.change)
@@ -210,9 +214,11 @@ class SlurmPort:
         return WriteOutcome.DONE
 
     async def _write_job(self, write: Write) -> WriteOutcome:
-        """Write one field of a job. What changes its state or its hold goes by a reading of this job alone, right
-        before the write. A job that is requeued is marked first: its hold is known as ours whatever happens between.
-        Raises SourceError, SlurmRefused."""
+        """Write one field of a job.
+
+        What changes its state or its hold goes by a reading of this job alone, right before the write. A job that is
+        requeued is marked first: its hold is known as ours whatever happens between. Raises SourceError, SlurmRefused.
+        """
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
             await self._control.change_job(job, comment=write.value or "")
@@ -273,7 +279,8 @@ def _change(write: Write, node: ControlledNode) -> NodeChange:
 
 
 def node_values(node: ControlledNode) -> dict[str, str]:
-    """
+    """Return the values of a node.
+
     >>> node_values(ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}'))
     {'drain': '[fleetcast] p', 'feature': 'risk_low', 'extra': '0'}
     >>> node_values(ControlledNode("n2", True, "fan 3", ("risk_low", "risk_high"), (), "rack 7"))
@@ -311,7 +318,8 @@ def _object(extra: str) -> dict[str, Any] | None:
 
 
 def _with_risk(extra: str, risk: str | None) -> str:
-    """
+    """Return the JSON of Extra with another risk.
+
     >>> _with_risk('{"rack": 7}', "2"), _with_risk('{"rack": 7, "risk_level": 2}', None)
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
     """
@@ -321,7 +329,8 @@ def _with_risk(extra: str, risk: str | None) -> str:
 
 
 def job_values(job: ControlledJob) -> dict[str, str]:
-    """
+    """Return the values of a job.
+
     >>> job_values(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
     {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}
     >>> job_values(ControlledJob("7", "PENDING", 1, True, True, "mine", "[fleetcast] requeue off n2"))

@@ -31,13 +31,13 @@ class DurationsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def slurm_durations(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `slurm_durations`. Raises ConfigError."""
+    """Make the built-in adapter `slurm_durations`. Raises ConfigError."""
     port = DurationsPort(Path(read_options(options, DurationsOptions).folder))
     return Door(JobDurations(), port, batch=BATCH)
 
 
 def bucket_of(key: str) -> str:
-    """The file of a user and name, as the Lua script finds it.
+    """Return the file of a user and name, as the Lua script finds it.
 
     >>> bucket_of("ada train"), bucket_of("")
     ('61', '00')

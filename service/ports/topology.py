@@ -35,7 +35,7 @@ class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def topology(options: Mapping[str, Any]) -> Door:
-    """The built-in adapter `topology`. Raises ConfigError."""
+    """Make the built-in adapter `topology`. Raises ConfigError."""
     given = read_options(options, TopologyOptions)
     check_server(given.server)
     for level, key in given.labels.items():
@@ -120,7 +120,10 @@ class TopologyPort:
         return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)
 
     async def _sent(self, writes: Sequence[Write]) -> bytes | None:
-        """Of one node: an apply names every label of ours that is to stay. Raises KubeRefused, SourceError."""
+        """Send the writes of one node: an apply names every label of ours that is to stay.
+
+        Raises KubeRefused, SourceError.
+        """
         node = self._nodes.get(writes[0].key)
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):
             return None

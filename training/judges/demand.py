@@ -269,7 +269,7 @@ def _forecasts_of(model: DemandTrees | None, panel: Panel, origins: Bins, steps:
 
 
 def seasonal_scale(one: DemandSet) -> Array:
-    """(series,) mean absolute change over a day before the judged origins: the unit of MASE."""
+    """Return (series,) the mean absolute change over a day before the judged origins: the unit of MASE."""
     panel = one.panel
     filled = forward_filled(panel.values[:, : one.begin])
     change = np.abs(panel.values[:, : one.begin] - shifted(filled, day_bins(panel.bin_s)))

@@ -178,7 +178,8 @@ def _classes_said(run: Recorded) -> dict[str, str]:
 def _three_rules(run: Recorded) -> str:
     """Apply the classifier that came with the recordings.
 
-    It asks for two of power > 400 W, tensor/SM > .25, NVLink repeats > .3.
+    A run is training if at least two of three hold: power above 400 W, tensor/SM above 0.25, and a
+    repetition of NVLink traffic stronger than 0.3.
     """
     power, sm, tensor = (_median(run.of(name)) for name in ("power_w", "sm_active", "tensor_active"))
     nvlink = run.of("nvlink_tx_bytes_s")

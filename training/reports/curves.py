@@ -29,9 +29,10 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One point. at: a number, or what was left out.
+    """One point of a curve.
 
-    values: by the column's name, (value, low, high) with None where unknown. faults: the number that was judged.
+    at: its place on the axis, a number or the name of what was left out. faults: the number of faults
+    judged. values: name of a column → (value, low, high), None if unknown.
     """
 
     at: float | str

@@ -61,7 +61,7 @@ def _queue_table(found: Sequence[PlayNumbers]) -> tuple[list[str], list[list[obj
 
 
 def sizes_svg(found: Sequence[PlayNumbers]) -> str:
-    """Bars of the mean wait: a group a size class, a bar a method."""
+    """Draw a bar chart of the mean wait: one group for each size class, one bar for each method."""
     names = [one.name for one in found[0].by_size]
     look = styles([one.method for one in found])
     thick = 0.84 / len(found)

@@ -109,7 +109,7 @@ def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> No
 
 
 def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
-    """Yield how far ahead, by which method, and (loss, whether it lay inside) of each forecast."""
+    """Yield (how far ahead, method, (loss, whether p10..p90 held the value)) for each forecast."""
     many = run.channels.shape[1]
     past = min(many // 2, MOST_PAST)
     for origin in np.linspace(past, many - 1, ORIGINS + 1).astype(int)[:-1].tolist():

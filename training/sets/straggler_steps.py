@@ -170,7 +170,10 @@ class Slowdown:
     factor: float
 
     def on(self, seconds: Array) -> Array:
-        """Return a series of at least `last` steps with the slowdown, up to its end."""
+        """Return the series with the slowdown applied, cut off at the slowdown's end.
+
+        seconds: (step,) with at least `last` steps.
+        """
         made = seconds[: self.last].copy()
         made[self.first :] *= self.factor
         return made
@@ -197,7 +200,11 @@ class _Alarms:
     natural: int = 0
 
     def watch(self, slow: Iterable[bool], spells: Mask) -> None:
-        """Count the alarms of one run; after `spells` it was continued with calm steps."""
+        """Count the alarms of one run, and its steps outside natural spells.
+
+        spells: (step,) whether the recorded run was slow of itself. Steps after its end are a calm
+        continuation.
+        """
         was = False
         for at, is_slow in enumerate(slow):
             natural = bool(spells[max(0, at - NEAR) : at + 3].any())

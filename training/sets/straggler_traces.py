@@ -130,7 +130,7 @@ def static_threshold(seconds: Array) -> Array:
 
 
 class TracedJob:
-    """A job whose workers tell of their steps; what is served is asked after each."""
+    """A job whose workers report their steps. The serving rule is evaluated after each step."""
 
     def __init__(self, seconds: Array, whole_s: Array | None = None) -> None:
         """whole_s: (step,), else the time of the slowest worker: a step cannot be shorter."""

@@ -32,7 +32,7 @@ def _asked(adapter: str, verb: str) -> Handler:
 
 
 async def _watcher(request: Request, context: Context, query: Query) -> Response:
-    """The question is the names of the newest board, also of a stale one: Trimaran sends none."""
+    """Answer the load watcher about the names of the newest board, also of a stale one: Trimaran sends none."""
     board = context.cache.latest()
     names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""
     return _answer(context, "trimaran", "watcher", names)

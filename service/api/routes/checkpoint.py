@@ -1,4 +1,4 @@
-"""How often a job should checkpoint, from the risk of its own nodes and what its checkpoints take."""
+"""Checkpoint intervals of a job, from the risk of its own nodes and the cost of its checkpoints."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -22,7 +22,7 @@ NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
-    """What a fingerprint knows of a job's checkpoints."""
+    """A fingerprint's facts about a job's checkpoints."""
 
     checkpoint_cost_s: float | None = None
     checkpoint_every_s: float | None = None
@@ -52,7 +52,7 @@ class CheckpointAnswer(msgspec.Struct):
 
 
 async def checkpoint(request: Request, context: Context, query: Query) -> Response:
-    """The best interval of one job."""
+    """Return the best interval of one job."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     row = find_job(cache, board, name)
@@ -110,7 +110,7 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
 
 
 def _failing(nodes: int, rate: float) -> str:
-    """How often (a day) they fail, in words.
+    """Return how often (a day) they fail, in words.
 
     >>> _failing(1, 0.00342), _failing(8, 0.84), _failing(512, 3.328)
     ('1 node fails once in 292 days', '8 nodes fail once in 29 h', '512 nodes fail 3.3 times a day')

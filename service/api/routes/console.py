@@ -35,7 +35,7 @@ TYPES = {
 
 
 async def file(request: Request, context: Context, query: Query) -> Response:
-    """A file of the console; always asked for again, and 304 while it is the same."""
+    """Serve a file of the console. Browsers ask each time, and get 304 while it is the same."""
     name = request.path_params.get("file", "") or "index.html"
     path = _files().get(name)
     kind = TYPES.get(path.suffix) if path else None
@@ -50,12 +50,12 @@ async def file(request: Request, context: Context, query: Query) -> Response:
 
 
 def _files() -> dict[str, Path]:
-    """What there is to serve, by path below the folder: a name that is not among them cannot lead out of it."""
+    """Return the files to serve, by path below the folder: a name that is not among them cannot lead out of it."""
     return {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
 
 
 def docs(rows: Sequence[Row]) -> Handler:
-    """A page that lists the routes; /openapi.json has the rest."""
+    """Return a page that lists the routes. /openapi.json has the rest."""
     lines = "\n".join(
         f"<tr><td>{row.method}</td><td><code>{html.escape(row.path.replace(':path', ''))}</code></td>"
         f"<td>{html.escape(row.summary)}</td><td>{'anybody' if row.is_open else row.needs}</td></tr>"

@@ -1,4 +1,4 @@
-"""What the handlers of one API process share."""
+"""The shared objects of the handlers of one API process."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from service.listening import ApiListening
 
 @dataclass(slots=True)
 class Context:
-    """What `create_app` makes for the handlers."""
+    """The objects that `create_app` makes for the handlers."""
 
     config: Config
     clock: Clock
@@ -52,11 +52,11 @@ class Context:
         return as_problem(error)
 
     def writer(self) -> InboxWriter:
-        """The inbox; SourceError before the start and after the end."""
+        """Return the inbox. Raises SourceError before the start and after the end."""
         return _open(self.inbox)
 
     def sample_writer(self) -> InboxWriter:
-        """The same for samples; SourceError also while too much of them waits."""
+        """Return the inbox of samples. Raises SourceError also while too many samples wait."""
         self.backlog.refuse()
         return _open(self.writes)
 

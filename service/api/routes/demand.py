@@ -114,7 +114,7 @@ def _known(name: str, value: str | None, names: Collection[str]) -> None:
 
 
 def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
-    """The rows cut to one horizon; a 422 problem where none of them has it."""
+    """Cut the rows to one horizon. Raises a 422 problem if none of them has it."""
     horizons = sorted({horizon for row in rows for horizon in row.horizons_s})
     if rows and horizon_s not in horizons:
         raise unprocessable("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
@@ -122,14 +122,14 @@ def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
 
 
 def _at(row: DemandRow, horizon_s: int) -> DemandRow:
-    """A series cut to one horizon."""
+    """Cut a series to one horizon."""
     at = row.horizons_s.index(horizon_s)
     cut = structs.replace(row, horizons_s=[horizon_s], values=[[values[at]] for values in row.values])
     return structs.replace(cut, models=[row.models[at]], model=row.models[at]) if row.models else cut
 
 
 async def record(request: Request, context: Context, query: Query) -> Response:
-    """History, the forecast now and the one issued about an hour ago."""
+    """Return the history, the forecast now and the one issued about an hour ago."""
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand_record.keys")
     as_of_ms = cache.as_of_ms(board, "doc.demand_record")
@@ -154,7 +154,7 @@ def _record_name(scope: Mapping[str, str], query: Query) -> str:
 
 
 async def model(request: Request, context: Context, query: Query) -> Response:
-    """The demand model: what is always wanted, what comes in bursts, how long anybody waits."""
+    """Return the demand model: what is always wanted, what comes in bursts, how long users wait."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.demand_model")
     rows = cache.document(board, "doc.demand_model")["rows"]

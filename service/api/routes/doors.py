@@ -1,4 +1,4 @@
-"""How the adapters stand, and what they wrote, when and why. Read from the files of the adapters role."""
+"""The state of the adapters, and their writes, when and why. Read from the files of the adapters role."""
 
 import asyncio
 

@@ -1,4 +1,8 @@
-"""What would change if a node were drained now: arithmetic on the board, and the placer on starting again."""
+"""The effects of draining a node now.
+
+The counts are computed from the board. The placer estimates when the interrupted jobs would start
+again.
+"""
 
 from collections.abc import Mapping
 

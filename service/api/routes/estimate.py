@@ -1,4 +1,4 @@
-"""What a job would take and when it would start: the tables of kinds, and the placer's estimate of the start."""
+"""Estimates of a job's needs and start: the tables of kinds, and the placer's estimate of the start."""
 
 import msgspec
 from starlette.requests import Request
@@ -34,7 +34,7 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
 
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
-    """The placer's word on the start of a request; a replica gets the whole answer of the api that has a placer."""
+    """Ask the placer about the start of a request. A replica gets the whole answer of the api that has a placer."""
     headers = context.access.on_behalf(request) | {"content-type": "application/json", "accept": "application/json"}
     path = "/jobs/estimate" if context.mirror else "/estimate"
     try:
@@ -44,7 +44,7 @@ async def ask(request: Request, context: Context, body: bytes) -> Forwarded | So
 
 
 def _read(body: bytes) -> PlacementRequest:
-    """The request; a problem where it is none, or asks for what is not honoured yet."""
+    """Decode the request. Raises a problem if it is none, or asks for what is not honoured yet."""
     wanted = decode(body)
     check_request(wanted)
     check_avoided(wanted)
@@ -52,7 +52,7 @@ def _read(body: bytes) -> PlacementRequest:
 
 
 def start_of(told: Forwarded | SourceError) -> Start:
-    """What the placer answered: an estimate, or why there is none now."""
+    """Return the placer's answer: an estimate, or why there is none now."""
     if isinstance(told, SourceError):
         return Start(None, str(told))
     try:

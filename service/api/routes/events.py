@@ -88,7 +88,7 @@ async def refuse_whole(context: Context, problem: Problem) -> None:
 
 
 async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
-    """The body, unpacked and not empty, else it is told what is expected; problems 400, 413, 415, 422."""
+    """Return the body, unpacked and not empty. Raises problems 400, 413, 415, 422 that say what is expected."""
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
@@ -108,7 +108,7 @@ async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Co
 async def new_records(
     records: Sequence[DecodedRecord], recent: RecentIdentities
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Records new to us and to this body. What another request is still writing counts as new: its write may fail."""
+    """Return records new to us and to this body. What another request is still writing counts as new: it may fail."""
     fresh: dict[Identity, DecodedRecord] = {}
     for place, record in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -122,7 +122,7 @@ async def new_records(
 async def _of_known_names(
     records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """The records whose names pass the bounds. Others have their turn in between."""
+    """Return the records whose names pass the bounds. Other tasks have their turn in between."""
     fresh = []
     for place, (record, key) in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -157,7 +157,7 @@ def _all_refused(body: EventsAnswer) -> Problem:
 
 
 def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
-    """Counts and names the bounds that a body met."""
+    """Count and name the bounds that a body met."""
     reasons = []
     for bound, count, why in names.bounds():
         context.metrics.limited.labels(bound).inc(count)

@@ -1,4 +1,4 @@
-"""What jobs look like from their telemetry: one job's fingerprint, and what all of them make of their GPUs."""
+"""Fingerprints of jobs: one job's, and the use that all of them make of their GPUs."""
 
 from typing import get_args
 
@@ -35,7 +35,7 @@ class _Made(msgspec.Struct):
 
 
 def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
-    """A job that does not run, or was not looked at yet."""
+    """Return the fingerprint of a job that does not run, or has none yet."""
     why = (
         "it was not looked at yet" if row.state == "running" else f"it is {row.state}: only what runs has a fingerprint"
     )
@@ -50,7 +50,7 @@ def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
 
 
 async def utilisation(request: Request, context: Context, query: Query) -> Response:
-    """What running jobs make of their GPUs, those that hold most for nothing first."""
+    """Return what running jobs make of their GPUs, those that hold most for nothing first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.utilisation")
     rows = cache.document(board, "doc.utilisation", list[dict[str, object]])

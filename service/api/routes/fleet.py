@@ -16,27 +16,27 @@ from service.api.routes.table import Param, Query, Row, age_headers, answer
 
 
 async def fleet(request: Request, context: Context, query: Query) -> Response:
-    """What the console's map and header show."""
+    """Return what the console's map and header show."""
     return _document(context, "doc.fleet")
 
 
 async def ingestion(request: Request, context: Context, query: Query) -> Response:
-    """Sources, rates, lag and bad records by reason."""
+    """Return sources, rates, lag and bad records by reason."""
     return _document(context, "doc.ingestion")
 
 
 async def served_models(request: Request, context: Context, query: Query) -> Response:
-    """Requests, KV cache and time to first token of every served model."""
+    """Return requests, KV cache and time to first token of every served model."""
     return _document(context, "doc.served_models")
 
 
 async def models(request: Request, context: Context, query: Query) -> Response:
-    """The fitted models that serve, what came of their forecasts lately, and which conditions ask for a new fit."""
+    """Return the fitted models that serve, their recent outcomes, and which conditions ask for a new fit."""
     return _document(context, "doc.models")
 
 
 def _document(context: Context, name: str) -> Response:
-    """A section that is a whole body."""
+    """Return a section that is a whole body."""
     cache, board = context.cache, context.cache.board()
     body = cache.derived(board, ("body", name), lambda: bytes(cache.section(board, name)))
     return answer(context, board, cache.as_of_ms(board, name), body)
@@ -49,7 +49,7 @@ BOARD_PARAMS = (
 
 
 async def board(request: Request, context: Context, query: Query) -> Response:
-    """The board's container, for a reader on another host. 304 when its ETag is the caller's."""
+    """Return the board's container, for a reader on another host. 304 if its ETag is the caller's."""
     newest = context.cache.board()
     headers = {**age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")

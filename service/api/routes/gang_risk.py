@@ -42,7 +42,7 @@ class Weakest(msgspec.Struct):
 
 
 class Domain(msgspec.Struct):
-    """What two or more members have in common; `share`: its part of the risk of an interruption."""
+    """A domain that two or more members share. `share`: its part of the risk of an interruption."""
 
     level: str
     name: str
@@ -91,7 +91,7 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
 
 
 def _read(body: bytes) -> GangAsked:
-    """The question; a problem that names the field where it is none."""
+    """Decode the question. Raises a problem that names the field if it is none."""
     asked = decoded(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
@@ -104,7 +104,7 @@ def _read(body: bytes) -> GangAsked:
 
 
 def named_twice(names: Iterable[str]) -> str | None:
-    """The first name that was there before."""
+    """Return the first name that was there before."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -145,19 +145,19 @@ def _body(
 
 
 def _weakest(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
-    """The member that adds most to the larger risk of the two, its own probability, and which of them."""
+    """Return the member that adds most to the larger risk of the two, its own probability, and which of them."""
     if found.p_slow > found.p_interrupted:
         return found.slowest, float(found.slow[found.slowest]), "slowness"
     return found.weakest, float(found.node[found.weakest]), "interruption"
 
 
 def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown: int) -> str:
-    """The answer in words.
+    """Return the answer in words.
 
     >>> risk = GangRisk(0.083, 0.08, 0.6, np.array([0.05, 0.03]), np.array([0.0, 0.6]), 0, 1, ())
     >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))
-    2 nodes get through 2 h without interruption with 92 %, without a slow node with 40 %; the weakest is b (slow with \
-60 %). Of 1 nothing is known yet.
+    2 nodes get through 2 h without interruption with 92 %, without a slow node with 40 %; the weakest is b (slow with
+    60 %). Of 1 nothing is known yet.
     """
     many = len(asked.nodes)
     who = f"{many} nodes get" if many > 1 else "1 node gets"

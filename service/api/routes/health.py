@@ -20,12 +20,12 @@ PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE flee
 
 
 async def healthz(request: Request, context: Context, query: Query) -> Response:
-    """This process answers; nothing else is asked."""
+    """Answer that this process lives, without asking anything else."""
     return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
 
 
 async def readyz(request: Request, context: Context, query: Query) -> Response:
-    """Whether every part that an answer needs is there; 503 with the list of what is missing."""
+    """Return whether every part that an answer needs is there. 503 with the list of what is missing."""
     found = await checks(context)
     missing = [check.sentence for check in found if not check.ok]
     if missing:
@@ -59,7 +59,7 @@ def _pipeline_page(context: Context) -> str:
 
 
 def _fleet_page(context: Context) -> bytes:
-    """What the pipeline rendered; its families are in no other page."""
+    """Return the page that the pipeline rendered. Its families are in no other page."""
     board = context.cache.latest()
     return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
 

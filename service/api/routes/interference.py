@@ -1,4 +1,4 @@
-"""How much two jobs slow each other on shared hardware, and whether an isolation is in force."""
+"""Mutual slowdown of two jobs on shared hardware, and checks whether an isolation is in force."""
 
 from typing import Annotated, Literal
 
@@ -133,7 +133,7 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
 
 
 def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
-    """a, b -> how fast it is beside the other one, where they run beside each other."""
+    """Return a, b -> how fast it is beside the other one, where they run beside each other."""
     found = {}
     for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
         row = going.get(one) if isinstance(one, str) else None
@@ -181,7 +181,7 @@ def _answer(told: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> I
 
 
 def _unknown(share: str, other_known: bool) -> str:
-    """Why nothing is known of a job, and what is made of it beside one that is known."""
+    """Return why nothing is known of a job, and what is assumed of it beside one that is known."""
     if share not in ON_GPU:
         why = "no steps of it, or of its like, told of their communication"
         so = ""
@@ -192,7 +192,7 @@ def _unknown(share: str, other_known: bool) -> str:
 
 
 def _slower(now: dict[str, Going]) -> str:
-    """Who is slower beside the other than should be."""
+    """Return which of the two is slower beside the other than it should be."""
     return "".join(
         f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
         for who, row in now.items()
@@ -215,7 +215,7 @@ def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Ba
 
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
-    """A check for every field that is expected of a GPU, with what is observed there now."""
+    """Return a check for every field that is expected of a GPU, with what is observed there now."""
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
     cache, board = context.cache, context.cache.board()
     row = cache.node_answers(board).rows.get(asked.node.encode())
@@ -233,7 +233,7 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
 
 
 def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
-    """Raises UnknownEntity for a GPU that nobody heard of where the node is known to have fewer."""
+    """Return what is observed. Raises UnknownEntity for an unheard GPU if the node is known to have fewer."""
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0
     known = f", which has {count} GPUs, from 0 on" if count else ""

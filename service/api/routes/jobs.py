@@ -1,4 +1,4 @@
-"""Jobs: what runs, waits and lately ended; one job; who slows it down."""
+"""Routes for jobs: those that run, wait or ended lately, one of them, and what slows it down."""
 
 import re
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ LIST_PARAMS = (
 
 
 async def jobs(request: Request, context: Context, query: Query) -> Response:
-    """Running, queued and lately ended jobs, in that order."""
+    """Return running, queued and lately ended jobs, in that order."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.jobs")
     rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), viewer_of(request)
@@ -51,7 +51,7 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
 
 
 class Head(msgspec.Struct):
-    """What a row is chosen by."""
+    """The fields by which a row is chosen."""
 
     job: str
     attempt: int
@@ -62,12 +62,12 @@ class Head(msgspec.Struct):
 
 
 def sees(caller: Caller, row: Head | JobRow) -> bool:
-    """Return whether one of the queues that a job waits or ran in is the caller's to read."""
+    """Return whether the caller may read one of the queues that a job waits or ran in."""
     return any(map(caller.sees, row.queues or (row.queue,)))
 
 
 def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
-    """The row of a job's latest attempt."""
+    """Return the row of a job's latest attempt. Raises UnknownEntity."""
     row = row_of(cache, board, name)
     if row is None:
         raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
@@ -75,7 +75,7 @@ def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
 
 
 def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
-    """The row of a job's latest attempt; None for a name that no job has."""
+    """Return the row of a job's latest attempt. None for a name that no job has."""
     latest = cache.derived(board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head])))
     if name not in latest:
         return None
@@ -83,7 +83,7 @@ def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
 
 
 def _latest(heads: list[Head]) -> dict[str, int]:
-    """The place of each job's latest attempt."""
+    """Return the place of each job's latest attempt."""
     latest: dict[str, int] = {}
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
@@ -107,7 +107,7 @@ def _given_again(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
 
 
 def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
-    """What a section says of one job."""
+    """Return what a section says of one job."""
     parts = cache.document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name], type=kind) if name in parts else None
 
@@ -135,7 +135,7 @@ async def job(request: Request, context: Context, query: Query) -> Response:
 
 
 async def _archived(context: Context, name: str) -> Object:
-    """What the archive tells of a job. Raises UnknownEntity that says where was looked, SourceError."""
+    """Return what the archive says of a job. Raises UnknownEntity that says where we searched, SourceError."""
     nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
     if context.mirror is not None:
         raise UnknownEntity(f"{nowhere}; this api is a replica without an archive: {context.mirror.url} has one to ask")
@@ -156,7 +156,7 @@ async def _archived(context: Context, name: str) -> Object:
 
 
 def _as_far_as(found: Found) -> str:
-    """How far back was looked, where not everything was."""
+    """Return how far back we searched, if not everywhere."""
     if found.stopped_ms is None:
         return ""
     since = datetime.fromtimestamp(found.stopped_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -164,7 +164,10 @@ def _as_far_as(found: Found) -> str:
 
 
 def _reasons(state: str) -> dict[str, str]:
-    """Why what may be null is, in this state; the start of a job that waits has reasons of its own."""
+    """Return, for each null field, the reason it is null in this state.
+
+    The start of a waiting job has its own reasons.
+    """
     match state:
         case "queued":
             return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
@@ -181,7 +184,10 @@ def _reasons(state: str) -> dict[str, str]:
 async def start_like(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
 ) -> Start:
-    """When the placer would start a job like this one; `asks`: the keys that it was submitted with, `more`: others."""
+    """Ask the placer when it would start a job like this one.
+
+    asks: the keys that the job was submitted with. more: further keys.
+    """
     if not isinstance(asks, dict) or not asks:
         return Start(None, "nobody told what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
@@ -211,7 +217,7 @@ NO_SCORE = {
 
 
 async def stragglers(request: Request, context: Context, query: Query) -> Response:
-    """Whether a job is slow, since when, and who or what slows it."""
+    """Return whether a job is slow, since when, and which member or cause slows it."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     as_of_ms = cache.as_of_ms(board, "doc.stragglers")
@@ -224,7 +230,7 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
 
 
 def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
-    """As the job was judged before its end. Raises UnknownEntity where neither it nor a verdict is known."""
+    """Return the job's verdict before its end. Raises UnknownEntity if neither it nor a verdict is known."""
     kept = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
     if kept is None:
         find_job(cache, board, name)

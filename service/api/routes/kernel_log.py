@@ -48,7 +48,7 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
 
 
 def decode(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
-    """The events of a text; the index of a bad line counts bad lines and events."""
+    """Return the events of a text. The index of a bad line counts bad lines and events."""
     events, bad = reader.read(body.splitlines(), now_ms)
     if len(events) > MAX_RECORDS or len(bad) > MAX_REJECTED:
         bad = [

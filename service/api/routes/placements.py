@@ -19,7 +19,7 @@ FORWARDED_HEADERS = ("content-type", "accept", "if-match", "if-none-match", "use
 
 
 async def forward(request: Request, context: Context, query: Query) -> Response:
-    """The placer's answer to the same request without /v1."""
+    """Return the placer's answer to the same request without /v1."""
     body = await read_body(request, context.config.api.max_body_bytes) if request.method in ("POST", "PUT") else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
     headers |= context.access.on_behalf(request)

@@ -56,12 +56,12 @@ async def write(request: Request, context: Context, query: Query) -> Response:
 
 
 def read(body: bytes, version: Version) -> WriteRequest:
-    """What a body holds. RecordError where it cannot be read."""
+    """Return the contents of a body. Raises RecordError if it is unreadable."""
     return walk(unpack(body, MAX_UNPACKED_BYTES), version)
 
 
 def _version(content_type: str) -> Version:
-    """Of the message that a content type names; Problem 415."""
+    """Return the version of the message that a content type names. Raises Problem 415."""
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     named = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in parameters)}
     version = MESSAGES.get(named.get("proto", ""))
@@ -78,7 +78,7 @@ def _check_coding(coding: str) -> None:
 
 
 def _written(taken: WriteRequest) -> dict[str, str]:
-    """What a sender of 2.0 is told: samples are kept, histograms and exemplars are not."""
+    """Return the headers for a sender of 2.0: samples are stored, histograms and exemplars are not."""
     counts = {"samples": len(taken.of), "histograms": 0, "exemplars": 0}
     return {WRITTEN.format(what): str(count) for what, count in counts.items()}
 

@@ -33,7 +33,7 @@ RANKING_PARAMS = (
 
 
 async def node(request: Request, context: Context, query: Query) -> Response:
-    """The prebuilt answer of one node."""
+    """Return the prebuilt answer of one node."""
     board = context.cache.board()
     answers = context.cache.node_answers(board)
     name = request.path_params["node"]
@@ -70,7 +70,7 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
 
 
 def _record(cache: BoardCache, board: Board) -> bytes:
-    """How true what was told has been, and what the history hazard was fitted on."""
+    """Return how true past probabilities have been, and what the history hazard was fitted on."""
     known = cache.document(board, "doc.risk_calibration")
     return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
@@ -85,7 +85,7 @@ class Ranking:
 
 
 async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | None) -> Ranking:
-    """Ranks and renders in slices, so that no other request waits for all of it."""
+    """Rank the nodes and render their rows in slices, so that other requests can run in between."""
     kinds = RISK_KINDS if kind is None else (kind,)
     risk = board.array("node.risk")[[RISK_KINDS.index(name) for name in kinds], RISK_HORIZONS_S.index(horizon_s)]
     known = np.nan_to_num(risk, nan=-1.0)

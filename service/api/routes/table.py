@@ -66,7 +66,7 @@ class Param:
     most: float | None = None
 
     def read(self, text: str) -> Any:
-        """The value, or a 422 problem that names it and what is allowed."""
+        """Return the value. Raises a 422 problem that names it and what is allowed."""
         try:
             value = self.kind(text)
         except ValueError:
@@ -126,7 +126,7 @@ def caller_of(request: Request) -> str:
 
 
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
-    """The query by name with defaults filled in; unknown keys and bad values are 422 problems."""
+    """Return the query by name with defaults filled in. Unknown keys and bad values are 422 problems."""
     if params is None:
         return {}
     values = {param.name: param.default for param in params}
@@ -211,5 +211,5 @@ def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> 
 
 
 def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
-    """A JSON answer about the fleet, with its age."""
+    """Return a JSON answer about the fleet, with its age."""
     return Response(body, 200, age_headers(context, as_of_ms, board), JSON)

@@ -115,7 +115,7 @@ class NodeTimeline(msgspec.Struct):
 
 
 async def timeline(request: Request, context: Context, query: Query) -> Response:
-    """The changes of the last minutes, oldest first."""
+    """Return the changes of the last minutes, oldest first."""
     cache, board = context.cache, context.cache.board()
     shown = past_of(cache, board, request.path_params["node"])
     as_of_ms = cache.as_of_ms(board, "answers.node")
@@ -124,7 +124,7 @@ async def timeline(request: Request, context: Context, query: Query) -> Response
 
 
 def past_of(cache: BoardCache, board: Board, name: str) -> Shown:
-    """What is kept of a node. Raises UnknownEntity; a 503 problem while there is none."""
+    """Return the past of a node. Raises UnknownEntity, and a 503 problem while there is none."""
     rows = cache.node_answers(board).rows
     row = rows.get(name.encode())
     if row is None:
@@ -162,7 +162,7 @@ def _since(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
 
 
 def _scores(past: Shown, at: int, from_ms: int) -> Scores:
-    """Steps of one horizon, without those that change nothing of it; the last one before the span begins it."""
+    """Return steps of one horizon, without those that change nothing of it. The last one before the span begins it."""
     steps: list[ProbabilityStep] = []
     for time_ms, values in past.steps:
         if steps and steps[-1].p == values[at]:

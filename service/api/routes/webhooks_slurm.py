@@ -41,7 +41,7 @@ PARAMS = (
 
 
 class KnownAttempt(msgspec.Struct):
-    """What the board's rows of jobs say of an attempt."""
+    """An attempt, by the board's rows of jobs."""
 
     job: str
     attempt: int
@@ -138,7 +138,7 @@ def _by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
 
 
 def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
-    """The job with its attempt; its end alone where it names no GPUs but is known."""
+    """Return the job with its attempt. Only its end, if it names no GPUs but is known."""
     name = prefix + job.id
     attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
     job = replace(job, attempt=attempt)

@@ -58,7 +58,7 @@ HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class HeardTick:
-    """What demand learns of one tick.
+    """The facts of one tick that demand learns.
 
     unknown_use: GPUs, None while no source can tell unknown use from a job's. held_milli, displaced: as in `Tick`.
     """
@@ -153,8 +153,10 @@ class DemandForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def _until_told(self, state: FleetState) -> None:
-        """Wait once for a fleet that has a history to tell it: of half of its events, levels would be wrong. It is told
-        when no more events of long ago come, and the newest is not of long ago; or after a minute."""
+        """Wait once for the history of a fleet that has one: with half of its events, levels would be wrong.
+
+        It is complete once no more old events arrive, and the newest is not old. Or after a minute.
+        """
         counts = state.counts
         if self._is_told or counts.past_events <= self._on_disk:
             return

@@ -116,7 +116,10 @@ def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
 
 
 def read_requests(requests: RequestSeries, now_ms: int) -> Histories:
-    """Requests per second: of all queues, of each, and of each of its models. A serving pool counts as a queue."""
+    """Return requests per second: of all queues, of each, and of each of its models.
+
+    A serving pool counts as a queue.
+    """
     models = requests.models()
     queues = [EVERYTHING, *dict.fromkeys(queue for queue, _ in models if queue != EVERYTHING)] if models else []
     wholes = (SeriesKey(queue, SERVING) for queue in queues)

@@ -46,7 +46,10 @@ def demand_sections(
 
 
 def demand_again(board: Board) -> list[Section]:
-    """The sections of an older board, with their own times; none if it lacks one, or knows no pools of machines."""
+    """Return the sections of an older board, with their own times.
+
+    None if it lacks one, or knows no pools of machines.
+    """
     if not all(name in board for name in SECTIONS):
         return []
     if any(len(key) != len(KEYS) for key in msgspec.json.decode(board.raw("demand.keys"))):
@@ -83,7 +86,7 @@ class DemandKeys:
 
 
 def demand_keys(board: Board) -> DemandKeys:
-    """Raises KeyError while there is no forecast. Boards with the same keys share the result."""
+    """Return the keys of forecasts. Boards with the same keys share the result. Raises KeyError without a forecast."""
     return _keys(bytes(board.raw("demand.keys")))
 
 
@@ -103,7 +106,7 @@ def _whole_key(key: Sequence[str]) -> Key:
 
 
 def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
-    """Some rows, not decoded."""
+    """Return some rows without decoding them."""
     return _parts(board, "doc.demand", "demand.offsets", at)
 
 

@@ -60,11 +60,11 @@ class ServedTrees:
         return self._spoke != spoke
 
     def _wanted(self) -> str | None:
-        """The version's name. Raises ModelError when the registry does not say."""
+        """Return the version's name. Raises ModelError if the registry does not say."""
         return self._registry.current_version(KIND)
 
     def _load(self, version: str) -> None:
-        """Raises OSError, to be tried again; a version that is damaged or sick is not tried again."""
+        """Load a version. Raises OSError, to be tried again. A damaged or sick version is not tried again."""
         try:
             folder = self._registry.current(KIND)
             if folder is not None:
@@ -81,8 +81,10 @@ class ServedTrees:
         logger.info("demand: the trees of %s forecast%s", self.version, but)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """(quantile, step, origin, series); NaN for small series, for a target that it lost, where it learnt, and while
-        there is no model."""
+        """Return (quantile, step, origin, series).
+
+        NaN for small series, for a target that it lost, where it learnt, and while there is no model.
+        """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
         later, rows = np.flatnonzero(ends >= self._fitted_until_ms), largest(panel, MOST_SERIES)
@@ -106,7 +108,10 @@ class ServedTrees:
 
 
 def load_trees(folder: Path) -> tuple[Forecaster, int]:
-    """The model of a version's folder, and until when it learnt; LightGBM is loaded with it. ModelError when sick."""
+    """Load the model of a version's folder. Also return the time up to which it was fitted.
+
+    LightGBM is imported here. Raises ModelError.
+    """
     from models.demand.trees import DemandTrees
 
     trees = DemandTrees.load(folder)
@@ -114,7 +119,7 @@ def load_trees(folder: Path) -> tuple[Forecaster, int]:
 
 
 class ShadowTrees(ServedTrees):
-    """As `ServedTrees`, of the registry's challenger."""
+    """The trees of the registry's challenger, served as `ServedTrees`."""
 
     name = "shadow"
     withholds = False  # its record says how it would do in all of them
@@ -136,7 +141,10 @@ class ShadowTrees(ServedTrees):
 def shadow_of(
     losses: Mapping[str, Mapping[str, tuple[float, int]]], shadow: ServedTrees, serving: ServedTrees
 ) -> ShadowModel | None:
-    """The shadow's record over all targets. losses: target -> forecaster -> (mean over persistence's, of how many)."""
+    """Return the shadow's record over all targets.
+
+    losses: target -> forecaster -> (mean over persistence's, number).
+    """
     if not shadow.version:
         return None
 

@@ -16,7 +16,7 @@ LOOK_MS = 10_000
 
 
 class ServedCoRuns:
-    """What the version that serves knows; nothing without one."""
+    """The co-runs that the serving version knows. Nothing without one."""
 
     def __init__(self, registry: Registry | None) -> None:
         self.version = ""  # as interference-0002; empty when none serves

@@ -64,7 +64,7 @@ class JobCopy:
 
     @property
     def unheard(self) -> str:
-        """Why telemetry does not speak for it; "" where it does."""
+        """Return why telemetry does not speak for it, "" if it does."""
         if self.trouble:
             return self.trouble
         if self.window is None or not self.window.heard:
@@ -130,7 +130,7 @@ def seen_pauses(past: JobPast | None, interval_s: float) -> SeenPauses:
 
 
 def fingerprint_of(seen: JobCopy) -> Fingerprint:
-    """The body of the answer."""
+    """Return the body of the answer."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
     rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
@@ -173,7 +173,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
 
 
 def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
-    """The period of its readings: the one that they show, else that of its checkpoints, if readings show it."""
+    """Return the period of its readings: the one that they show, else that of its checkpoints, if readings show it."""
     if found.period_s is not None:
         return found.period_s
     every_s = pauses.every_s
@@ -226,7 +226,7 @@ def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
 def _checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
-    """The median of what its checkpoints took, else what it was submitted with."""
+    """Return the median of what its checkpoints took, else what its submission states."""
     told = attempt.submission.checkpoint_cost_s if attempt.submission else None
     if lasts:
         return float(np.median(lasts)), "measured"
@@ -241,7 +241,7 @@ def _number(text: str) -> float:
 
 
 def _step_period(attempt: JobAttempt) -> float | None:
-    """The median of its latest whole steps; None where they have no duration."""
+    """Return the median of its latest whole steps. None if they have no duration."""
     steps = attempt.steps[-STEPS:]
     median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
     return median_s if median_s > 0 else None
@@ -287,7 +287,7 @@ def _odds(window: JobWindow, period: Period) -> dict[str, float] | None:
 
 
 def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
-    """The phase that the job reports, else the one that its levels show; since when, if known."""
+    """Return the phase that the job reports, else the one that its levels show, and since when, if known."""
     if attempt.phase:
         return attempt.phase, attempt.phase_since_ms
     if window is None or not np.isfinite(window.mean("sm_active")).any():
@@ -302,7 +302,7 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
 
 
 def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
-    """Of a checkpoint: by how long earlier ones took; of steady work: the next pause; else nobody knows."""
+    """Return when the phase ends: of a checkpoint by earlier ones, of steady work at the next pause. Else None."""
     if phase == "checkpoint" and since_ms is not None and pauses.lasts:
         ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000
         low, middle, high = np.maximum(ends, now_ms).round().astype(int).tolist()

@@ -61,7 +61,7 @@ class Answers:
 
 
 class _Places:
-    """What a topology says of nodes, by their names."""
+    """The places of nodes in a topology, by their names."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -223,7 +223,7 @@ def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
 
 
 def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
-    """Raises ODD_ERRORS where the job's numbers break the arithmetic."""
+    """Return the answers. Raises ODD_ERRORS if the job's numbers break the arithmetic."""
     past = extend_past(seen.past, seen.whole) if seen.whole else seen.past
     load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
     use = utilisation_of(seen)
@@ -231,7 +231,7 @@ def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
 
 
 def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:
-    """The answers for a job whose numbers are not believed, only its submission and its place."""
+    """Return the answers for a job whose numbers are not plausible, only its submission and its place."""
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
     answers = _answers_of(replace(seen, attempt=bare, window=None), shares)

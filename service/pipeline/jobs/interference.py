@@ -1,4 +1,4 @@
-"""What is known of jobs that share hardware, from the pipeline to the API.
+"""Facts about jobs that share hardware, from the pipeline to the API.
 
     share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
     share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
@@ -77,7 +77,7 @@ class Known:
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def party(self, keys: Keys | None) -> "Party":
-        """The job's own loads, else its kind's; of None nothing is known."""
+        """Return the job's own loads, else its kind's. Nothing is known of None."""
         if keys is None:
             return Party(NOBODY)
         rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
@@ -97,7 +97,10 @@ class Party(msgspec.Struct):
 
 
 class Speeds(msgspec.Struct):
-    """Of a beside b and of b beside a. known: of each, whether anything is; fit: on a link, how well they fit."""
+    """Predicted speeds of two jobs that share hardware, a beside b and b beside a.
+
+    known: of each, whether anything is. fit: on a link, how well they fit.
+    """
 
     found: Prediction
     known: tuple[bool, bool]
@@ -129,7 +132,7 @@ class Sharing(Capability):
         self._wiring, self._waiting_keys = Wiring(), KeyTable()
 
     def sections(self, tick: Tick) -> list[Section]:
-        """What jobs that share hardware do to each other, and what isolations rest on."""
+        """Return what jobs that share hardware do to each other, and the facts behind isolations."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         running, waiting = tick.events.running, tick.open.waiting
@@ -152,7 +155,7 @@ class Sharing(Capability):
 
     @property
     def version(self) -> str:
-        """What it knows of past co-runs, as interference-0002; empty where no version serves."""
+        """Return the version of its past co-runs, as interference-0002. Empty if no version serves."""
         return self._served.version
 
     def going(self) -> dict[str, Going]:
@@ -228,7 +231,7 @@ _kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of wh
 
 
 def loads_of(tick: Tick) -> Array:
-    """(running, LOADS) means over the GPUs that each attempt holds, as they were in the last two minutes or are now."""
+    """Return (running, LOADS) means over the GPUs that each attempt holds, as in the last two minutes or now."""
     gpu = tick.frames.gpu
     seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
     number = tick.occupancy.holder[seen].astype(np.intp)
@@ -270,14 +273,17 @@ def _told(value: float) -> float | None:
 
 
 def _party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
-    """alone: rows of ALONE, of the job itself and of its kind, as far as there are any."""
+    """Make one side of a co-run from the loads of the job alone.
+
+    alone: rows of ALONE, first that of the job itself, then that of its kind. Either may be missing.
+    """
     load = next((row[: len(LOADS)] for row in alone if math.isfinite(row[0])), UNKNOWN)
     turns = next((row[len(LOADS) :] for row in alone if math.isfinite(row[len(LOADS)])), None)
     return Party(keys, load, None if turns is None else Turns(turns[0], turns[1]))
 
 
 def residuals_of(taught: LearntCoRuns | None) -> Residuals:
-    """What co-runs teach, from the board."""
+    """Return what co-runs teach, from the board."""
     if taught is None:
         return learn(Pairs.of([]), np.zeros(0))
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
@@ -287,7 +293,7 @@ def residuals_of(taught: LearntCoRuns | None) -> Residuals:
 
 
 def prior_of(a: Party, b: Party, share: str) -> float:
-    """How fast a should be beside b before any co-run is looked at; NaN where nobody can say."""
+    """Return how fast a should be beside b before any co-run counts. NaN if unknown."""
     if share == "gpu":
         return _gpu_rule(a.load[0], b.load[0])
     if share == "mig":

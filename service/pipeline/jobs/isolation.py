@@ -1,10 +1,11 @@
-"""Whether an isolation that somebody relies on is in force, as telemetry and job events see it.
+"""Checks whether an isolation that a scheduler relies on is in force, by telemetry and job events.
 
     gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
     doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
 
-Where nothing can be seen, `ok` is null and `reason` says which metric would tell; the whole answer is null too, unless
-another field is false. Of a limit only the use is seen: true says that it lies below, not that anything holds it there.
+Where nothing can be seen, `ok` is null and `reason` says which metric would show it; the whole answer is null too,
+unless another field is false. Of a limit only the use is seen: true says that it lies below, not that anything holds it
+there.
 """
 
 import math
@@ -60,7 +61,10 @@ MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their sli
 
 
 class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is relied upon. mig_profile: as `1g.10gb`; jobs: who holds the GPU, and nobody else; cpu_pinning: CPUs."""
+    """The isolation that a scheduler relies on.
+
+    mig_profile: as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: CPUs.
+    """
 
     mig: bool | None = None
     mig_profile: Annotated[str, msgspec.Meta(max_length=LONGEST_PROFILE)] | None = None
@@ -84,7 +88,7 @@ class IsolationReport(msgspec.Struct):
 
 
 class ObservedGpu(msgspec.Struct):
-    """What is observed of one GPU; NaN unknown. somewhere: jobs on GPUs of its node that no event names."""
+    """The observation of one GPU, NaN unknown. somewhere: jobs on GPUs of its node that no event names."""
 
     readings: dict[str, float]
     network: float
@@ -94,17 +98,17 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def heard(self) -> bool:
-        """Whether telemetry or a job told of this GPU: else that nothing is there is no observation."""
+        """Return whether telemetry or a job reported this GPU. Otherwise its emptiness is no observation."""
         return bool(self.holders) or self.measured
 
     @property
     def measured(self) -> bool:
-        """Whether telemetry did: jobs do not tell whether a GPU is divided."""
+        """Return whether telemetry reported it: jobs do not say whether a GPU is divided."""
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 
 def isolation_sections(tick: Tick) -> list[Section]:
-    """Readings of every GPU and what shares it."""
+    """Return readings of every GPU and what shares it."""
     running = tick.events.running
     network = np.full(len(tick.topology), np.nan, np.float32)
     if len(tick.frames.node.values):
@@ -152,7 +156,7 @@ def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
 
 
 def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
-    """A row for every field that is expected, in the order of the fields."""
+    """Return a row for every field that is expected, in the order of the fields."""
     found = []
     for field, wanted in msgspec.structs.asdict(expected).items():
         if wanted is not None:
@@ -162,7 +166,7 @@ def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) ->
 
 
 def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
-    """Why a field is unknown, or what its being right rests on."""
+    """Return why a field is unknown, or the evidence for its being right."""
     if ok is None and field == "jobs" and sight.somewhere:
         return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
     if ok is None:
@@ -173,7 +177,7 @@ def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
 
 
 def verdict(rows: Sequence[IsolationCheck]) -> bool | None:
-    """False where a field says otherwise, null where one cannot be seen, else true."""
+    """Return False if a field says otherwise, None if one cannot be seen, else True."""
     answers = [row.ok for row in rows]
     return False if False in answers else None if None in answers else True
 
@@ -207,7 +211,10 @@ def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | Non
 
 
 def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
-    """Who holds the GPU: a job that may do so, or not, leaves it open, unless those that do say otherwise already."""
+    """Return the holders of the GPU, and whether they are as expected.
+
+    A job that may hold it, or not, leaves it open, unless those that do say otherwise already.
+    """
     held, asked, may = set(sight.holders), set(wanted), set(sight.somewhere)
     if not held <= asked or not asked - held <= may:
         return sight.holders, False

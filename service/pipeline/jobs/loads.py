@@ -1,4 +1,4 @@
-"""What running jobs put on racks, power domains, rail groups and stores: `/v1/spikes` from their windows."""
+"""Loads of running jobs on racks, power domains, rail groups and stores: `/v1/spikes` from their windows."""
 
 from collections.abc import Mapping
 
@@ -88,13 +88,16 @@ def rail_capacity(topology: Topology) -> dict[Domain, float]:
 
 
 def series_of(window: JobWindow) -> dict[str, Array]:
-    """METRICS (slot,) of the whole job: what the GPUs that were heard of read, for all that it holds."""
+    """Return METRICS → (slot,) values of the whole job.
+
+    Power and NVLink are the mean of the GPUs that reported, times all GPUs that the job holds.
+    """
     means = {name: window.mean(name) * window.gpus for name in METRICS[:2]}
     return {**means, "ib_tx_bytes_per_s": window.sent.astype(np.float64)}
 
 
 def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
-    """A row a metric and horizon: the reading then, not the highest until then. period_s: None: it stays as it is."""
+    """Return a row per metric and horizon: the reading then, not the highest until then. period_s None: it stays."""
     rows = []
     for metric, values in series_of(window).items():
         lately = values[-max(1, round(RECENT_S / window.interval_s)) :]

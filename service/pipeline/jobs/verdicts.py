@@ -21,10 +21,10 @@ Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `
 
 
 class Verdicts(Capability, Stateful):
-    """The last verdict on each job: of an hour, of slow jobs for a month. Where more than MOST_KEPT jobs ended, those
-    that were not slow go first, then the oldest.
+    """The last verdict on each job: of an hour, of slow jobs for a month.
 
-    `sections`, `dump` and `move` are never called at the same time.
+    If more than MOST_KEPT jobs ended, those that were not slow go first, then the oldest. `sections`, `dump` and `move`
+    are never called at the same time.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Verdicts(Capability, Stateful):
         return None, {"verdicts": np.frombuffer(msgspec.msgpack.encode([self._live, self._kept]), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse, into an empty one. Raises msgspec.MsgspecError."""
+        """Restore what `dump` returned, into an empty one. Raises msgspec.MsgspecError."""
         self._live, self._kept = msgspec.msgpack.decode(
             arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
         )

@@ -67,7 +67,10 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class ForecastInputs:
-    """Of one pass. kinds: features of `due`, a shape a kind; old: features of `aging`, the running attempts."""
+    """The inputs of one pass. kinds: features of `due`, a shape per kind.
+
+    old: features of `aging`, the running attempts.
+    """
 
     new: Sequence[New]
     due: Sequence[JobShape]
@@ -143,7 +146,7 @@ class RunForecasts(Capability):
             self.recent = Recent() if self.model.name == BASELINE else record.recent()
 
     def _table(self, now_ms: int) -> list[Section]:
-        """The table of run times by kind; empty before the first."""
+        """Return the table of run times by kind. Empty before the first."""
         keys, run_s, runs = self.record.table()
         if not len(keys):
             return []
@@ -185,7 +188,7 @@ class RunForecasts(Capability):
         self.record.score(issued, run.shape, run.run_s, run.ended_ms)
 
     def _aging(self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int) -> list[JobAttempt]:
-        """Running attempts to forecast: all of them once a minute, else those without a forecast."""
+        """Return the running attempts to forecast: all of them once a minute, else those without a forecast."""
         is_all = now_ms - self._all_ms >= PERIOD_S * 1000
         if is_all:
             self._all_ms = now_ms

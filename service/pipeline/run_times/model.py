@@ -85,7 +85,7 @@ class ServedRunModel:
         return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
 
     def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
-        """The model's answer. If it gives none or nonsense, the baseline answers from now on."""
+        """Return the model's answer. If it gives none or nonsense, the baseline answers from now on."""
         jobs = len(features)
         if not jobs:
             return np.zeros((0, levels))
@@ -123,5 +123,5 @@ class _Ask(Protocol):
 
 
 def load_model(folder: Path) -> RunModel:
-    """The model of a version's folder; LightGBM is loaded with it. ModelError when it cannot be used."""
+    """Load the model of a version's folder. LightGBM is loaded with it. Raises ModelError if it is unusable."""
     return DurationModel.load(folder)

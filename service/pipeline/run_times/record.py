@@ -56,14 +56,14 @@ class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
         return RemainingTime(*(float(round(max(0.0, left_s - since_s))) for left_s in self.left))
 
     def over(self) -> "IssuedRunTime":
-        """The same once it has ended."""
+        """Return the same forecast once the job has ended."""
         return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
 
 
 def issue_run_time(
     run_s: Array, similar_s: Array, limit_s: float | None, model: str, in_time: bool, is_over: bool = False
 ) -> IssuedRunTime:
-    """run_s, similar_s: (LEVELS,)."""
+    """Issue a forecast. run_s, similar_s: (LEVELS,)."""
     quantiles = quantiles_of(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
     return IssuedRunTime(
         run_s=run_s,
@@ -77,7 +77,10 @@ def issue_run_time(
 
 
 class Outcome(NamedTuple):
-    """What came of one forecast. losses: mean pinball of log seconds over LEVELS; None: there were no similar jobs."""
+    """The outcome of one forecast. losses: mean pinball of log seconds over LEVELS.
+
+    None: there were no similar jobs.
+    """
 
     model: str
     below_p50: bool
@@ -165,11 +168,11 @@ class RunTimeRecord(Stateful):
         return [(key, self._shapes[key]) for key in keys]
 
     def update_kinds(self, keys: Sequence[int], run_s: Array) -> None:
-        """run_s: (kind, LEVELS)."""
+        """Record the run times of kinds. run_s: (kind, LEVELS)."""
         self._run_s.update((key, row) for key, row in zip(keys, run_s, strict=True) if key in self._shapes)
 
     def table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
-        """keys (k,), sorted, run times (k, LEVELS) and ended runs (k,) of the known kinds."""
+        """Return keys (k,), sorted, run times (k, LEVELS) and ended runs (k,) of the known kinds."""
         known = sorted(key for key, row in self._run_s.items() if np.isfinite(row).all())
         values = np.array([self._run_s[key] for key in known], np.float32).reshape(-1, len(LEVELS))
         return np.array(known, np.uint64), values, np.array([self._runs.get(key, 0) for key in known], np.uint32)
@@ -199,7 +202,7 @@ class RunTimeRecord(Stateful):
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """The inverse of `dump`, into an empty one."""
+        """Restore what `dump` returned, into an empty one."""
         self._shapes = {key: JobShape(*shape) for key, shape, _ in about["kinds"]}
         self._runs = {key: runs for key, _, runs in about["kinds"] if runs}
         self._bare = dict.fromkeys(key for key in self._shapes if key not in self._runs)
@@ -236,7 +239,9 @@ def _loss(issued: NDArray[np.float64], log_run: float) -> float:
 
 
 def _of_kind(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
-    """The newest job of a kind, without what the kind's jobs do not share. before: what stood for the kind until now.
+    """Return the newest job of a kind, without what the kind's jobs do not share.
+
+    before: the shape of the kind until now.
 
     Several users' limits have all lengths. The usual one (geometric mean, the newest count most) stands for the kind.
     """
