@@ -1,7 +1,8 @@
 """Exporter pages → samples: a scrape round over n nodes with 8 GPUs × 40 fields each.
 
 Cases: `steady` (only numbers change), `steady, into the ring` (and written to the window store), `changed` (a GPU
-vanished or came back), `cold` (new series). The peer is prometheus_client's parser, which stops at labels and numbers.
+vanished or came back), `reordered` (the metrics in another order), `cold` (new series). The peer is prometheus_client's
+parser, which stops at labels and numbers.
 
 Decoding is a small part of what a sample costs. Excluded: fetching pages, waking up for each of them, ticks, forecasts,
 the archive and the board. `fleetcast bench ingest` measures all of it.
@@ -28,6 +29,7 @@ PEER_NODES, CHANGED_NODES, COLD_NODES = 4, 1250, 50
 PAGES_A_BATCH = 40  # what 100,000 GPUs send in the 50 ms that the scraper gathers for
 INTERVAL_MS = 15_000
 T0 = 1_700_000_100_000
+ORDERS = 3
 VARIANTS = 64  # pages with numbers of their own; nodes share them, but for their names
 BYTES_PER_GPU = 90_000  # pages, decoders and rings
 NODE = "@@@@@@"
@@ -72,8 +74,14 @@ def round_of(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Valu
     return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
 
 
+def reordered(page: bytes, rng: np.random.Generator) -> bytes:
+    """Return the page with its metrics in another order."""
+    metrics = page.split(b"# HELP ")[1:]
+    return b"".join(b"# HELP " + metrics[row] for row in rng.permutation(len(metrics)))
+
+
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Four records a size in GPUs; sizes that do not fit the memory are left out."""
+    """Five records a size in GPUs; sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
             yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
@@ -90,6 +98,8 @@ def _cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     few = round_of(min(nodes, CHANGED_NODES), rng, GPUS - 1)
     without_one = [{node: rounds[0][node] for node in few}, few]
     yield measure("decode", "changed", _size(len(few)), _steady(decoders, without_one), "samples/s")
+    orders = [{node: reordered(page, rng) for node, page in few.items()} for _ in range(ORDERS)]
+    yield measure("decode", "reordered", _size(len(few)), _steady(decoders, orders), "samples/s")
     yield _cold(rounds[0])
 
 

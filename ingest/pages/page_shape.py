@@ -113,10 +113,16 @@ class PageShape:
         self._tail = text[len(text) - plan.tail :]
         windows = _windows(text)[WINDOW + plan.ends - plan.back]
         _mask(windows, plan)
-        numbers: dict[bytes, int] = {}
-        ids = [numbers.setdefault(window, len(numbers)) for window in windows.tolist()]
-        self._ids = np.array(ids, np.min_scalar_type(len(numbers)))  # (w,)
+        texts = windows.tolist()
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        ids = map(numbers.__getitem__, texts)
+        self._ids = np.fromiter(ids, np.min_scalar_type(len(numbers)), len(texts))  # (w,)
         self._distinct = np.frombuffer(b"".join(numbers), _TEXT)
+
+    @property
+    def lines(self) -> int:
+        """The number of lines of a page."""
+        return len(self._plan.roles)
 
     def read(self, page: bytes) -> NDArray[np.float64] | None:
         """(n,) the wanted values of a page of this shape in order; None when it has another, or a value is broken."""
@@ -184,14 +190,31 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
     index += np.arange(len(index))
     text = np.frombuffer(page, np.uint8)[index]
     text[stop - 1] = _COMMA
+    numbers = _decode(text[:-1].tobytes(), len(begin))
+    if numbers is not None:
+        return numbers
+    return _parsed([page[first:last] for first, last in zip(begin.tolist(), end.tolist(), strict=True)])
+
+
+def parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
+    """Return the numbers (n,) that tokens hold; None if one holds none, or more than one."""
+    numbers = _decode(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
+    return _parsed(tokens) if numbers is None else numbers
+
+
+def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
+    """Return the numbers of a JSON list without brackets; None if it is none, or of another length."""
     try:
-        numbers = _JSON_NUMBERS.decode(b"[" + text[:-1].tobytes() + b"]")
+        numbers = _JSON_NUMBERS.decode(b"[" + text + b"]")
     except msgspec.DecodeError:
-        try:
-            tokens = zip(begin.tolist(), end.tolist(), strict=True)
-            numbers = [parse_value(page[first:last]) for first, last in tokens]
-        except RecordError:
-            return None
-    if len(numbers) != len(begin):
+        return None
+    if len(numbers) != count:
         return None
     return np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers))  # half the time of np.array
+
+
+def _parsed(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
+    try:
+        return np.array([parse_value(token) for token in tokens])
+    except RecordError:
+        return None

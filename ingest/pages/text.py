@@ -30,6 +30,7 @@ from ingest.pages.exposition import (
     start_of_kernel,
 )
 from ingest.pages.page_columns import PageColumns, Reported
+from ingest.pages.page_order import PageOrder
 from ingest.pages.page_shape import LineRole, PageShape
 from ingest.pages.page_state import PageState
 from ingest.pages.parts import Growth
@@ -87,6 +88,7 @@ class PageDecoder:
         self._future_limit_ms = future_limit_ms
         self._cache: dict[bytes, Known] = {}  # by prefix, less its last blank; empty while there is a shape
         self._shape: PageShape | None = None  # of the last page, if it may come again
+        self._order: PageOrder | None = None  # of its lines, once a page had them in another order
         self._refusals = RememberedRefusals()  # of that page
         self._refused: dict[str, RecordError] = {}  # reason → the error that all prefixes refused for it share
         self._epoch: Hashable = None  # of these refusals
@@ -115,6 +117,8 @@ class PageDecoder:
             self._forget_refusals()
         if self._shape is not None:
             raw = self._shape.read(page)
+            if raw is None:
+                raw = self._read_reordered(page, self._shape)
             if raw is not None and self._names_host:
                 self._learn_node(page)
             if raw is not None and not self.target.forgets:
@@ -125,6 +129,14 @@ class PageDecoder:
                 return self._batch(raw, time_ms, list(self._refusals.errors))
             self._recall(self._shape)
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
+
+    def _read_reordered(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
+        """Return the wanted values (n,) of a page with the lines of the shape in another order, else None."""
+        if page.count(b"\n") != shape.lines:
+            return None
+        if self._order is None:
+            self._order = PageOrder(shape)
+        return self._order.read(page)
 
     def _recall(self, shape: PageShape) -> None:
         """Go back to prefixes and what they stand for: the page has another shape than the last one."""
@@ -138,7 +150,7 @@ class PageDecoder:
                     self._cache[key] = error
             elif role not in (SkipRule.REPEATED, SkipRule.INCOMPLETE):  # those may stand for a series
                 self._cache[key] = role if isinstance(role, SkipRule) else None
-        self._shape = None
+        self._shape = self._order = None
 
     def _forget_refusals(self) -> None:
         """Resolve refused prefixes again: there may be room for them now."""
