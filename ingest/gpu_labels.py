@@ -27,6 +27,7 @@ _JOB = re.compile(rf"(.+)-{_RANDOM}{{5}}")
 _ROLE = re.compile(r"(.+?)-(?:worker|master|launcher|chief|ps|leader|head|evaluator)s?(?:-\d+)+")
 _PODS = (("exported_pod", "exported_namespace"), ("pod", "namespace"))
 _JOBS = ("hpc_job", "job_id")
+_HOLDERS = frozenset({*_JOBS, *(pod for pod, _ in _PODS)})
 _WORKER = re.compile(
     r"slurmd([-_].*)?|ray[-_](head|worker|node)|pbs[-_]mom|(ht)?condor[-_](startd|execute|worker)|sge[-_]execd"
     r"|(yarn[-_])?node[-_]?manager|dask[-_]worker"
@@ -65,6 +66,8 @@ def job_label(labels: Mapping[str, str]) -> JobLabel | None:
     >>> job_label({"hpc_job": "4711"}).job, job_label({"pod": "", "namespace": ""})
     ('4711', None)
     """
+    if _HOLDERS.isdisjoint(labels):
+        return None
     for key in _JOBS:
         job = labels.get(key, "")
         if job not in _NONE and (key == "hpc_job" or "job_user" in labels):
@@ -84,6 +87,8 @@ def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
     >>> host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
     ('worker-0', 'soperator')
     """
+    if _HOLDERS.isdisjoint(labels):
+        return None
     for pod_key, namespace_key in _PODS:
         container = labels.get(pod_key.replace("pod", "container"), "")
         if labels.get(pod_key) and _WORKER.fullmatch(container):

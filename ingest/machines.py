@@ -147,6 +147,7 @@ class MachineNames:
 
     def __init__(self, entities: Entities) -> None:
         self.clashes: dict[str, tuple[str, str]] = {}
+        self.changes = 0  # grows with every line that says more than the lines before it on its page
         self.noted: Counter[str] = Counter()
         self._entities = entities
         self._slots: dict[str, dict[int, _Slot]] = {}  # by node
@@ -161,6 +162,9 @@ class MachineNames:
         Raises RecordError: two_boards, where a page has several boards in one slot.
         """
         uuid = uuid.casefold().removeprefix("gpu-")
+        if self._is_repeated(node, index, uuid, target):
+            return node
+        self.changes += 1
         if node in self.clashes:
             node = self._own_name(node, target)
         if not uuid or uuid.startswith("mig-"):
@@ -199,6 +203,12 @@ class MachineNames:
         target.named.setdefault(node, target.heard_ms)
         self._boards[uuid] = (node, index)
         return node
+
+    def _is_repeated(self, node: str, index: int, uuid: str, target: Target) -> bool:
+        """Return whether an earlier line of the same page named this board in this slot."""
+        held = self._slots.get(node, {}).get(index)
+        is_same = held is not None and held.uuid == uuid and held.target is target and held.page == target.pages > 0
+        return is_same and self._boards.get(uuid) == (node, index) and node not in self.clashes
 
     def _place_unproven(self, node: str, index: int, target: Target) -> None:
         target.unproven.setdefault(node, set()).add(index)

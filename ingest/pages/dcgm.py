@@ -11,11 +11,13 @@ two names. Source: dcgm_fields.h of DCGM 3.3, 4.5 and 4.6.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
+from fleet.entities import Entities
 from fleet.errors import RecordError
 from fleet.metrics import dcgm_row
 from fleet.samples import EntityKind
-from ingest.gpus import GpuFacts, gpu_index, learn_devices, short_model
+from ingest.gpus import GpuFacts, GpuInventory, gpu_index, learn_devices, short_model
 from ingest.pages.resolver import Resolver
 from ingest.pages.text import Found, Target
 from ingest.series import Form, Series
@@ -103,6 +105,7 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 }
 
 
+@lru_cache(1024)
 def unit_of(name: str, field: int) -> tuple[float, Form]:
     """Return (scale to our unit, how to read the number).
 
@@ -116,7 +119,7 @@ def unit_of(name: str, field: int) -> tuple[float, Form]:
     return _SCALE.get(field, 1.0), Form.POSITIVE if field in _POSITIVE else Form.DCGM
 
 
-_OTHER_ENTITIES = ("nvlink", "nvswitch", "cpu", "cpucore")
+_OTHER_ENTITIES = frozenset({"nvlink", "nvswitch", "cpu", "cpucore"})
 
 
 class DcgmResolver(Resolver):
@@ -132,18 +135,22 @@ class DcgmResolver(Resolver):
     def reads(cls, name: str) -> bool:
         return name in FIELD_IDS
 
+    def __init__(self, entities: Entities, inventory: GpuInventory) -> None:
+        super().__init__(entities, inventory)
+        self._state: tuple[Target, tuple[int, ...]] | None = None
+        self._located: dict[int, tuple[Mapping[str, str], str, int, int]] = {}  # what `_locate` found in this state
+
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
         """None for a field that is not of the catalogue. Raises RecordError bad_label if no label names the GPU."""
         if name in EXPORTER_ONLY:
             return SkipRule.REPEATED
-        if any(labels.get(key) for key in _OTHER_ENTITIES):
+        if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
             return SkipRule.OTHER_PART
         field = FIELD_IDS.get(name)
         if field is None:
             return None
-        node, index = self._locate(labels, target)
+        node, index, gpu = self._locate_once(labels, target)
         scale, form = unit_of(name, field)
-        gpu = self.entities.of_node(EntityKind.GPU, node, index)
         kind, entity = EntityKind.GPU, gpu
         instance = labels.get("GPU_I_ID", "")
         if instance and dcgm_row(EntityKind.GPU_INSTANCE, field) is not None:
@@ -155,6 +162,26 @@ class DcgmResolver(Resolver):
         metric = dcgm_row(kind, field)
         assert metric is not None, f"field {field} has a name but no row in the catalogue"
         return Series(kind, metric, entity, self.entities.node(node), gpu, scale, form)
+
+    def _locate_once(self, labels: Mapping[str, str], target: Target) -> tuple[str, int, int]:
+        """Return the node, index and row of a GPU. The fields of one GPU share their labels, so each page asks once."""
+        before = self._learnt(target)
+        if self._state is None or self._state[0] is not target or self._state[1] != before:
+            self._state, self._located = (target, before), {}
+        known = self._located.get(id(labels))
+        if known is not None:
+            return known[1:]
+        node, index = self._locate(labels, target)
+        gpu = self.entities.of_node(EntityKind.GPU, node, index)
+        if target.pages and before == self._learnt(target):
+            self._located[id(labels)] = labels, node, index, gpu  # holds the labels, so that no others get their id
+        return node, index, gpu
+
+    def _learnt(self, target: Target) -> tuple[int, ...]:
+        """Return numbers that stay equal while the lines of a page only repeat what earlier ones said of boards."""
+        entities, inventory = self.entities, self.inventory
+        aliases = entities[EntityKind.NODE].alias_changes
+        return target.pages, inventory.machines.changes, inventory.changes, entities.devices.learnt, aliases
 
     def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
         """(node, GPU index); a line without `gpu` is found by its UUID if another line named that in full."""

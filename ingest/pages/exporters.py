@@ -6,6 +6,7 @@ Names of metrics and labels that differ from known ones in case only are read: r
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from fleet.entities import Entities
 from fleet.samples import EntityKind
@@ -68,10 +69,15 @@ def known_name(name: str) -> str:
 
 def _known_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Labels in the spelling that resolvers ask for."""
-    odd = [label for label in labels if label not in _SPELLINGS and label.lower() in _LABELS]
+    odd = _odd_labels(tuple(labels))
     if not odd:
         return labels
     return {**{_LABELS[label.lower()]: labels[label] for label in odd}, **labels}
+
+
+@lru_cache(4096)
+def _odd_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(label for label in labels if label not in _SPELLINGS and label.lower() in _LABELS)
 
 
 _NAMES = {name.lower(): name for resolver in RESOLVERS for name in resolver.names}

@@ -7,8 +7,8 @@ Escapes in label values are \\\\, \\" and \\n; blanks and tabs may stand between
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from fleet.errors import RecordError
 
@@ -16,14 +16,14 @@ MAX_LINE_BYTES = 8192
 
 _NAME = re.compile(r"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(\{)?")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(,|(?=\}))')
+_BLANKS = re.compile(r"[ \t]*")
 _END = re.compile(r"[ \t]*\}")
 _ESCAPE = re.compile(r"\\(.)")
 _NO_LABELS: Mapping[str, str] = {}
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """`prefix` is everything before the value, separator included: what a later scrape repeats byte by byte."""
 
     prefix: bytes
@@ -53,17 +53,13 @@ def parse_line(raw: bytes) -> Line:
     if head.group(2):
         end = text.rfind("}") + 1
         labels = _parse_labels(text[head.end() : end])
-        end = end + len(text[end:]) - len(text[end:].lstrip(" \t"))
-    tokens = text[end:].encode().split()  # as bytes: there are more blanks in Unicode than in the format
+        end = _BLANKS.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+    rest = raw[end:] if len(raw) == len(text) else text[end:].encode()
+    tokens = rest.split()  # as bytes: there are more blanks in Unicode than in the format
     if not 1 <= len(tokens) <= 2 or text[end - 1] not in "} \t":
         raise RecordError("bad_line", text[:80])
-    return Line(
-        prefix=text[:end].encode(),
-        name=head.group(1),
-        labels=labels,
-        value=tokens[0],
-        timestamp=tokens[1] if len(tokens) == 2 else b"",
-    )
+    timestamp = tokens[1] if len(tokens) == 2 else b""
+    return Line(raw[: len(raw) - len(rest)], head.group(1), labels, tokens[0], timestamp)
 
 
 @lru_cache(4096)  # the fields of one GPU all carry the same labels
