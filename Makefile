@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
-TOGETHER ?= 3 # integration files at a time: two of them used a third of two cores
+TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
 unexport PYTHONDONTWRITEBYTECODE # else each worker and each process that a test starts compiles every module again
 
