@@ -296,13 +296,13 @@ def _an_hour(weather: Weather) -> Iterator[Weather]:
             as_of_ms=now_ms,
             now_ms=now_ms,
             nodes=dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0])),
-            demand=weather.demand and {key: _demand(row, now_ms, by) for key, row in weather.demand.items()},
+            demand=weather.demand and {key: _scale_demand(row, now_ms, by) for key, row in weather.demand.items()},
             jobs=weather.jobs and {name: _job(job, by) for name, job in weather.jobs.items()},
             starts=weather.starts and {name: _start(one, weather.now_ms, by) for name, one in weather.starts.items()},
         )
 
 
-def _demand(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
+def _scale_demand(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
     values = [[value and value * (1 + by) for value in level] for level in row.values]
     return msgspec.structs.replace(row, issued_ms=issued_ms, values=values)
 

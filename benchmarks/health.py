@@ -44,7 +44,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             bodies = [body(number) for number in range(BODIES)]
             beside = Peer(
-                f"{peer.__name__} and sqlite3, synchronous=FULL", partial(_sqlite, Path(folder), bodies, peer)
+                f"{peer.__name__} and sqlite3, synchronous=FULL", partial(_store_in_sqlite, Path(folder), bodies, peer)
             )
             work = partial(_through, Path(folder), bodies, read)
             yield measure("health", case, size, work, "events/s", peer=beside, repeats=3)
@@ -120,7 +120,7 @@ def one_regex(body: bytes) -> list[str]:
     return [match[0] for match in _XID.finditer(body.decode())]
 
 
-def _sqlite(folder: Path, bodies: Sequence[bytes], read: Callable[[bytes], list[str]]) -> int:
+def _store_in_sqlite(folder: Path, bodies: Sequence[bytes], read: Callable[[bytes], list[str]]) -> int:
     database = sqlite3.connect(folder / f"peer{time.monotonic_ns()}.sqlite")
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")

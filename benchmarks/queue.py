@@ -48,14 +48,14 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         view = synthetic_view(gpus // GPUS_PER_NODE)
         long = {"gpus": gpus, "nodes": len(view), "queued": WAITING}
-        yield measure("queue", "pass", long, _pass(view, None), "ms", repeats=5)
-        yield measure("queue", "pass with queues", long, _pass(view, tree_of(view)), "ms", repeats=5)
+        yield measure("queue", "pass", long, _make_pass(view, None), "ms", repeats=5)
+        yield measure("queue", "pass with queues", long, _make_pass(view, tree_of(view)), "ms", repeats=5)
         size = long | {"queued": QUEUED}
         with tempfile.TemporaryDirectory() as folder, beside_the_server():
             yield _beside(Path(folder), view, size)
 
 
-def _pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
+def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
     """Return a pass whose head is of a higher class, so that it is first either way."""
     options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")

@@ -171,15 +171,15 @@ def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
 
 def one_on_each_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield a job on all GPUs of each node."""
-    return _singles(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
+    return _single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
 
 
 def one_on_each_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield a job on each GPU."""
-    return _singles(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
+    return _single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
 
 
-def _singles(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
+def _single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
     """Jobs of one member. places: their GPUs on each node."""
     began_ms = now_ms - 900_000
     for node in range(nodes):

@@ -87,15 +87,18 @@ def _number(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _block(field: int, data: bytes) -> bytes:
+def _encode_field(field: int, data: bytes) -> bytes:
     return _number(field << 3 | 2) + _number(len(data)) + data
 
 
 def _encode_v1(series: Sequence[Mapping[str, str]]) -> bytes:
     rows = []
     for labels in series:
-        pairs = [_block(1, _block(1, name.encode()) + _block(2, value.encode())) for name, value in labels.items()]
-        rows.append(_block(1, b"".join(pairs) + _SAMPLE))
+        pairs = [
+            _encode_field(1, _encode_field(1, name.encode()) + _encode_field(2, value.encode()))
+            for name, value in labels.items()
+        ]
+        rows.append(_encode_field(1, b"".join(pairs) + _SAMPLE))
     return b"".join(rows)
 
 
@@ -105,8 +108,8 @@ def _encode_v2(series: Sequence[Mapping[str, str]]) -> bytes:
     for labels in series:
         words = [word for pair in labels.items() for word in pair]
         refs = b"".join(_number(symbols.setdefault(word, len(symbols))) for word in words)
-        rows.append(_block(5, _block(1, refs) + _SAMPLE + _METADATA))
-    return b"".join(_block(4, symbol.encode()) for symbol in symbols) + b"".join(rows)
+        rows.append(_encode_field(5, _encode_field(1, refs) + _SAMPLE + _METADATA))
+    return b"".join(_encode_field(4, symbol.encode()) for symbol in symbols) + b"".join(rows)
 
 
 class WriteConnection:

@@ -173,7 +173,7 @@ def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
     names = [name for dataset in DATASETS for name in span.names(files, dataset)]
     for name in _each("reading")(names):
         key = (name.day, name.dataset)
-        size, rows = _measured(files, name)
+        size, rows = _read_size(files, name)
         counts.setdefault(key, Counter()).update(files=1, rows=rows, bytes=size)
         blocks.setdefault(key, set()).add(name.block)
     return [
@@ -190,7 +190,7 @@ def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
     ]
 
 
-def _measured(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
+def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
     """Bytes and rows; nothing of a file that is damaged, or was compacted meanwhile."""
     import pyarrow.parquet as pq
 

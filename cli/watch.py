@@ -78,7 +78,7 @@ class SimulatedJobs:
             if not row.benign
         ]
 
-    def _phase(self, job: str, now_ms: int) -> list[JobEvent]:
+    def _phase_events(self, job: str, now_ms: int) -> list[JobEvent]:
         phase, before = self.fleet.phase(job), self._phases.get(job, "")
         if phase == before or not phase:
             return []
@@ -145,7 +145,7 @@ class SimulatedJobs:
         for job, ranks in self._ranks.items():
             if sum(len(rank.gpus) for rank in ranks) < STEP_GPUS:
                 continue
-            events += self._phase(job, now_ms)
+            events += self._phase_events(job, now_ms)
             seconds = self.fleet.step_time_s(job)
             if np.isfinite(seconds):
                 sequence = self._next(job)

@@ -112,13 +112,13 @@ class SlurmCommands:
         facts = await self._run(*command, f"--format={_ACCOUNTING}")
         if facts.count(b"\n") < 2:
             return [facts]
-        end = _secret()
+        end = _random_delimiter()
         texts = [f"--delimiter={end}", "--noheader", f"--format=JobID,Submit,{','.join(_ACCOUNTING_TEXTS)}"]
         return [joined(facts, await self._run(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
 
     async def _table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
         """Return one table of what squeue or sinfo says. `texts`: columns that people write, and their headings."""
-        end = _secret()
+        end = _random_delimiter()
         table = await self._run(*command, f"--Format={_columns(facts, '|')}")
         printed = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
         return joined(table, printed, end, 1, (*texts.values(),))
@@ -170,7 +170,7 @@ def _columns(names: Sequence[str], end: str) -> str:
     return ",".join(f"{name}:{end}" for name in names)
 
 
-def _secret() -> str:
+def _random_delimiter() -> str:
     return f"|{secrets.token_hex(16)}|"
 
 

@@ -120,8 +120,8 @@ class ScontrolCommands:
         """Read facts and texts in two calls, so that no text can look like a fact."""
         end = f"|{secrets.token_hex(16)}|"
         listed = ("squeue", "-h", "-a", "-t", "PD,R,CG", *which)
-        facts = await self._run(*listed, f"--Format={_columns(_FACTS, _SEPARATOR)}")
-        texts = await self._run(*listed, f"--Format={_columns(_TEXTS, end)}")
+        facts = await self._run(*listed, f"--Format={_format_columns(_FACTS, _SEPARATOR)}")
+        texts = await self._run(*listed, f"--Format={_format_columns(_TEXTS, end)}")
         return job_rows(facts, texts, end)
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
@@ -246,7 +246,7 @@ def _job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
     )
 
 
-def _columns(names: Sequence[str], end: str) -> str:
+def _format_columns(names: Sequence[str], end: str) -> str:
     return ",".join(f"{name}:{end}" for name in names)
 
 

@@ -187,7 +187,7 @@ class JobAttempt:
             return False
         keep_newest(self.events, event, EVENTS_KEPT)
         if isinstance(event, SIGNS_OF_LIFE):
-            self._imply(event)
+            self._infer_from_sign_of_life(event)
         match event:
             case Step():  # by far the most events
                 if not self._has_reported_end:
@@ -228,7 +228,7 @@ class JobAttempt:
                     self._decide_end()
         return True
 
-    def _imply(self, event: Phase | Step | Checkpoint) -> None:
+    def _infer_from_sign_of_life(self, event: Phase | Step | Checkpoint) -> None:
         """Record that the attempt lives. Until events say when it started and where it runs, infer both.
 
         Every inferred value depends on the set of events alone, not on their order: the earliest time, for each rank

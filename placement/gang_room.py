@@ -155,7 +155,7 @@ class Fleet:
         nodes = (room > 0).nonzero()[0]
         if slot.domain is not None:
             nodes = _in_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)
-        return _taken(room, self.free, nodes, ask.members, slot.each)
+        return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
         """Return the nodes that should be free for a gang first, and when the last of them should be.
@@ -182,7 +182,7 @@ def _in_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> I
     return np.asarray(nodes[domain == holds[total[holds].argmin()]])
 
 
-def _taken(room: Ints, free: Ints, nodes: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
+def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
     """Return the nodes that a gang takes and the thousandths of each. nodes: (k,) that have room."""
     if members == 1:
         return (nodes[[free[nodes].argmin()]], np.array([each])) if len(nodes) else None

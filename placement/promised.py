@@ -141,7 +141,7 @@ class PromiseReader:
         """Return what `read` finds. None of a state without a ledger, and where it cannot be read."""
         for is_last_try in (False, True):
             try:
-                db = self._connected()
+                db = self._connect()
                 found = None if db is None else read(db)
             except (sqlite3.Error, OSError, ValueError) as error:
                 self.close()
@@ -171,7 +171,7 @@ class PromiseReader:
         self._stand = stand
         return (*waiting, *promised)
 
-    def _connected(self) -> sqlite3.Connection | None:
+    def _connect(self) -> sqlite3.Connection | None:
         """Return a connection to the ledger that is there now, None while there is none."""
         try:
             file = self._path.stat().st_ino

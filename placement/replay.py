@@ -83,10 +83,10 @@ class Replay:
             while job < len(submit_s) and submit_s[job] <= now_s:
                 self.scheduler.wait(job, now_s)
                 job += 1
-            self._pass(now_s)
+            self._run_pass(now_s)
             yield now_s
 
-    def _pass(self, now_s: float) -> None:
+    def _run_pass(self, now_s: float) -> None:
         started = self.scheduler.go(now_s)
         self.passes += started is not None
         for job in started or ():

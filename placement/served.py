@@ -139,7 +139,7 @@ class ServedPlan:
             self.view = vacate(self.view, self._gone)
             self._gone.clear()
         now_ms = round(now_s * 1000)
-        options, turns = Options(now_ms=now_ms, demand=self._demand), self._turns(now_ms)
+        options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
         found = plan(tuple(self._waiting.values()), self.view, self._running, self.runs.times, options, turns)
         before, self.view, self.waits = self.view, found.view, found.waiting
         self._running = dict(found.running)
@@ -155,7 +155,7 @@ class ServedPlan:
             started.append(job)
         return started
 
-    def _turns(self, now_ms: int) -> QueueTurns:
+    def _make_turns(self, now_ms: int) -> QueueTurns:
         if self.book is None:
             return ONE_LINE
         self.book.settle(now_ms)

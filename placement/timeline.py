@@ -76,9 +76,9 @@ class RunTimeQuantiles:
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
         """
-        return self._runs_s(gpus, [q], age_s, limit_s)[0]
+        return self._run_s_at_levels(gpus, [q], age_s, limit_s)[0]
 
-    def _runs_s(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
+    def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
         """Return `run_s` at each of `levels`."""
         mu, sigma = self._log_normal(gpus, limit_s)
         passed = self._passed(gpus, age_s, limit_s)
@@ -108,7 +108,7 @@ class RunTimeQuantiles:
             known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
         else:
-            run_s = np.array(self._runs_s(gpus, levels.tolist(), age_s, limit_s))
+            run_s = np.array(self._run_s_at_levels(gpus, levels.tolist(), age_s, limit_s))
             passed = self._passed(gpus, age_s, limit_s)
             if passed > RARE:
                 faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)

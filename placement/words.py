@@ -102,7 +102,7 @@ def placed_sentence(
     growth: GangSize,
 ) -> str:
     members = int(fit.takes.sum())
-    sentence = f"placed {shape(request, members)} {_where(view, fit.rows, level)}"
+    sentence = f"placed {shape(request, members)} {_describe_place(view, fit.rows, level)}"
     if members < request.members.desired:
         sentence += f" ({members:,} of {request.members.desired:,} members wanted{_why_not_more(growth)})"
     wide = level is None or (request.preferred is not None and _wider(level, request.preferred))
@@ -150,7 +150,7 @@ def _wider(level: Level, than: Level) -> bool:
     return order.index(level) > order.index(than)
 
 
-def _where(view: ClusterView, rows: NDArray[np.int64], level: Level | None) -> str:
+def _describe_place(view: ClusterView, rows: NDArray[np.int64], level: Level | None) -> str:
     names = view.topology.nodes
     if len(rows) == 1:
         return f"on {names[int(rows[0])].name}"

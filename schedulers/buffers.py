@@ -93,14 +93,14 @@ class CapacityBuffers:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         for key, values in seen.items():
-            why, replicas, gpus = _wanted(weather, values)
+            why, replicas, gpus = _wanted_replicas(weather, values)
             if replicas is None:
                 yield from take_back({key: values}, self.fields, why)
             elif THEIRS not in values and str(replicas) != values.get(REPLICAS):
                 yield Write(key, REPLICAS, str(replicas), values.get(REPLICAS), why, gpus)
 
 
-def _wanted(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
+def _wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
     """Return the sentence, the replicas (None: the minimum), and the GPUs wanted beyond those of now."""
     try:
         ask = asked(values)

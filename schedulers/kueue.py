@@ -99,10 +99,10 @@ class WorkloadChecks:
     def _start_text(self, values: Mapping[str, str], weather: Weather) -> str:
         job, starts = values.get(JOB, ""), weather.starts or {}
         found = starts.get(self._rule.prefix + job) or starts.get(job.rpartition("/")[2])
-        return _start(found, weather.now_ms) if found else ""
+        return _describe_start(found, weather.now_ms) if found else ""
 
 
-def _start(start: StartOutlook, now_ms: int) -> str:
+def _describe_start(start: StartOutlook, now_ms: int) -> str:
     if start.p50_ms is None:
         return ""
     p90 = "" if start.p90_ms is None else f", p90 {_stamp(max(start.p90_ms, now_ms))}"

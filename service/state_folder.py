@@ -54,7 +54,7 @@ def _probe(folder: Path, key: str, then: str) -> None:
 def folder_lock(config: Config) -> Iterator[None]:
     """Hold the state folder for one supervisor: two would undo each other's work. ConfigError while another does."""
     with (config.folder / "lock").open("wb") as file:
-        if not _taken(file.fileno()):
+        if not _try_lock(file.fileno()):
             raise ConfigError(
                 f"state = {config.state!r}: another `fleetcast run` uses this folder: "
                 "end it, or name another with --state"
@@ -71,7 +71,7 @@ def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iter
         yield
         return
     try:
-        _wait(file, path, role, patience_s)
+        _wait_for_lock(file, path, role, patience_s)
         with contextlib.suppress(OSError):  # a full disk: only the message of the next one is poorer
             path.write_text(f"process {os.getpid()}")
         yield
@@ -86,7 +86,7 @@ def is_role_held(config: Config, role: str) -> bool:
     except OSError:
         return False
     try:
-        return not _taken(file)
+        return not _try_lock(file)
     finally:
         os.close(file)
 
@@ -102,10 +102,10 @@ def _open_lock(path: Path) -> int | None:
         return os.open(path, os.O_RDONLY) if path.exists() else None
 
 
-def _wait(file: int, path: Path, role: str, patience_s: float) -> None:
+def _wait_for_lock(file: int, path: Path, role: str, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     said = False
-    while not _taken(file):
+    while not _try_lock(file):
         holder = path.read_text(errors="replace").strip() or "a process"
         if time.monotonic() >= deadline:
             raise StateError(
@@ -118,7 +118,7 @@ def _wait(file: int, path: Path, role: str, patience_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _taken(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     """Return whether the lock is ours now. It goes with this process, however that ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -60,7 +60,7 @@ class WeatherStation:
                 self._demand(board),
                 LazyRows(lambda: job_outlooks(board)) if "doc.jobs" in board else None,
                 starts,
-                self._load(board),
+                self._node_load(board),
             )
             self._board, self._starts = board, starts
         return self._weather
@@ -91,7 +91,7 @@ class WeatherStation:
             self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
         return self._rows
 
-    def _load(self, board: Board) -> Load | None:
+    def _node_load(self, board: Board) -> Load | None:
         try:
             rows, told = self._rows_of(board), board.array("node.load")
         except KeyError:

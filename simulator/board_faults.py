@@ -276,13 +276,13 @@ class CpuContention(Passing):
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
             return False
-        share = self._pressed_share(age_s, dt_s)
+        share = self._gust_share(age_s, dt_s)
         effects.host_slow[node] = 1.0 + (self.slow - 1.0) * share
         effects.util_drop[node] = self.util_drop * share
         effects.steal[node] = self.steal_share * share
         return bool(load.busy[node].any())
 
-    def _pressed_share(self, age_s: float, dt_s: float) -> float:
+    def _gust_share(self, age_s: float, dt_s: float) -> float:
         """Return the share of the last `dt_s` seconds within gusts."""
         span = self.gust_s + self.calm_s
 

@@ -59,7 +59,7 @@ class Breakage:
         begin = begins[int(self.rng.integers(len(begins)))]
         end = page.index(b"\n", begin)
         way = int(self.rng.integers(4 if name.startswith(b"DCGM") else BLANK_WAY))
-        return page[:begin] + _broken(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
+        return page[:begin] + _break_line(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
 
 
 def _occurrences(page: bytes, text: bytes) -> list[int]:
@@ -71,7 +71,7 @@ def _occurrences(page: bytes, text: bytes) -> list[int]:
     return found
 
 
-def _broken(line: bytes, way: int) -> bytes:
+def _break_line(line: bytes, way: int) -> bytes:
     """Cut off within the labels, without a number, with a label that never closes, or with DCGM's "no data"."""
     if way == 0:
         return line[: line.index(b"{") + 9]

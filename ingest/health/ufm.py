@@ -95,7 +95,7 @@ class UfmSource(Source):
         self._known: Known = {}
         self._taken: Known = {}  # the same, as far as `next` has returned it
         self._poller = Poller(
-            self.name, {self._url: self._ask}, chosen, check_polling("ufm", chosen), _login(chosen.user)
+            self.name, {self._url: self._ask}, chosen, check_polling("ufm", chosen), _auth_headers(chosen.user)
         )
 
     @property
@@ -220,7 +220,7 @@ def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeE
     )
 
 
-def _login(user: str) -> dict[str, str]:
+def _auth_headers(user: str) -> dict[str, str]:
     token, password = os.environ.get(TOKEN, ""), os.environ.get(PASSWORD, "")
     if token:
         return {"Authorization": f"Basic {token}"}

@@ -100,7 +100,7 @@ class Judgement:
             self._submit()
         if not track.is_ended:
             if not track.is_started:
-                self._start()
+                self._start_or_queue()
             elif over is None:
                 self._resize()
         if over is not None:
@@ -248,7 +248,7 @@ class Judgement:
         self.events.append(msgspec.structs.replace(submitted, attempt=track.attempt, time_ms=at_ms, gang=gang))
         track.is_submitted = True
 
-    def _start(self) -> None:
+    def _start_or_queue(self) -> None:
         """Start the attempt if enough members run. Otherwise queue it, if it is known why it waits."""
         track = self.track
         ready = {

@@ -308,14 +308,14 @@ class Scraper(Source):
         try:
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
-            return self._node_samples(target, Batch(), False, duration_s, self._undecoded(target, error))
+            return self._node_samples(target, Batch(), False, duration_s, self._handle_decoder_bug(target, error))
         self._refusals.record(url, batch)
         reason, why = page_fault(batch, target.decoder) or ("", "")
         if reason:
             self.failures[reason] += 1
         return self._node_samples(target, batch, not reason, duration_s, why)
 
-    def _undecoded(self, target: ScrapeTarget, error: Exception) -> str:
+    def _handle_decoder_bug(self, target: ScrapeTarget, error: Exception) -> str:
         """Count a page that ends in a bug of the decoder, and begin anew with a decoder that did not see it."""
         self.failures["decoder_bug"] += 1
         if target.up is not False:

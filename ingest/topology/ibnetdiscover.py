@@ -91,7 +91,7 @@ def parse_ibnetdiscover(text: str) -> Fabric:
         elif current and (link := _LINK.match(line)):
             _add_link(fabric, current, link, line)
         elif ports := _PORTS.match(line):
-            _add_pair(fabric, ports)
+            _add_report_line(fabric, ports)
     if not fabric.switches and not fabric.adapters:
         raise ConfigError("no line of this ibnetdiscover output names a switch or an adapter")
     return fabric
@@ -151,7 +151,7 @@ def _speed(lanes: str, name: str) -> float:
     return int(lanes) * LANE_BYTES_PER_S.get(name, 0.0)
 
 
-def _add_pair(fabric: Fabric, match: re.Match[str]) -> None:
+def _add_report_line(fabric: Fabric, match: re.Match[str]) -> None:
     """Add a line of the ports report, which names both ends."""
     kind, lid, port, guid, lanes, speed, peer_kind, _, peer_port, peer, mine, theirs = match.groups()
     fabric.lids[int(lid), int(port)] = (guid, int(port))

@@ -88,7 +88,7 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
         parameters = _parameters(settings, LEAF_SHARE * len(rows.z) if long else 0, DEPTH + (not long), seed)
         by_change, trees = not long, settings.trees
         if by_change and min(rows.early.sum(), rows.late.sum()) >= 2 * settings.leaf_rows:
-            trees = _trees_that_help(rows, settings.trees, parameters)
+            trees = _choose_tree_count(rows, settings.trees, parameters)
         boosters = _fit_levels(rows.x, rows.z, by_change, trees, parameters, settings.threads)
         found[band.name] = BandModel(boosters, by_change)
     return found
@@ -114,7 +114,7 @@ def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) 
         return list(pool.map(work, levels))
 
 
-def _trees_that_help(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
+def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
     """Return the fewest trees, fitted on the early rows, whose loss on the late ones is within PARSIMONY of the least.
 
     One tree counts as none: its leaves add only `learning_rate` of what they found.

@@ -241,7 +241,7 @@ class DemandForecaster(Stateful):
     def _keep(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
         """Keep what the fan is drawn from. old: (quantile, horizon) of an hour ago, NaN where it was not made up."""
         now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
-        series.history = _drawn(ten_minute)
+        series.history = _recent_known_history(ten_minute)
         if now_bin == series.bin:
             return
         series.bin = now_bin
@@ -373,7 +373,7 @@ def _ceilings(inputs: Histories) -> Array:
     return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)
 
 
-def _drawn(ten_minute: Array) -> Array:
+def _recent_known_history(ten_minute: Array) -> Array:
     """Return the newest DRAWN_BINS from the first known one on. A gap carries the last value on."""
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))

@@ -109,13 +109,13 @@ def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, 
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
     """
     since = f" since {clock_time(since_ms, now_ms)}" if since_ms > 0 else ""
-    return _place(entity) + BY_NAME[rule].says.format_map(_Words(value, usual, since))
+    return _place_prefix(entity) + BY_NAME[rule].says.format_map(_Words(value, usual, since))
 
 
-def _place(entity: str) -> str:
+def _place_prefix(entity: str) -> str:
     """GPU 3, port mlx5_0; nothing for the node itself.
 
-    >>> _place("n1/mlx5_0/1"), _place("n1")
+    >>> _place_prefix("n1/mlx5_0/1"), _place_prefix("n1")
     ('port mlx5_0: ', '')
     """
     match entity.split("/"):

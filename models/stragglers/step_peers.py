@@ -106,7 +106,7 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
         return Blame(tuple(found), firm, begun_ms=_began_ms(told, slow, found[0].rank))
     stages, table = _by_stage(peers)
     if not stages:
-        return Blame(pauses=_in_turns(slow), begun_ms=_start_ms(told[0]))
+        return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_start_ms(told[0]))
     shares = divide(table, table.mean(axis=1, keepdims=True), 1.0)
     usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
     stage = _slow_stage(stages, table, usual, least or {})
@@ -115,7 +115,7 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
         grown = shares[:, stages.index(stage.stage)] >= SLOW_RATIO * (least or {})[stage.stage]
     return Blame(
         stage=stage,
-        pauses=stage is None and _in_turns(slow),
+        pauses=stage is None and _are_slow_in_turns(slow),
         begun_ms=_start_ms(told[int(grown.argmax())]),
         stages=usual,
     )
@@ -198,7 +198,7 @@ def _start_ms(gang: GangStep) -> int:
     return min(step.time_ms - round(step.duration_s * 1000) for step in gang.ranks.values())
 
 
-def _in_turns(slow: list[dict[int, SlowRank]]) -> bool:
+def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
     """In most steps somebody is over the peers, and nobody in more than half of them."""
     count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
     struck = sum(1 for step in slow if step)

@@ -124,7 +124,7 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
         body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
         return body | {"sentence": _steady(pace, attempt.phase) + _longest(pace, attempt.phase)}
     excess = (pace.ratio or 1.0) - 1
-    if _tells_more(pace, culprit, attempt):
+    if _are_steps_stronger_evidence(pace, culprit, attempt):
         return body | _held_by_steps(pace, attempt, suspects, excess)
     if culprit is not None:
         kind, name = _name(culprit, suspects)
@@ -138,7 +138,7 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
     return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
 
 
-def _tells_more(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
+def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
     """Return whether the steps say who is slow, and cost no less than a member with a reason elsewhere."""
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)

@@ -90,12 +90,12 @@ class Registry:
 
         Returns None for none. It may be damaged. As cheap as `current_version`.
         """
-        chosen, serving, names = self._chosen(kind), self.current_version(kind), self.names(kind)
+        chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.names(kind)
         if chosen not in (NEWEST, serving):
             return None if chosen == OFF else chosen
         return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
 
-    def _chosen(self, kind: str) -> str:
+    def _read_shadow_choice(self, kind: str) -> str:
         path = self._folder(kind) / SHADOW
         try:
             word = path.read_text(encoding="ascii").strip()

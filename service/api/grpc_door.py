@@ -92,7 +92,9 @@ def _handlers(service: GrpcService, context: Context, connections: GrpcConnectio
         for name, call in service.calls.items()
     }
     methods |= {
-        name: grpc.unary_stream_rpc_method_handler(_stream(_Guest(service, name, context, connections), watch))
+        name: grpc.unary_stream_rpc_method_handler(
+            _make_stream_handler(_Guest(service, name, context, connections), watch)
+        )
         for name, watch in service.streams.items()
     }
     return grpc.method_handlers_generic_handler(service.service, methods)
@@ -112,7 +114,7 @@ def _unary(guest: "_Guest", call: Call) -> Callable[[bytes, Any], Any]:
     return handle
 
 
-def _stream(guest: "_Guest", watch: Watch) -> Callable[[bytes, Any], Any]:
+def _make_stream_handler(guest: "_Guest", watch: Watch) -> Callable[[bytes, Any], Any]:
     most = guest.context.config.api.max_connections
     opened: set[Any] = set()
 

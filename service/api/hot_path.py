@@ -51,7 +51,7 @@ class HotPath:
             headers = self._parse(block)
         if headers is None or not line.endswith(END) or b"%" in line or b"?" in line or not line.isascii():
             return None
-        answers = self._answers(headers, names)
+        answers = self._readable_node_answers(headers, names)
         body = answers and answers.body(line[len(BEGIN) : -len(END)])
         if not answers or not body:
             return None
@@ -60,7 +60,7 @@ class HotPath:
         metrics.observe(ROUTE, "GET", 200, time.perf_counter() - began)
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
-    def _answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
+    def _readable_node_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
         """Return None if the caller may not read, before the first board, and if the board cannot be read."""
         context = self.context
         try:

@@ -138,7 +138,7 @@ class SlurmPort:
         self._failures, self._until_s, self._error = 0, 0.0, ""
 
     async def read(self) -> Seen:
-        shot = await self._look(self._with_jobs)
+        shot = await self._read_slurm(self._with_jobs)
         return {
             **{name: node_values(node) for name, node in shot.nodes.items()},
             **{JOB + name: job_values(job) for name, job in shot.jobs.items()},
@@ -163,12 +163,12 @@ class SlurmPort:
 
         Raises SourceError if none could be written.
         """
-        shot = await self._look(any(_is_job(write) for write in due.values()))
+        shot = await self._read_slurm(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
         ends_s = asyncio.get_running_loop().time() + FRESH_S
         for call in _calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
             try:
-                outcomes |= dict.fromkeys(call.places, await self._done(call))
+                outcomes |= dict.fromkeys(call.places, await self._execute(call))
             except SourceError as error:
                 self._fail(error)
                 break
@@ -179,7 +179,7 @@ class SlurmPort:
     async def close(self) -> None:
         await self._control.close()
 
-    async def _look(self, with_jobs: bool) -> _Snapshot:
+    async def _read_slurm(self, with_jobs: bool) -> _Snapshot:
         """Read Slurm. Raises SourceError."""
         if asyncio.get_running_loop().time() < self._until_s:
             raise SourceError(self._error)
@@ -201,7 +201,7 @@ class SlurmPort:
         self._failures += 1
         self._until_s = asyncio.get_running_loop().time() + pause_s
 
-    async def _done(self, call: "_Call") -> WriteOutcome:
+    async def _execute(self, call: "_Call") -> WriteOutcome:
         """Make a call, and return its outcome. Raises SourceError."""
         try:
             if call.change is not None:

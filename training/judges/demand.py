@@ -132,13 +132,13 @@ class Models:
             found.windows[dataset] = rolling
             if own := [one for one in known if one.dataset == dataset]:
                 until = [warm_start(one.train_bins, one.panel.bin_s) for one in own]
-                found.warm[dataset] = _fitted(own, until, seed, WARM_TREES)
+                found.warm[dataset] = _fit_trees(own, until, seed, WARM_TREES)
                 found.rolled[dataset] = tuple(_refitted(own, mine, rolling, seed, say))
             else:  # on what is not of later years or of another clock
                 others = [one for one in known if one.panel.first_ms < panel.end_ms(panel.bins - 1)]
                 names = tuple(one.dataset for one in others)
                 if names not in of_others:
-                    of_others[names] = _fitted(others, [one.train_bins for one in others], seed, TREES)
+                    of_others[names] = _fit_trees(others, [one.train_bins for one in others], seed, TREES)
                 found.warm[dataset] = of_others[names]
                 found.rolled[dataset] = (of_others[names],) * len(rolling)
                 say(f"{dataset}: fitted on the other sets")
@@ -162,10 +162,10 @@ def _refitted(
     ]
     for number, window in enumerate(rolling):
         if not number:  # the train folder itself
-            yield _fitted(own, [one.train_bins for one in own], seed, TREES)
+            yield _fit_trees(own, [one.train_bins for one in own], seed, TREES)
         else:
             until = [_bins_before(one.panel, window.begin_ms) for one in parts]
-            yield _fitted(parts, until, seed, TREES)
+            yield _fit_trees(parts, until, seed, TREES)
         say(f"{whole[0].dataset}: fitted on its train part, window {number + 1} of {len(rolling)}")
 
 
@@ -186,7 +186,7 @@ def _bins_before(panel: Panel, time_ms: int) -> int:
     return min(panel.bins, max(0, (time_ms - panel.first_ms) // (panel.bin_s * 1000)))
 
 
-def _fitted(sets: Sequence[DemandSet], until: Sequence[int], seed: int, settings: Settings) -> DemandTrees | None:
+def _fit_trees(sets: Sequence[DemandSet], until: Sequence[int], seed: int, settings: Settings) -> DemandTrees | None:
     from fleet.errors import ModelError
 
     try:

@@ -271,7 +271,7 @@ def _swf(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "submit_s": "submit_s", "run_s": "run_s", "user": "user", "group": "group", "name": "exe"}
     names |= {"queue": "queue", "failed": "status"}
     wait, alloc, limit_s = (_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
-    found = _table_of(table, {**names, "gpus": "procs_req"}, limit_s=_positive(limit_s))
+    found = _table_of(table, {**names, "gpus": "procs_req"}, limit_s=_positive_or_nan(limit_s))
     start_s = np.where(wait >= 0, found.submit_s + wait, np.nan)
     return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
 
@@ -285,7 +285,7 @@ def _timed(table: pd.DataFrame) -> HistoryJobs:
         names,
         submit_s=_times(table, "submit_time", rows),
         start_s=_times(table, "start_time", rows),
-        cpus=_positive(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
+        cpus=_positive_or_nan(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
     )
     if "slurm_timelimit" not in table.columns:
         return found
@@ -300,7 +300,7 @@ def _philly(table: pd.DataFrame) -> HistoryJobs:
 
 def _plain(table: pd.DataFrame) -> HistoryJobs:
     same = ("job", "submit_s", "run_s", "gpus", "user", "group", "name", "queue", "cpus")
-    limit_s = _positive(_numbers(table, "limit_s", len(table)))
+    limit_s = _positive_or_nan(_numbers(table, "limit_s", len(table)))
     return _table_of(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
 
 
@@ -327,7 +327,7 @@ def _numbers(table: pd.DataFrame, name: str, rows: int) -> Array:
     return np.array(pd.to_numeric(table[name], errors="coerce"), np.float64)
 
 
-def _positive(values: Array) -> Array:
+def _positive_or_nan(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 

@@ -123,7 +123,7 @@ class _Fleet:
             begins = here & ~wears & (rng.random(plan.nodes) < wear.begins * self.rate * better)
             left[begins] = np.ceil(rng.exponential(wear.days, int(begins.sum())))
             self.ends[number, begins] = rng.random(int(begins.sum())) < wear.breaks
-            self._signs(levels, wear, left > 0, here)
+            self._add_signs(levels, wear, left > 0, here)
             warned = here & (left > 0) & (rng.random(plan.nodes) < wear.warned)
             events += [self._event(int(node), day, "health", severity="warning") for node in np.flatnonzero(warned)]
             drained = warned & (rng.random(plan.nodes) < 0.15) & ~broken
@@ -133,7 +133,7 @@ class _Fleet:
         events += [event for node in np.flatnonzero(broken & here) for event in self._fault(int(node), day)]
         return levels, events
 
-    def _signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
+    def _add_signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
         """Show a wear by its rules, and rules where nothing wears."""
         rng, nodes = self.rng, self.plan.nodes
         for rule in wear.signs:

@@ -88,10 +88,10 @@ def _latest(heads: list[Head]) -> dict[str, int]:
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
             latest[head.job] = place
-    return latest | _given_again(latest, heads)
+    return latest | _reused_number_names(latest, heads)
 
 
-def _given_again(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
+def _reused_number_names(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
     """Return further names of jobs whose number Slurm gave again: the number alone is the newest job's.
 
     The first one is called by its number. It has its submission behind it, too, so that it can still be asked for.

@@ -81,7 +81,7 @@ class Known:
         if keys is None:
             return Party(NOBODY)
         rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
-        return _party(keys, rows)
+        return _make_party(keys, rows)
 
 
 class Party(msgspec.Struct):
@@ -255,7 +255,7 @@ def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
 
 def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:
     parties = [
-        [_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
+        [_make_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
         for row in rows
     ]
     pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
@@ -272,7 +272,7 @@ def _told(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
+def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
     """Make one side of a co-run from the loads of the job alone.
 
     alone: rows of ALONE, first that of the job itself, then that of its kind. Either may be missing.

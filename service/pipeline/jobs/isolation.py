@@ -200,14 +200,14 @@ def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | Non
         case "pcie_link_gen" | "pcie_link_width":
             return _number(read[field]), _known(read[field], read[field] >= wanted)
         case "pcie_max_bytes_per_s":
-            return _most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
+            return _check_at_most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
         case "network_max_bytes_per_s":
-            return _most(sight.network, wanted)
+            return _check_at_most(sight.network, wanted)
         case "gpu_memory_max_gib":
-            return _most(read["fb_used_bytes"] / GIB, wanted)
+            return _check_at_most(read["fb_used_bytes"] / GIB, wanted)
         case "sm_active_max":
-            return _most(read["sm_active"], wanted)
-    return _most(read["power_w"], wanted)
+            return _check_at_most(read["sm_active"], wanted)
+    return _check_at_most(read["power_w"], wanted)
 
 
 def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
@@ -243,7 +243,7 @@ def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | 
     return shown, any(LEAST_OF_NOMINAL * gib <= size <= MOST_OF_NOMINAL * gib for size in sizes)
 
 
-def _most(value: float, wanted: float) -> tuple[float | None, bool | None]:
+def _check_at_most(value: float, wanted: float) -> tuple[float | None, bool | None]:
     return _number(value), _known(value, value <= wanted * SLACK)
 
 

@@ -167,9 +167,9 @@ class RunForecasts(Capability):
         self.record.mark_due(shape)
         if features is None:
             return New(_key(row), shape, _features_now(state, row, now_ms), in_time=False)
-        return New(_key(row), shape, features, self._in_time(shape))
+        return New(_key(row), shape, features, self._is_in_time(shape))
 
-    def _in_time(self, shape: JobShape) -> bool:
+    def _is_in_time(self, shape: JobShape) -> bool:
         """Whether it came since the last poll. Only such are scored: no features know of later, short runs count."""
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
@@ -177,7 +177,7 @@ class RunForecasts(Capability):
         """Score an ended run; without a forecast, return what one is made of, unless it ended long ago."""
         key = (run.job, run.attempt)
         self.record.mark_due(run.shape, is_over=True)
-        issued, in_time = self.record.issued.get(key), self._in_time(run.shape)
+        issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
         if issued is not None:
             self._score(issued, run)
         elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_KEPT_MS):
