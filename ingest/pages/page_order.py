@@ -32,14 +32,20 @@ class PageOrder:
         if len(self._rows) < len(prefixes):
             self._rows = {}
 
+    def forget(self) -> None:
+        """Forget the order of the last page: a page in the order of the shape came in between."""
+        self._order = 0
+
     def read(self, page: bytes) -> NDArray[np.float64] | None:
         """Return the wanted values (n,) of a page in the order of the shape.
 
         Returns None if the page has other lines or a broken value, and if it repeats the order of the page before: a
         shape of its own then reads it faster.
         """
+        if not self._rows:
+            return None
         *lines, rest = page.split(b"\n")
-        if rest or len(lines) != self._lines or not self._rows:
+        if rest or len(lines) != self._lines:
             return None
         parts = [line.rpartition(b" ") for line in lines if line and line[0] != _HASH]
         known = self._rows.get

@@ -89,6 +89,7 @@ class PageDecoder:
         self._cache: dict[bytes, Known] = {}  # by prefix, less its last blank; empty while there is a shape
         self._shape: PageShape | None = None  # of the last page, if it may come again
         self._order: PageOrder | None = None  # of its lines, once a page had them in another order
+        self._may_be_reordered = True  # the last page that was read line by line had no new lines
         self._refusals = RememberedRefusals()  # of that page
         self._refused: dict[str, RecordError] = {}  # reason → the error that all prefixes refused for it share
         self._epoch: Hashable = None  # of these refusals
@@ -119,6 +120,8 @@ class PageDecoder:
             raw = self._shape.read(page)
             if raw is None:
                 raw = self._read_reordered(page, self._shape)
+            elif self._order is not None:
+                self._order.forget()
             if raw is not None and self._names_host:
                 self._learn_node(page)
             if raw is not None and not self.target.forgets:
@@ -132,7 +135,7 @@ class PageDecoder:
 
     def _read_reordered(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
         """Return the wanted values (n,) of a page with the lines of the shape in another order, else None."""
-        if page.count(b"\n") != shape.lines:
+        if not self._may_be_reordered or page.count(b"\n") != shape.lines:
             return None
         if self._order is None:
             self._order = PageOrder(shape)
@@ -174,7 +177,7 @@ class PageDecoder:
         if self.target.forgets:
             self._forget_all()
         self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
-        state = PageState(arrival_ms, open_metrics)
+        state, known = PageState(arrival_ms, open_metrics), len(self._cache)
         for number, line in enumerate(lines, 1):
             try:
                 self._read_line(line, state)
@@ -197,6 +200,7 @@ class PageDecoder:
         self._columns = PageColumns.of(state.series, state.shared)
         self._was_read = self._was_read or LineRole.WANTED in state.roles
         self._tally, self.why_unread = state.tally(), state.why_unread(self._was_read)
+        self._may_be_reordered = known in (0, len(self._cache))
         self._remember(state, len(lines))
         return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
 

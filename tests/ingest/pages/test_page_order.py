@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ingest.pages import text
 from ingest.pages.exposition import Line, parse_line
+from ingest.pages.page_order import PageOrder
 from ingest.pages.text import PageDecoder
 from ingest.source import Batch
 from ingest.tally import RecordTally
@@ -72,6 +73,24 @@ def test_an_order_that_stays_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         desk.decoder.decode(families((3, 2, 1, 0), number), 2000 + number)
     assert len(by_line) == 1
+
+
+def test_two_orders_in_turn_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.decoder.decode(families((0, 1, 2, 3)), 1000)
+    by_line = count_by_line(monkeypatch)
+    for number in range(6):
+        desk.decoder.decode(families((0, 1, 2, 3) if number % 2 else (3, 2, 1, 0), number), 2000 + number)
+    assert not by_line
+
+
+def test_a_label_that_changes_at_every_scrape_is_taken_for_another_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, tried = Desk(), []
+    read = PageOrder.read
+    monkeypatch.setattr(PageOrder, "read", lambda self, page: tried.append(page) or read(self, page))
+    for number in range(6):
+        desk.decode(*(f"{name}{labels(0, build=str(number))} 40" for name in NAMES))
+    assert len(tried) == 1
 
 
 def test_comments_and_blank_lines_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
