@@ -336,11 +336,16 @@ class Day:
 
     def _drain(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):
-            self._view.state[fault.node] = NodeState.DRAINED
+            self._set_state(fault.node, NodeState.DRAINED)
             self._at(fault.end_ms, partial(self._undrain, fault.node))
 
     def _undrain(self, node: int, now_ms: int) -> None:
-        self._view.state[node] = NodeState.IN_SERVICE
+        self._set_state(node, NodeState.IN_SERVICE)
+
+    def _set_state(self, node: int, state: NodeState) -> None:
+        changed = self._view.state.copy()  # the view's memo made its arrays read-only
+        changed[node] = state
+        self._view = replace(self._view, state=changed)
 
     def _count_idle(self, now_ms: int) -> None:
         """Count the GPUs that stand idle on avoided or drained nodes while jobs queue for them."""
