@@ -166,7 +166,7 @@ class PoolRequests:
 def _check(pool: str) -> Any:
     def check(head: bytes, body: bytes) -> None:
         (row,) = msgspec.json.decode(body)["series"]
-        assert row.queue == pool, f"{row['queue']} was served for {pool}"
-        assert len(row.values) == len(row.quantiles)
+        assert row["queue"] == pool, f"{row['queue']} was served for {pool}"
+        assert len(row["values"]) == len(row["quantiles"])
 
     return check
