@@ -41,10 +41,7 @@ class Screen:
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
-    """Apply all filters in order; the operator's own come before `busy`, which is always the last.
-
-    A node is busy that has too few free GPUs for one member, or none with so much of it free.
-    """
+    """Apply all filters in order; the operator's own come before `busy`, which is always the last."""
     passes = np.ones(len(view), bool)
     by_reason: dict[str, Mask] = {}
 
@@ -156,7 +153,16 @@ def _by_state(view: ClusterView) -> dict[int, Mask]:
     return {state: view.state == state for state in np.unique(view.state).tolist()}
 
 
-drained, lost = _in_state(NodeState.DRAINED), _in_state(NodeState.LOST)  # configurations may name them
+def drained(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse drained nodes."""
+    mask: Mask = view.state == NodeState.DRAINED
+    return mask
+
+
+def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse lost nodes."""
+    mask: Mask = view.state == NodeState.LOST
+    return mask
 
 
 def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -178,10 +184,19 @@ def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -
     return ~(view.inventory.gpu_memory_gib >= request.gpu_memory_gib)
 
 
-def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Failing or slowing is likelier than the request, or else the operator, accepts."""
-    accepted = options.max_risk if request.max_risk is None else request.max_risk
-    return worst_risk(view, options) > accepted if highest_risk(view, options) > accepted else None
+def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse nodes that fail or slow with a higher probability than the request, or else the operator, accepts."""
+    return worst_risk(view, options) > _accepted_risk(request, options)
+
+
+def _risk_if_any(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Return the mask of `risk`, or None if no node has so high a risk."""
+    too_risky = highest_risk(view, options) > _accepted_risk(request, options)
+    return risk(request, view, options) if too_risky else None
+
+
+def _accepted_risk(request: PlacementRequest, options: Options) -> float:
+    return options.max_risk if request.max_risk is None else request.max_risk
 
 
 def cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
@@ -206,6 +221,11 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
     return short
 
 
+def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
+    """Refuse nodes with too few free GPUs for one member, or with no GPU that has so much of it free."""
+    return room_on_gpus(request, view) < 1
+
+
 FILTERS: tuple[tuple[str, Filter], ...] = (
     ("unknown_topology", unknown_topology),
     ("cluster", other_cluster),
@@ -214,8 +234,8 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("reservation", _closed_for("reservation")),
     ("maintenance_window", _closed_for("maintenance_window")),
     ("model_quota", _closed_for("model_quota")),
-    ("drained", drained),
-    ("lost", lost),
+    ("drained", _in_state(NodeState.DRAINED)),
+    ("lost", _in_state(NodeState.LOST)),
     ("maintenance", _in_state(NodeState.MAINTENANCE)),
     ("reserved", _in_state(NodeState.RESERVED)),
     ("withheld", _in_state(NodeState.WITHHELD)),
@@ -223,7 +243,7 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("unheard", unheard),
     ("gpu_model", gpu_model),
     ("gpu_memory", gpu_memory),
-    ("risk", risk),
+    ("risk", _risk_if_any),
     ("cpus", cpus),
     ("host_memory", host_memory),
     ("gpus_per_node", gpus_per_node),

@@ -33,7 +33,7 @@ from models.demand.naive import FORECASTERS, Persistence
 from models.demand.theta import Theta
 from models.forecast import Forecaster, Panel
 from placement.asks import IDS_AND_TIMES
-from placement.filters import FILTERS, busy
+from placement.filters import FILTERS, busy, drained, lost, risk
 from placement.options import Filter, Options
 from placement.view import ClusterView
 from schedulers.band_file import BandFile
@@ -166,6 +166,18 @@ def test_a_forecaster_that_looks_ahead_is_found_out() -> None:
 @pytest.mark.parametrize(("name", "rejects"), [*FILTERS, ("busy", busy)])
 def test_filter(name: str, rejects: Filter) -> None:
     check_filter(rejects, REQUESTS, VIEWS)
+
+
+@pytest.mark.parametrize("rejects", [busy, drained, lost, risk])
+def test_an_operator_can_combine_a_public_filter_with_their_own(rejects: Filter) -> None:
+    """These functions always give a mask. The filters of a decision skip a state or a risk that no node has."""
+
+    def combined(request: PlacementRequest, view: ClusterView, options: Options) -> np.ndarray:
+        mask = rejects(request, view, options)
+        assert mask is not None
+        return mask | (view.topology.gpus > 8)
+
+    check_filter(combined, REQUESTS, VIEWS)
 
 
 def test_a_filter_that_writes_into_the_view_is_found_out() -> None:
