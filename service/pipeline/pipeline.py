@@ -166,8 +166,8 @@ class Pipeline:
     async def save(self) -> None:
         """Save a snapshot once the archive has all that its positions cover. Raises OSError."""
         async with self._saving:
-            async with self.archive_writer.still:
-                async with self.capabilities.still(), self._memory_free:
+            async with self.capabilities.still(), self.archive_writer.still:  # flushes go on until forecasts are done
+                async with self._memory_free:
                     self.time.move_parts()
                     self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
                     flush = self.archive_writer.hand_over()

@@ -27,6 +27,7 @@ from ingest.archive.files import HOUR_MS, day_of
 from ingest.source import Batch, MemorySource
 from service.config import ArchiveConfig, Config, PipelineConfig
 from service.pipeline import archive_writer, guarded_source
+from service.pipeline.demand.forecasts import DemandForecasts
 from service.pipeline.pipeline import Pipeline
 from tests.service.archive_kills import BATCHES, METRICS, events_of, samples_of
 
@@ -188,6 +189,28 @@ def test_rows_are_written_while_a_snapshot_is(tmp_path: Path, monkeypatch: pytes
         assert not saving.done()
         released.set()
         await saving
+        await pipeline.close()
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (20, 20)
+
+
+def test_rows_are_written_while_a_snapshot_waits_for_a_demand_forecast(tmp_path: Path) -> None:
+    async def story() -> None:
+        first, later = batches(2, 10)
+        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
+        fleet(pipeline.state.entities, 10)
+        pipeline.take(first)
+        async with pipeline.capabilities[DemandForecasts].free:  # as a forecast holds it
+            saving = asyncio.create_task(pipeline.save())
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(5):
+                await pipeline.archive_writer.flush()
+            assert written(pipeline) == 10
+            pipeline.take(later)
+            assert not saving.done()
+        await saving
+        assert written(pipeline) == 20  # a snapshot writes what arrived up to its positions
         await pipeline.close()
 
     asyncio.run(story())
