@@ -204,7 +204,10 @@ class ArchiveFiles:
         """Put a `.ready` file in its place: remove what it stands for, then rename it. Repeating it changes nothing."""
         self.keep([ready])
         final = replace(ready, ready=False)
-        for name in self.names(ready.dataset, [ready.day]):
+        names = self.names(ready.dataset, [ready.day])
+        if final in names and ready not in names:  # `finish` put it there
+            return
+        for name in names:
             if name != final and ready.stands_for(name):
                 self.remove(name)
         failpoints.reach(f"{AREA}.before_rename")
@@ -214,15 +217,12 @@ class ArchiveFiles:
             files.sync_folder((self.folder / final.path).parent, AREA)
 
     def finish(self, writer: str) -> None:
-        """Finish what a crash of that writer left: compacted files take their places, halves go."""
+        """Put a writer's `.ready` files in their places: those that a crash or an error left, or a merge just wrote."""
         for dataset in DATASETS:
             for name in self.names(dataset):
                 if name.ready and name.writer == writer:
                     logger.info("archive: %s was not finished; it is now", name.path)
                     self.become(name)
-        if self.folder is not None:
-            for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
-                half.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def as_os_error(self) -> Iterator[None]:
@@ -237,14 +237,24 @@ class ArchiveFiles:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def claim(self, writer: str) -> Callable[[], None]:
-        """Hold a writer's name until the returned function runs. OSError if another does; object stores hold none."""
+        """Hold a writer's name until the caller calls the returned function, and delete its half-written files.
+
+        Raises OSError if another process holds it. Object stores hold no names and have no half-written files.
+        """
         if self.folder is None:
             return lambda: None
         files.make_folder(self.folder, AREA)
         try:
-            return files.lock(self.folder / f".{writer}.lock", by_process=True)
+            give_back = files.lock(self.folder / f".{writer}.lock", by_process=True)
         except BlockingIOError as error:
             raise OSError(error.errno, f"another process writes as {writer!r} into {self.url}") from None
+        try:
+            for half in self.folder.glob(f"*/day=*/**/.[0-9][0-9]-{writer}-*.tmp"):
+                half.unlink(missing_ok=True)
+        except OSError:
+            give_back()
+            raise
+        return give_back
 
     def remove(self, name: FileName) -> None:
         with contextlib.suppress(FileNotFoundError):

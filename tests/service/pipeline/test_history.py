@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from fleet import files
 from fleet.clock import ManualClock, SystemClock
 from fleet.entities import Entities
 from fleet.events import Submitted
@@ -217,41 +218,102 @@ def test_rows_are_written_while_a_snapshot_waits_for_a_demand_forecast(tmp_path:
     assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (20, 20)
 
 
-def test_rows_are_written_while_an_hour_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
-        fleet(pipeline.state.entities, 10)
-        first, second, later = batches(3, 10)
-        for batch in (first, second):
-            pipeline.take(batch)
-            await pipeline.archive_writer.flush()
-        archive = pipeline.archive_writer.archive
+class Compacting:
+    """A pipeline with two files of an hour, and a merge of them that waits at a step until it may go on."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pipeline = pipeline_of(folder, MemorySource(), keep_days=0)
+        fleet(self.pipeline.state.entities, 10)
+        archive = self.pipeline.archive_writer.archive
         assert archive is not None
-        began, released = threading.Event(), threading.Event()
-
-        def slow(*of: Any) -> Any:
-            began.set()
-            assert released.wait(20)
-            return merge(*of)
-
-        monkeypatch.setattr(archive_writer, "merge", slow)
+        self.archive = archive
+        self.began, self.released = threading.Event(), threading.Event()
         monkeypatch.setattr(archive_writer, "RECENT_DAYS", 1)
         monkeypatch.setattr(archive_writer, "CLOSED_MS", -10 * HOUR_MS)
         monkeypatch.setattr(archive_writer, "day_of", lambda ms: day_of(NOW_MS))
-        tidying = asyncio.create_task(pipeline.archive_writer.tidy(archive))
-        await until(began.is_set)
-        pipeline.take(later)
-        async with asyncio.timeout(20):
-            await pipeline.archive_writer.flush()
-        assert written(pipeline) == 30
+
+    def pause(self) -> None:
+        """Wait, in the thread of the merge."""
+        self.began.set()
+        assert self.released.wait(20)
+
+    async def begin(self, *rows: Batch) -> asyncio.Task[None]:
+        """Flush each batch into a file of its own, and compact them up to the pause."""
+        for batch in rows:
+            self.pipeline.take(batch)
+            await self.pipeline.archive_writer.flush()
+        tidying = asyncio.create_task(self.pipeline.archive_writer.tidy(self.archive))
+        await until(self.began.is_set)
+        return tidying
+
+    async def end(self, tidying: asyncio.Task[None]) -> None:
         assert not tidying.done()
-        released.set()
+        self.released.set()
         await tidying
-        assert len(archive.files.names("samples")) == 2  # the one that both became, and the later one
-        await pipeline.close()
+        assert len(self.archive.files.names("samples")) == 2  # the one that both became, and the later one
+        await self.pipeline.close()
+
+
+def test_rows_are_written_while_an_hour_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = Compacting(tmp_path, monkeypatch)
+
+        def slow(*of: Any) -> Any:
+            world.pause()
+            return merge(*of)
+
+        monkeypatch.setattr(archive_writer, "merge", slow)
+        first, second, later = batches(3, 10)
+        tidying = await world.begin(first, second)
+        world.pipeline.take(later)
+        async with asyncio.timeout(20):
+            await world.pipeline.archive_writer.flush()
+        assert written(world.pipeline) == 30
+        await world.end(tidying)
 
     asyncio.run(story())
     assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (30, 30)
+
+
+@pytest.mark.parametrize("at", ["half of the file is written", "the file is ready"])
+def test_a_flush_after_a_failed_one_leaves_a_running_merge_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: str
+) -> None:
+    async def story() -> None:
+        world = Compacting(tmp_path, monkeypatch)
+        put, rename = world.archive.files.put, files.rename
+
+        def merge_and_wait(*of: Any) -> Any:
+            ready = merge(*of)
+            world.pause()
+            return ready
+
+        def wait_and_rename(path: Path, to: Path, area: str) -> None:
+            if to.name.endswith(".ready"):
+                world.pause()
+            rename(path, to, area)
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if at == "the file is ready":
+            monkeypatch.setattr(archive_writer, "merge", merge_and_wait)
+        else:
+            monkeypatch.setattr(files, "rename", wait_and_rename)
+        first, second, later = batches(3, 10)
+        tidying = await world.begin(first, second)
+        world.pipeline.take(later)
+        monkeypatch.setattr(world.archive.files, "put", full)
+        with pytest.raises(OSError, match="No space left"):
+            await world.pipeline.archive_writer.flush()
+        monkeypatch.setattr(world.archive.files, "put", put)
+        await world.pipeline.archive_writer.flush()
+        assert written(world.pipeline) == 30
+        await world.end(tidying)
+
+    asyncio.run(story())
+    assert count(tmp_path, "count(*), count(DISTINCT (entity, time_ms))") == (30, 30)
+    assert "cannot compact" not in caplog.text
 
 
 def written(pipeline: Pipeline) -> int:
