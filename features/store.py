@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.layout import RingSpan, layout_of
+from features.layout import BUCKET_MS, RingSpan, layout_of
 from features.ring import NEVER, Ring
 from features.store_files import SEGMENTS, OtherIntervalError, StoreError, read_store, save_store
 from fleet.entities import Entities
@@ -200,21 +200,27 @@ def _move_back(ring: Ring, by_ms: int) -> None:
     """
     if ring.head < 0:
         return
-    slots, newest_bucket = round(by_ms / ring.span.interval_ms), ring.newest_bucket
+    slots = round(by_ms / ring.span.interval_ms)
+    buckets = ring.newest_bucket - (ring.head - slots) * ring.span.interval_ms // BUCKET_MS
     for times, never in ((ring.time_ms, -1), (ring.changed_ms, 0), (ring.first_seen_ms, NEVER)):
         times[times != never] -= by_ms
+    _roll(ring.fine, slots, ring.first_slot, ring.head)
+    _roll(ring.events, slots, ring.first_slot, ring.head)
+    _roll(ring.coarse, buckets, ring.first_bucket, ring.newest_bucket)
     ring.head -= slots
     ring.closed = min(ring.closed - slots, ring.head)
-    _roll(ring.fine, slots)
-    _roll(ring.events, slots)
-    _roll(ring.coarse, newest_bucket - ring.newest_bucket)
     ring.first_slot -= slots
-    ring.first_bucket -= newest_bucket - ring.newest_bucket
+    ring.first_bucket -= buckets
     ring.touched_slot = ring.touched_bucket = 0
     ring.dirty[: ring.size] = True
 
 
-def _roll(rows: np.ndarray, by: int) -> None:
-    """Slot s moves to s - by, in the ring (row, slot, entity); a row at a time, so that it costs little room."""
+def _roll(rows: np.ndarray, by: int, first: int, newest: int) -> None:
+    """Move slot s of `first … newest` to s - by, in the ring (row, slot, entity). The other slots were never opened.
+
+    It moves one row at a time, so that it needs little memory.
+    """
+    length = rows.shape[1]
+    opened = np.arange(max(first, newest - length + 1), newest + 1)
     for row in rows:
-        row[:] = np.roll(row, -by, axis=0)
+        row[(opened - by) % length] = row[opened % length]

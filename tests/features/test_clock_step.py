@@ -5,11 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from features.extract import extract
+from features.ring import Ring
 from features.store import WindowStore
 from fleet.samples import EntityKind
 from tests.features.oracle import GPU, T0, Row, batch, fleet, whole
+from tests.fuzz.bounds import examples
 
 SECOND = 1000
 HOUR = 3600 * SECOND
@@ -103,3 +108,31 @@ def test_a_gpu_is_not_missing_because_nobody_listened() -> None:
         store.write(batch(EntityKind.GPU, [row]), back + 5 * SECOND)
     silent = extract(store, back + 6 * SECOND).gpu.column("silent_s")
     assert silent.max() <= 6.0
+
+
+@given(st.integers(1, 200), st.integers(-3, 300))
+@examples(40)
+def test_a_step_moves_each_open_slot_and_touches_no_other(scrape_count: int, slots: int) -> None:
+    """The system hands out the memory of a slot at its first write: a young fleet has little."""
+    store = run(WindowStore(fleet(), fine_slots=60), scrapes(T0 + 2 * HOUR, scrape_count))
+    ring, by_ms = store.ring(GPU), slots * 15 * SECOND
+    before = {name: whole(ring, name) for name in ("fine", "events", "coarse")}
+    unopened = {name: closed_cells(ring, name) for name in before}
+    for name, cells in unopened.items():
+        getattr(ring, name)[:, cells] = np.arange(1, 1 + len(cells))[:, None]
+    was_bucket = ring.newest_bucket
+    assert store.clock_went_back(T0, by_ms)
+    steps = {"fine": slots, "events": slots, "coarse": was_bucket - ring.newest_bucket}
+    for name, array in before.items():
+        np.testing.assert_array_equal(whole(ring, name), np.roll(array, -steps[name], axis=1), err_msg=name)
+        left_alone = np.intersect1d(unopened[name], closed_cells(ring, name))
+        expected = 1 + np.searchsorted(unopened[name], left_alone)
+        assert (getattr(ring, name)[:, left_alone] == expected[:, None]).all(), name
+
+
+def closed_cells(ring: Ring, name: str) -> NDArray[np.intp]:
+    """Return where the slots of an array lie that were never opened."""
+    first, newest = (ring.first_bucket, ring.newest_bucket) if name == "coarse" else (ring.first_slot, ring.head)
+    length = getattr(ring, name).shape[1]
+    opened = np.arange(max(first, newest - length + 1), newest + 1) % length
+    return np.setdiff1d(np.arange(length), opened)
