@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from features.co_runs import CoRuns
-from fleet.events import Checkpoint, Failed, Finished, Phase, Started, Step, Submitted
+from fleet.events import Checkpoint, Failed, Finished, Phase, Resized, Started, Step, Submitted
 from fleet.jobs import JobAttempt, JobTable
 from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
@@ -34,7 +34,21 @@ T0 = 1_700_000_000_000
 TOPOLOGIES = [Topology.build([NodeSpec("a", gpus=8), NodeSpec("b", gpus=gpus)]) for gpus in (8, 4)]
 RISK = RiskScores(np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), 2), 0.01), {}, {}, np.zeros(2, bool), "rules")
 NOBODY = {"kind": "nobody", "name": None}
-KINDS = ("submit", "start", "start on nodes", "step", "phase", "checkpoint", "finish", "fail", "nothing")
+KINDS = (
+    "submit",
+    "start",
+    "start on nodes",
+    "start again",
+    "resize",
+    "step",
+    "steps",
+    "phase",
+    "checkpoint",
+    "finish",
+    "fail",
+    "nothing",
+)
+STEPS = 10  # enough of them to measure a pace
 TICKS = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -44,19 +58,26 @@ TICKS = st.lists(
         st.booleans(),  # x is slow
         st.sampled_from([None, 600.0, 900.0]),  # the forecast of x
     ),
-    max_size=12,
+    max_size=16,
 )
 
 
 def apply(table: JobTable, kind: str, job: str, nodes: list[str], sequence: int, now_ms: int) -> None:
-    about = {"job": job, "sequence": sequence, "time_ms": now_ms}
+    attempt = table.latest.get(job, 1) + (kind == "start again")
+    about = {"job": job, "attempt": attempt, "sequence": STEPS * sequence, "time_ms": now_ms}
     ranks = tuple(RankPlacement(rank, node, (0, 1)) for rank, node in enumerate(nodes))
     if kind == "submit":
         table.apply(Submitted(**about, gang=len(nodes), gpus_per_node=2, user="ada", cpus=4))
-    elif kind == "start":
+    elif kind in ("start", "start again"):
         table.apply(Started(**about, ranks=ranks))
     elif kind == "start on nodes":
         table.apply(Started(**about, nodes=tuple(nodes)))
+    elif kind == "resize":
+        table.apply(Resized(**about, ranks=ranks))
+    elif kind == "steps":
+        for number in range(STEPS):
+            one = {"sequence": STEPS * sequence + number, "time_ms": now_ms - 1000 * (STEPS - number)}
+            table.apply(Step(**about | one, step=STEPS * sequence + number, duration_s=2.0))
     elif kind == "step":
         table.apply(Step(**about, step=sequence, duration_s=2.0))
     elif kind == "phase":
@@ -99,7 +120,7 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
         now_ms = T0 + 15_000 * sequence
         apply(table, kind, job, nodes, sequence, now_ms)
         if kind != "nothing":
-            copies.pop((job, 1), None)
+            copies = {key: row for key, row in copies.items() if row.job != job}
         for row in table.attempts.values():
             copies.setdefault((row.job, row.attempt), row.copy())
         views = [copies[row.job, row.attempt] for row in table.running()]
@@ -108,7 +129,7 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
         queued = [copies[row.job, row.attempt] for row in table.queued()]
         ended = [row for row in copies.values() if row.over_ms is not None]
         tick = tick_of(now_ms, TOPOLOGIES[topology], fleet, running=views, queued=queued, ended=ended)
-        tick = replace(tick, run_times={("x", 1): forecasts[left_s]} if left_s else {})
+        tick = replace(tick, run_times={("x", table.latest.get("x", 1)): forecasts[left_s]} if left_s else {})
         remembered = replace(tick.events, remembered=placements)
         yield replace(tick, events=remembered, memory=memory), replace(tick, memory=TickMemory())
 
@@ -123,12 +144,13 @@ def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> 
 @given(TICKS)
 @examples(100)
 def test_capabilities_publish_the_same_whether_placements_are_remembered_or_not(ticks) -> None:
-    pairs = [(make(), make()) for make in (lambda: Sharing(CoRuns()), NodePasts, GpuTimes)]
+    co_runs, same_co_runs = CoRuns(), CoRuns()
+    pairs = [(Sharing(co_runs), Sharing(same_co_runs)), *((make(), make()) for make in (NodePasts, GpuTimes))]
     for remembering, other in played(ticks):
         for capability, same in pairs:
             assert plain(capability.sections(remembering)) == plain(same.sections(other))
-    for capability, same in pairs[1:]:
-        assert repr(capability.dump()) == repr(same.dump())
+        for saved, expected in ((co_runs, same_co_runs), *pairs[1:]):
+            assert repr(saved.dump()) == repr(expected.dump())
 
 
 def test_rows_are_made_again_only_for_attempts_with_news() -> None:
