@@ -111,10 +111,10 @@ class Neighbours:
         """
         if wiring is not self._wiring or set(divided) != self._divided:
             self._placed, self._holders, self._met = {}, {}, {}
-            self._wiring, self._divided = wiring, frozenset(divided)
+            self._divided = frozenset(divided)
         elif places is not None and places is self._places:
             return self._met
-        self._places = places
+        self._wiring = None  # after an error, the next call begins anew
         rows = {(row.job, row.attempt): row for row in running}
         touched: set[Attempt] = set()
         for key in [key for key in self._placed if key not in rows]:
@@ -126,6 +126,7 @@ class Neighbours:
                     self._leave(key, touched)
                 self._enter(key, row, wiring, touched)
         self._judge(key for key in touched if key in self._placed)
+        self._wiring, self._places = wiring, places
         return self._met
 
     def _enter(self, key: Attempt, row: JobAttempt, wiring: Wiring, touched: set[Attempt]) -> None:

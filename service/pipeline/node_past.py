@@ -232,8 +232,8 @@ class NodePasts(Capability, Stateful):
         changed: set[str] = set()
         ended = {(row.job, row.attempt): row for row in tick.events.ended}
         if tick.events.placements is not self._places:
-            self._places = tick.events.placements
             changed |= self._observe_places(tick, ended)
+            self._places = tick.events.placements
         for key in ended.keys() - self._ended:  # among them what came and went between two ticks
             changed |= self._visit(ended[key])
         self._ended = set(ended)
@@ -246,8 +246,8 @@ class NodePasts(Capability, Stateful):
         for key, row in running.items():
             known = self._placed.get(key)
             if known is None or known[0] is not row.ranks or known[1] is not row.nodes:
-                self._placed[key] = (row.ranks, row.nodes)
                 changed |= self._stay(row, tick.now_ms)
+                self._placed[key] = (row.ranks, row.nodes)
         self._placed = {key: self._placed[key] for key in running}
         for key in [key for key in self._on if key not in running]:
             over = ended.get(key)

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features import co_runs
+from features import co_runs, sharing
 from features.co_runs import CoRuns
 from features.sharing import Company, Neighbours, Wiring
 from fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleet.jobs import JobAttempt, JobTable
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.topology import Device, Level, NodeSpec, Topology
 
@@ -317,3 +318,23 @@ def test_a_restart_at_any_moment_ends_in_the_same_co_runs(after: int) -> None:
     world.step(12, b=1.0)
     restart()
     assert world.speeds() == [("gpu", 0.5), ("gpu", 0.8)]
+
+
+def test_neighbours_are_found_after_an_error_though_no_attempt_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = JobTable()
+    for job in ("a", "b"):
+        table.apply(Started(job=job, sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "n1", (0,)),)))
+    running, wiring, neighbours = table.running(), Wiring(), Neighbours()
+    places, places_of, calls = RunningPlaces(running), sharing.places_of, iter((True, False))
+
+    def fail_second(attempt: JobAttempt, wiring: Wiring) -> tuple[sharing.Place, ...]:
+        if not next(calls):
+            raise ValueError("a bug")
+        return places_of(attempt, wiring)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sharing, "places_of", fail_second)
+        with pytest.raises(ValueError, match="a bug"):
+            neighbours.observe(running, (), wiring, places)
+    expected = {("a", 1): Company("gpu", ("b", 1)), ("b", 1): Company("gpu", ("a", 1))}
+    assert neighbours.observe(running, (), wiring, places) == expected

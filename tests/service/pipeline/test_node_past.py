@@ -10,6 +10,7 @@ import pytest
 from fleet.events import Finished, Resized, Started
 from fleet.jobs import JobAttempt
 from fleet.nodes import NodeRecord
+from fleet.placements import RunningPlaces
 from fleet.requests import RankPlacement
 from fleet.topology import NodeSpec, Topology
 from models.risk.score import ScoredFleet
@@ -244,3 +245,18 @@ def test_what_was_over_a_week_ago_is_forgotten() -> None:
 def test_a_damaged_dump_is_refused() -> None:
     with pytest.raises(msgspec.MsgspecError):
         NodePasts().load(None, {"pasts": np.frombuffer(b"\x81\xa2n1\xc0", np.uint8)})
+
+
+def test_a_stay_begins_after_an_error_though_no_attempt_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    pasts, first = NodePasts(), tick(running=(attempt(),))
+    first = replace(first, events=replace(first.events, remembered=RunningPlaces(first.events.running)))
+
+    def fail(*_: object) -> set[str]:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pasts, "_stay", fail)
+        with pytest.raises(ValueError, match="a bug"):
+            pasts.sections(first)
+    pasts.sections(replace(first, now_ms=NOW_MS + TICK_MS))
+    assert [stay.job for stay in pasts.of["n1"].stays] == ["a"]
