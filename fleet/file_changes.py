@@ -27,14 +27,14 @@ REST_S = 1.0  # wall, as all times here
 READ_BYTES = 65_536
 
 # What happens in a folder. From <sys/inotify.h>, where the names begin with IN_.
-MODIFY, ATTRIB, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x80, 0x100, 0x200
+MODIFY, ATTRIB, CLOSE_WRITE, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x8, 0x80, 0x100, 0x200
 DELETE_SELF, MOVE_SELF = 0x400, 0x800
 MASK_ADD = 0x2000_0000  # keeps the mask of another path that names the same file
 
-REPLACED = MOVED_TO  # files of the folder that are replaced by a rename
+REPLACED = MOVED_TO | DELETE  # files of the folder that a rename replaces, or that go
 APPENDED = MODIFY | MOVED_TO  # files of the folder that grow
 LISTED = CREATE | DELETE  # names that come and go
-CONTENT = MODIFY | ATTRIB | DELETE_SELF | MOVE_SELF  # of a file itself, however it is written
+CONTENT = CLOSE_WRITE | ATTRIB | DELETE_SELF | MOVE_SELF  # of a file itself, once its writer has closed it
 APPEARS = CREATE | MOVED_TO  # a path that is not there yet, in the folder above it
 
 
@@ -73,8 +73,6 @@ class FileChanges:
             if self._watch is not None and self._watch.drain():
                 self._changed_s = loop.time()
         self._is_woken = False
-        if self._is_closed:
-            self._close()
 
     async def _wait_until(self, until_s: float, descriptor: int) -> None:
         """Wait until a time of the loop, until `wake`, or until the descriptor has something to read."""
@@ -92,6 +90,8 @@ class FileChanges:
             timer.cancel()
             if descriptor >= 0:
                 loop.remove_reader(descriptor)
+            if self._is_closed:
+                self._close()
 
     def _watch_paths(self) -> bool:
         """Watch what lies at the paths now. Return whether any of it is new, so that it may have changed already."""
@@ -104,8 +104,7 @@ class FileChanges:
         except OSError as error:
             self._reports = False
             self._close()
-            named = ", ".join(map(str, self._paths))
-            logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, _advice(error), self._poll_s)
+            _log_refusal(", ".join(map(str, self._paths)), _advice(error), self._poll_s)
             return False
 
     def close(self) -> None:
@@ -180,9 +179,18 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+@cache
+def _log_refusal(named: str, advice: str, poll_s: float) -> None:
+    """Log once in a process that paths cannot be watched: each stream of events tries anew."""
+    logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, advice, poll_s)
+
+
 def _advice(error: OSError) -> str:
     """Return why watching fails, and what an operator can do about it."""
-    limits = {errno.EMFILE: "fs.inotify.max_user_instances", errno.ENOSPC: "fs.inotify.max_user_watches"}
+    limits = {
+        errno.EMFILE: "fs.inotify.max_user_instances with sysctl, or ulimit -n",
+        errno.ENOSPC: "fs.inotify.max_user_watches with sysctl",
+    }
     if error.errno in limits:
-        return f"{error.strerror} (raise {limits[error.errno]} with sysctl)"
+        return f"{error.strerror} (raise {limits[error.errno]})"
     return error.strerror or str(error)
