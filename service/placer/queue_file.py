@@ -6,9 +6,11 @@ file. Where there is none, all requests wait in one line.
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from fleet import files
 from fleet.errors import ConfigError, ConflictError, RequestError
@@ -19,6 +21,7 @@ from placement.tree import QueueTree
 
 logger = logging.getLogger(__name__)
 
+STILL_S = 0.1  # wall; a file is read once it has not changed for this long, since its writer may be halfway
 Stamp = tuple[int, int, int]
 
 
@@ -48,6 +51,7 @@ class QueueFile:
         self.refused = ""  # why the file that is there now does not serve
         self._ledger = ledger
         self._seen: Stamp | None = None
+        self._met: tuple[Stamp | None, float] = (None, -math.inf)  # what lay there last, and since when
         self._serving: ServedText | None = None
         self._before: ServedText | None = None  # serves again if the first pass with `_serving` fails
         self._is_confirmed = True
@@ -107,6 +111,13 @@ class QueueFile:
     def has_changed(self) -> bool:
         """Return whether the file is another one than was read last."""
         return self.path is not None and _stamp(self.path) != self._seen
+
+    def has_settled(self) -> bool:
+        """Return whether the file has been the same at each call for `STILL_S`."""
+        stamp, now_s = _stamp(self.path) if self.path is not None else None, monotonic()
+        if stamp != self._met[0]:
+            self._met = stamp, now_s
+        return now_s - self._met[1] >= STILL_S
 
     def read(self, capacity: Mapping[str, float] | None = None) -> ReadQueues:
         """Read and check the file. Changes nothing, so that a thread may do it."""

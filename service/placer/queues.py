@@ -45,11 +45,14 @@ class ServedQueues:
         if self.file.has_changed() and not self.reads_in_thread:
             self._serve(self.file.read(installed_gpus(observed.view.topology.nodes)))
 
-    async def read_in_thread(self, observed: Observed | None) -> None:
-        """Read a file that has changed in a thread, since a large one takes a second."""
-        if observed is not None and self.file.has_changed():
-            capacity = installed_gpus(observed.view.topology.nodes)
-            self._serve(await asyncio.to_thread(self.file.read, capacity))
+    async def read_in_thread(self, observed: Observed | None) -> bool:
+        """Read a file that has changed in a thread, since a large one takes a second. Return whether it serves."""
+        if observed is None or not self.file.has_changed() or not self.file.has_settled():
+            return False
+        capacity = installed_gpus(observed.view.topology.nodes)
+        found = await asyncio.to_thread(self.file.read, capacity)
+        self._serve(found)
+        return found.found is not None
 
     def _serve(self, found: ReadQueues) -> None:
         self.settle_banks()

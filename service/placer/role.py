@@ -59,10 +59,12 @@ class QueueWorker:
     async def run(self) -> None:
         self.service.queues.reads_in_thread = True
         clock = self.service.clock
-        while not self._stopped:
-            await self.step()
-            await self._changes.wait(max(POLL_S, clock.wall_s((self._next_ms - clock.now_ms()) / 1000)))
-        self._changes.close()
+        with contextlib.closing(self._changes):
+            while not self._stopped:
+                await self.step()
+                is_unread = self.service.queues.file.has_changed()  # the worker reads it once it has settled
+                left_s = 0.0 if is_unread else clock.wall_s((self._next_ms - clock.now_ms()) / 1000)
+                await self._changes.wait(max(POLL_S, left_s))
 
     async def step(self) -> None:
         """Work the queue once. The placer outlives a failure. Raises LedgerError if the ledger was replaced."""
@@ -74,7 +76,10 @@ class QueueWorker:
             self.service.record_failed_pass(error)
 
     async def _step(self) -> None:
-        """Run a pass, if the board is new or the period is over. A stale board leaves the queue as it is."""
+        """Run a pass, if the board or the file of queues is new, or the period is over.
+
+        A stale board leaves the queue as it is.
+        """
         fresh = await self.service.look()
         now_ms = self.service.clock.now_ms()
         if not fresh and now_ms < self._next_ms:

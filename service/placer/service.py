@@ -113,15 +113,15 @@ class PlacementService:
         return board is not None and self._take(board, self._observer.attempt(board))
 
     async def look(self) -> bool:
-        """Refresh, with the board decoded and a changed file of queues read in a thread."""
-        await self.queues.read_in_thread(self._observed[1] if self._observed else None)
+        """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
+        has_new_queues = await self.queues.read_in_thread(self._observed[1] if self._observed else None)
         board = self._new_board()
         self.watch.look(self.board if board is None else board)
         if board is None:
-            return False
+            return has_new_queues
         self._observing = True
         try:
-            return self._take(board, await asyncio.to_thread(self._observer.attempt, board))
+            return self._take(board, await asyncio.to_thread(self._observer.attempt, board)) or has_new_queues
         finally:
             self._observing = False
 

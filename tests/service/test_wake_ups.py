@@ -25,6 +25,7 @@ from tests.service.api_world import NOW_MS, publish, sections
 from tests.service.placer.test_queues import QueueWorld
 
 LONG_S, PATIENCE_S = 3600.0, 60.0
+RUNNING: "list[asyncio.Future[None]]" = []
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +36,25 @@ def changes_alone_wake(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def running(work: Awaitable[None]) -> AsyncIterator[None]:
-    """A task beside the test. Fails if it ends with an error."""
+    """Run a role beside the test. Raises its error as soon as `until` meets it, and at the end."""
     task = asyncio.ensure_future(work)
-    yield
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    RUNNING.append(task)
+    try:
+        yield
+    finally:
+        RUNNING.remove(task)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 async def until(value: Callable[[], object], expected: object) -> None:
+    """Wait for a value. Raises the error of a role that has ended."""
     ends_s = asyncio.get_running_loop().time() + PATIENCE_S
     while (found := value()) != expected:
+        for task in RUNNING:
+            if task.done():
+                task.result()
         assert asyncio.get_running_loop().time() < ends_s, f"still {found}, not {expected}"
         await asyncio.sleep(0.005)
 
@@ -60,8 +69,27 @@ def test_the_placer_reads_each_board_and_each_file_of_queues_when_it_comes(tmp_p
                 await until(lambda: world.service.board and world.service.board.sequence, sequence)
             world.rewrite("[queue.a]\n")
             await until(lambda: world.service.queues.file.text, "[queue.a]\n")
+        assert world.worker._changes._watch is None, "the descriptor is given back, also when the task is cancelled"
 
     asyncio.run(run())
+    world.close()
+
+
+def test_a_new_file_of_queues_is_followed_by_a_pass_at_once(tmp_path: Path) -> None:
+    world = QueueWorld(tmp_path)
+    world.board.publish()
+
+    async def run(client: httpx.AsyncClient) -> None:
+        async with running(world.worker.run()):
+            await until(lambda: world.service.board is None, False)
+            for number in range(5):
+                body = {"request_id": f"b{number}", "queue": "b", "gpus_per_node": 8}
+                assert (await client.post("/queue", json=body)).status_code == 202
+            await until(lambda: len(world.service.ledger.queued()), 1)
+            world.file.write_text("[queue.b]\nlimit = {gpu = 40}\n")
+            await until(lambda: len(world.service.ledger.queued()), 0)
+
+    world.run(run)
     world.close()
 
 
@@ -149,3 +177,15 @@ def test_the_first_pipeline_reads_the_board_of_another_when_it_comes(
                 await until(lambda: seen[-1:], [sequence])
 
     asyncio.run(run())
+
+
+def test_the_error_of_a_role_that_ends_is_raised_at_once() -> None:
+    async def fail() -> None:
+        raise OSError("no descriptor left")
+
+    async def run() -> None:
+        async with running(fail()):
+            await until(lambda: 0, 1)
+
+    with pytest.raises(OSError, match="no descriptor left"):
+        asyncio.run(run())

@@ -10,6 +10,7 @@ import pytest
 from fleet.errors import ConfigError
 from placement.charges import Charge, HeldGpus
 from service.config import PlacerConfig
+from service.placer import queue_file
 from service.placer.queue_desk import QueueDesk
 from service.placer.queue_week import week_of
 from tests.service.placer_world import NOW_MS, World
@@ -445,6 +446,24 @@ def test_guarantees_above_a_fleet_that_came_later_are_noted(tmp_path: Path) -> N
     (note,) = world.ask("GET", "/queues")["notes"]
     assert note.startswith("line 2: queue.a.guaranteed: the queues are guaranteed 200 GPUs, the fleet has 128")
     world.close()
+
+
+def test_a_file_that_another_process_writes_is_read_once_it_has_stood_still(
+    world: QueueWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(queue_file, "monotonic", lambda: now_s)
+    world.step()
+    for text in ("", "[queue.a]\n[que", "[queue.a]\n[queue.b]\n"):  # as a writer in place leaves it for moments
+        world.file.write_text(text)
+        for _ in range(2):
+            now_s += queue_file.STILL_S / 3
+            world.step()
+        assert world.service.queues.file.text == FILE
+    now_s += queue_file.STILL_S
+    world.step()
+    assert world.service.queues.file.text == text
+    assert not any("refused" in row["sentence"] for row in world.service.ledger.audit(100))
 
 
 def test_a_gpu_that_is_out_today_makes_no_file_of_queues_wrong(tmp_path: Path) -> None:
