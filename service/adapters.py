@@ -9,6 +9,7 @@ that hangs holds up no other.
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ from service.weather import WeatherStation, rule_of
 
 logger = logging.getLogger(__name__)
 
-POLL_S, AWAITED_POLL_S = 0.25, 0.05  # wall, the least time between two boards; the second where others wait for us
+POLL_S, AWAITED_POLL_S = 0.25, 0.05  # wall, the least time between two steps; the second where others wait for us
 RETRY_S = 5.0  # wall; until what was not done is tried again
 ENDS_S = 5.0  # wall; for the steps that run at the end
 
@@ -46,11 +47,12 @@ class AdapterHost:
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
         is_awaited = any(opened.door.news for opened in doors)
+        poll_s = AWAITED_POLL_S if is_awaited else POLL_S
         watched = {config.board: REPLACED, self.records.folder: LISTED}
-        self.changes = FileChanges(watched, AWAITED_POLL_S if is_awaited else POLL_S)
+        self.changes = FileChanges(watched, poll_s)
         self._most_s = AWAITED_POLL_S if is_awaited else REST_S  # wakes nobody: a door's news are only a number
         self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
-        self._steps = {writer.status.name: _Steps(self.changes.wake) for writer in self.writers}
+        self._steps = {writer.status.name: _Steps(self.changes.wake, poll_s) for writer in self.writers}
 
     async def wait(self) -> None:
         """Wait for a board, a withdrawal, the end of a step, or the time to look again."""
@@ -119,8 +121,10 @@ class AdapterHost:
 class _Steps:
     """The steps of one writer: one at a time, again for other weather or news, or later where something was left."""
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def __init__(self, wake: Callable[[], None], poll_s: float) -> None:
+        """wake: called once a step has ended and the next one may begin. poll_s: between the begins of two steps."""
+        self._wake, self._poll_s = wake, poll_s
+        self.began_s = -math.inf
         self.task: asyncio.Task[bool] | None = None
         self._reason: object = None  # of the step that is due now
         self._done_for: object = None
@@ -133,11 +137,11 @@ class _Steps:
         if reason is not self._reason:
             self._reason, self._done_for = reason, None
         is_done = reason is self._done_for and news == self._news and now_s < self._retry_s
-        if reason is None or self.task is not None or is_done:
+        if reason is None or self.task is not None or is_done or now_s < self.began_s + self._poll_s:
             return
-        self._done_for, self._news = reason, news
+        self._done_for, self._news, self.began_s = reason, news, now_s
         self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._is_over(reason, begun)))
-        self.task.add_done_callback(lambda _: self._ended())
+        self.task.add_done_callback(lambda task: task.get_loop().call_at(now_s + self._poll_s, self._wake))
 
     def _is_over(self, reason: object, begun: bool) -> bool:
         """Return whether a newer board ends the step.

@@ -17,9 +17,9 @@ from service.adapter_records import AdapterRecords
 from service.api.broadcaster import EventBroadcaster
 from service.board.board import BoardWriter, Section
 from service.board.cache import BoardCache
-from service.config import Config, PipelineConfig
+from service.config import AdapterConfig, Config, PipelineConfig
 from service.pipeline.other_pipelines import OtherPipelines
-from tests.service.adapters_world import PORT
+from tests.service.adapters_world import DOORS, PORT
 from tests.service.adapters_world import World as AdaptersWorld
 from tests.service.api_world import NOW_MS, publish, sections
 from tests.service.placer.test_queues import QueueWorld
@@ -130,21 +130,23 @@ def test_event_streams_show_each_board_when_it_comes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+async def serve(world: AdaptersWorld) -> None:
+    """Run the adapters."""
+    while True:
+        world.host.poll(world.reader.latest())
+        await world.host.wait()
+        if world.host.changed:
+            world.host.records.keep(world.host.status())
+
+
 def test_adapters_follow_boards_withdrawals_and_their_own_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapters, "REST_S", LONG_S)
     world = AdaptersWorld(tmp_path)
 
-    async def serve() -> None:
-        while True:
-            world.host.poll(world.reader.latest())
-            await world.host.wait()
-            if world.host.changed:
-                world.host.records.keep(world.host.status())
-
     async def run() -> None:
-        async with running(serve()):
+        async with running(serve(world)):
             for risk, band in ((0.9, "high"), (0.0, "low"), (0.9, "high")):
                 world.publish(risk, 0.0)
                 await until(lambda: PORT.bands().get("n1"), band)
@@ -153,6 +155,28 @@ def test_adapters_follow_boards_withdrawals_and_their_own_steps(
             await until(PORT.bands, {})
 
     asyncio.run(run())
+
+
+def test_steps_of_an_adapter_are_apart_however_often_its_news_move(tmp_path: Path) -> None:
+    """Its own writes may be its news, as where it watches what it writes."""
+    world = AdaptersWorld(tmp_path, AdapterConfig(f"{DOORS}:awaited_door", name="awaited", mode="write"))
+    steps, step = 0, world.host.writers[0].step
+
+    def count(*given: Any) -> Any:
+        nonlocal steps
+        steps, PORT.news = steps + 1, PORT.news + 1
+        return step(*given)
+
+    world.host.writers[0].step = count  # type: ignore[method-assign]
+    world.publish(0.9, 0.0)
+
+    async def run() -> float:
+        began_s = asyncio.get_running_loop().time()
+        async with running(serve(world)):
+            await until(lambda: steps >= 6, True)
+            return asyncio.get_running_loop().time() - began_s
+
+    assert asyncio.run(run()) >= 5 * adapters.AWAITED_POLL_S
 
 
 def test_the_first_pipeline_reads_the_board_of_another_when_it_comes(
