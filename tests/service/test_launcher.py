@@ -69,6 +69,11 @@ if not isinstance(launcher, str):
 os._exit(0)
 """
 LIMIT_S = 60.0
+try:
+    os.close(os.pidfd_open(os.getpid()))
+    CAN_WATCH_PROCESSES = True
+except (AttributeError, OSError):  # as in some sandboxes: a role then polls for its launcher
+    CAN_WATCH_PROCESSES = False
 
 
 def until(check: Callable[[], Any]) -> Any:
@@ -142,7 +147,8 @@ def test_a_role_has_a_session_and_signals_of_its_own_and_no_file_of_the_supervis
         assert row["session"] == row["pid"]
         assert row["signals"] == ["0", "0"] or row["signals"] == ["Handlers.SIG_DFL"] * 2
         assert row["threads"] == ["MainThread", "parent"]
-        assert len(row["files"]) == 6, "stdin, stdout, stderr, the report, the launcher, and the listing itself"
+        files = 6 if CAN_WATCH_PROCESSES else 5
+        assert len(row["files"]) == files, "stdin, stdout, stderr, the report, the launcher, and the listing itself"
     assert world.stop() == [0, {"a": 0, "b": 0}]
     assert not any(is_alive(pid) for pid in pids.values())
 

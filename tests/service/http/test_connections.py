@@ -41,9 +41,10 @@ def served(
     monkeypatch: pytest.MonkeyPatch,
     limits: ConnectionLimits = LIMITS,
     refused: list[int] | None = None,
+    tick_s: float = 0.1,
 ) -> tuple[Any, list[int]]:
     """What `work` gives, and the statuses of the refusals."""
-    monkeypatch.setattr(connections, "TICK_S", 0.1)
+    monkeypatch.setattr(connections, "TICK_S", tick_s)
     refused = [] if refused is None else refused
 
     async def run() -> Any:
@@ -68,7 +69,7 @@ def served(
             for writer in opened:
                 writer.close()
             server.should_exit = server.force_exit = True
-            await task
+            await asyncio.wait_for(task, 30)
             sock.close()
 
     return asyncio.run(run()), refused
@@ -302,6 +303,13 @@ def test_nothing_is_kept_of_connections_that_are_gone(monkeypatch: pytest.Monkey
 
     limits = ConnectionLimits(64, 60.0, 60.0, 1, Networks([]))
     assert served(work, monkeypatch, limits)[0] == 0
+
+
+def test_a_stop_does_not_wait_for_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(connect: Connect) -> bytes:
+        return await told(await connect(), REQUEST)
+
+    assert served(work, monkeypatch, tick_s=3600.0)[0].startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_head_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
