@@ -104,7 +104,8 @@ def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores,
     found: list[Fit] = []
     for level in [Level.NODE] if size == 1 else allowed_levels(request):
         offer = room_at(level, topology, scores.rows, scores.room)
-        if offer.most < size or (len(found) == MOST_FITS and search.bound(offer) < found[-1].score):
+        can_lose = scores.is_bounded and len(found) == MOST_FITS
+        if offer.most < size or (can_lose and search.bound(offer) < found[-1].score):
             continue
         found += search.fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
         found.sort(key=lambda fit: -fit.score)  # stable: the tighter level, the earlier domain wins a tie

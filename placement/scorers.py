@@ -26,6 +26,7 @@ from placement.slots import WHOLE
 from placement.view import ClusterView
 
 WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
+GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
 PLUGIN_WEIGHT = 1.0
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
@@ -141,7 +142,7 @@ class NodeScores:
         if request.host_offload:
             held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
             self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
-        self.weights = {name: WEIGHTS[name] for name in ("risk", "slow", "fit", "packing")}
+        self.weights = {name: WEIGHTS[name] for name in GANG_PARTS}
         self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
         self._view = view
@@ -154,9 +155,14 @@ class NodeScores:
         return self._view.advice[self.rows]
 
     @cached_property
+    def is_bounded(self) -> bool:
+        """Return whether no scorer of the operator replaces a built-in part, whose bound would not be that scorer's."""
+        return self.extra.keys().isdisjoint(GANG_PARTS)
+
+    @cached_property
     def is_alone(self) -> bool:
-        """Return whether the fit of a node is the same whatever other nodes are requested with it."""
-        if self.growth is not None or not len(self.free):
+        """Return whether the score of a gang has bounds, and does not depend on other nodes."""
+        if not self.is_bounded or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
         return max(least, 1).bit_length() == max(most, 1).bit_length()  # `fragments` has the same shapes for both
