@@ -21,6 +21,7 @@ ROUNDS = 3
 SHORTEST_GAP_S = 60.0
 MAX_CACHED_ROOMS = 1024
 MAX_FOLLOWED_SHAPES = 32  # each is as large as the times of its slots in a calendar
+MAX_FOLLOWED_BYTES = 2**27  # together
 
 Array = NDArray[np.float32]
 
@@ -155,7 +156,8 @@ def _earliest(
 ) -> Place:
     """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
     shape = GangShape.of(request, room)
-    return SlotTimes.of(ready, shape, rooms.block(shape.level)).earliest(shape.members, order)
+    times = SlotTimes.of(ready, shape, rooms.block(shape.level), is_followed=False)
+    return times.earliest(shape.members, order)
 
 
 @dataclass(slots=True)
@@ -174,9 +176,14 @@ class PlaceFinder:
         key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
         times = self._times.get(key)
         if times is None or times.is_outdated:
-            if times is None and len(self._times) >= MAX_FOLLOWED_SHAPES:
+            block = self.rooms.block(shape.level)
+            self._times.pop(key, None)
+            times = SlotTimes.of(calendar.free_s, shape, block, is_followed=True)
+            followed_bytes = sum(one.times_s.nbytes for one in self._times.values()) + times.times_s.nbytes
+            if len(self._times) >= MAX_FOLLOWED_SHAPES or followed_bytes > MAX_FOLLOWED_BYTES:
                 self._times.clear()
-            times = self._times[key] = SlotTimes.of(calendar.free_s, shape, self.rooms.block(shape.level))
+            if times.times_s.nbytes <= MAX_FOLLOWED_BYTES:
+                self._times[key] = times
         times.follow(calendar.free_s)
         return times.earliest(shape.members)
 

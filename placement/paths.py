@@ -183,6 +183,7 @@ def timelines(
             finder.mark(hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
+    del finder  # its times are as large as calendars
     room = [rooms.of(entry.request) for entry in entries[:PLAYED]]
     planned_s = planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
     first = entries[:PLAYED], room, runs_s

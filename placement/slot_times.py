@@ -62,19 +62,18 @@ class SlotTimes:
     rows: Ints
     slots: int
     times_s: Array
-    _at: Ints = field(init=False)  # (path × n,) the row of a node's slots in `times_s`, -1 if it is in no domain
+    is_outdated: bool = False  # so much has changed that reading the calendar again costs less
+    _at: Ints | None = None  # (path × n,) the row of a node's slots in `times_s`, -1 if it is in no domain
     _last: dict[int, tuple[Array, NDArray[np.bool_]]] = field(default_factory=dict)  # by members, as `_last_s`
     _stale: list[Ints] = field(default_factory=list)  # (k,) path × n + node, whose times have changed
-
-    def __post_init__(self) -> None:
-        paths, known = len(self.times_s), np.flatnonzero(self.rows >= 0)
-        self._at = np.full((paths, len(self.shape.room)), -1, np.int64)
-        self._at[:, self.rows.ravel()[known]] = self.rows.size * np.arange(paths)[:, None] + known
-        self._at = self._at.ravel()
+    _changes: int = 0  # of `_stale`
 
     @classmethod
-    def of(cls, free_s: Array, shape: GangShape, rows: Ints) -> "SlotTimes":
-        """Read the times of a calendar. free_s: (path, node, gpu), ascending along a node."""
+    def of(cls, free_s: Array, shape: GangShape, rows: Ints, *, is_followed: bool) -> "SlotTimes":
+        """Read the times of a calendar. free_s: (path, node, gpu), ascending along a node.
+
+        is_followed: the caller calls `mark` and `follow`, which write into a copy of the times.
+        """
         slots = free_s.shape[2] // shape.each
         if shape.members == 1:  # the first slot of a node is free first
             slots = min(slots, 1)
@@ -82,16 +81,19 @@ class SlotTimes:
         if shape.level is not None and free_s.shape[1]:
             times_s = times_s.take(rows.ravel(), axis=1)
             times_s[:, np.flatnonzero(rows < 0)] = NEVER_S
-        return cls(shape, rows, slots, np.array(times_s, order="C").reshape(len(free_s), len(rows), -1))
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether so much has changed that reading the calendar again costs less."""
-        return sum(map(len, self._stale)) > MOST_STALE_SHARE * len(self._at)
+        if is_followed:
+            times_s = np.array(times_s, order="C")
+        return cls(shape, rows, slots, times_s.reshape(len(free_s), len(rows), -1))
 
     def mark(self, nodes: Ints) -> None:
         """Record changes of the calendar. nodes: (k,) path × n + node."""
+        if self.is_outdated:
+            return
         self._stale.append(nodes)
+        self._changes += len(nodes)
+        if self._changes > MOST_STALE_SHARE * len(self.times_s) * len(self.shape.room):
+            self._stale.clear()
+            self.is_outdated = True
 
     def follow(self, free_s: Array) -> None:
         """Read the nodes of the calendar that have changed."""
@@ -99,6 +101,9 @@ class SlotTimes:
             return
         nodes = np.concatenate(self._stale)
         self._stale.clear()
+        self._changes = 0
+        if self._at is None:
+            self._at = self._rows_of_nodes()
         at = self._at.take(nodes)
         if self.shape.level is not None:
             nodes, at = nodes[at >= 0], at[at >= 0]
@@ -107,6 +112,12 @@ class SlotTimes:
         self.times_s.reshape(-1, self.slots)[at] = _of_slots(some_s, self.shape.each, self.slots, room)
         for _, is_stale in self._last.values():
             is_stale.put(at // self.rows.shape[1], True)
+
+    def _rows_of_nodes(self) -> Ints:
+        paths, known = len(self.times_s), np.flatnonzero(self.rows >= 0)
+        at = np.full((paths, len(self.shape.room)), -1, np.int64)
+        at[:, self.rows.ravel()[known]] = self.rows.size * np.arange(paths)[:, None] + known
+        return at.ravel()
 
     def earliest(self, members: int, order: Ints | None = None) -> Place:
         """Return where and when a gang of so many members starts.

@@ -55,3 +55,44 @@ def test_places_are_those_of_a_reading_of_the_whole_calendar(
             for column in ("start_s", "nodes", "gpus"):
                 assert getattr(place, column).tolist() == getattr(plain, column).tolist(), (number, column)
             finder.mark(hold(calendar, place, 600 * rng.integers(1, 5, PATHS).astype(np.float32), number))
+
+
+def follow_one_shape(nodes: int = 40) -> tuple[PlaceFinder, Calendar, PlacementRequest]:
+    rooms, calendar = Rooms(build({"r0": [8] * nodes}), OPTIONS), empty_calendar(np.random.default_rng(0), nodes)
+    finder, request = PlaceFinder(rooms), PlacementRequest(request_id="a", gang=2, gpus_per_node=4)
+    finder.earliest(request, calendar)
+    return finder, calendar, request
+
+
+def test_changes_that_no_gang_asks_for_do_not_accumulate() -> None:
+    finder, calendar, request = follow_one_shape()
+    (times,) = finder._times.values()
+    for _ in range(1000):
+        finder.mark(np.arange(5))
+    assert sum(map(len, times._stale)) <= slot_times.MOST_STALE_SHARE * PATHS * 40
+    assert times.is_outdated
+    finder.earliest(request, calendar)
+    assert not next(iter(finder._times.values())).is_outdated
+
+
+@pytest.mark.parametrize(("shapes_that_fit", "followed"), [(0.5, 0), (1, 1), (2.5, 2)])
+def test_followed_shapes_are_limited_by_bytes(
+    monkeypatch: pytest.MonkeyPatch, shapes_that_fit: float, followed: int
+) -> None:
+    finder, calendar, request = follow_one_shape()
+    (times,) = finder._times.values()
+    monkeypatch.setattr(calendars, "MAX_FOLLOWED_BYTES", int(shapes_that_fit * times.times_s.nbytes))
+    finder._times.clear()
+    finder.earliest(request, calendar)
+    spread = PlacementRequest(request_id="b", gang=2, gpus_per_node=4, spread=True)
+    finder.earliest(spread, calendar)
+    assert len(finder._times) == followed
+
+
+def test_one_place_reads_the_calendar_without_a_copy() -> None:
+    _, calendar, request = follow_one_shape()
+    shape = slot_times.GangShape.of(request, np.full(40, 2))
+    times = slot_times.SlotTimes.of(calendar.free_s, shape, np.arange(40)[None], is_followed=False)
+    assert np.shares_memory(times.times_s, calendar.free_s)
+    followed = slot_times.SlotTimes.of(calendar.free_s, shape, np.arange(40)[None], is_followed=True)
+    assert not np.shares_memory(followed.times_s, calendar.free_s)
