@@ -38,7 +38,8 @@ class ChildProcess:
         return self._log.read().decode(errors="replace").strip()
 
     def stop(self, patience_s: float = STOP_S) -> None:
-        """End the program: ask first, kill it after `patience_s`."""
+        """End the program: ask first, kill it after `patience_s`. The log of one that failed by itself stays."""
+        self._failed |= self._process.poll() not in (None, 0)
         self._process.terminate()
         try:
             self._process.wait(patience_s)

@@ -51,6 +51,13 @@ def test_the_log_stays_after_a_failure_and_goes_otherwise(child: ChildProcess, r
     assert not failed or child.log.read_text() == "no port is free\n"
 
 
+@pytest.mark.parametrize("child", [REASON], indirect=True)
+def test_the_log_stays_after_a_failure_that_nobody_checked(child: ChildProcess) -> None:
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.stop(1)
+    assert child.log.read_text() == "no port is free\n"
+
+
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
 def test_no_benchmark_starts_a_process_whose_output_is_lost(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
