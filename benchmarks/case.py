@@ -140,13 +140,24 @@ def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
     return False
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the memory that programs can get without swapping, caches of files included."""
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that programs can get without swapping, caches of files included.
+
+    A container's limit counts too, where its cgroup says so.
+    """
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    machine_bytes = int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        most, current, stat = (
+            (cgroup / name).read_text(encoding="utf-8") for name in ("memory.max", "memory.current", "memory.stat")
+        )
+        cached = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
+        return min(machine_bytes, int(most) - int(current) + (int(cached[1]) if cached else 0))
+    except (OSError, ValueError):  # no cgroup, or the limit is "max"
+        return machine_bytes
 
 
 @lru_cache(1)
