@@ -1,1 +1,1 @@
-"""Foreign protocols, one file each."""
+"""Clients for foreign protocols, one file for each."""

@@ -1,6 +1,7 @@
-"""Kafka through kafka-python, which blocks: all its calls run in one thread. Raises SourceError when a broker is away.
+"""A Kafka client over kafka-python, which blocks, so that all its calls run in one thread.
 
-Readers assign partitions by hand and own their positions; group offsets are only written, for lag tools.
+Raises SourceError if a broker does not answer. Readers assign partitions by hand and own their positions.
+Group offsets are only written, for lag tools.
 """
 
 import asyncio
@@ -42,7 +43,10 @@ Answer = TypeVar("Answer")
 
 
 class _Direct(KafkaNetSocket):  # type: ignore[misc]
-    """No proxy, and no socket left open where a connection is refused: the client's own leaves it to the collector."""
+    """A socket without a proxy that is closed if a connection is refused.
+
+    The client's own leaves it open for the garbage collector.
+    """
 
     SCHEMES = ("direct",)
 
@@ -59,7 +63,10 @@ def _settings(access: KafkaAccess) -> dict[str, Any]:
 
 
 class KafkaReader:
-    """Reads assigned partitions for one event loop. Connects with the first call; every call may raise SourceError."""
+    """A reader of assigned partitions for one event loop.
+
+    It connects with the first call. Every call may raise SourceError.
+    """
 
     def __init__(self, access: KafkaAccess, group: str, limits: FetchLimits) -> None:
         self._access = access
@@ -72,11 +79,11 @@ class KafkaReader:
         self._ends_then: dict[Any, int] = {}  # as the brokers were last asked: fetches may be long in coming
 
     async def partitions(self, topic: str) -> frozenset[int]:
-        """Those that the topic has now; none where there is no such topic."""
+        """Return the topic's current partitions. Returns none if the topic does not exist."""
         return await self._run(lambda: frozenset(self._open().partitions_for_topic(topic)))
 
     async def assign(self, starts: Mapping[Place, int | None]) -> None:
-        """Read all of these and nothing else. Those that are new begin at their offset; None: at their beginning."""
+        """Read exactly these partitions. New ones begin at their offset, or at their beginning if it is None."""
         await self._run(lambda: self._assign(starts))
 
     def _assign(self, starts: Mapping[Place, int | None]) -> None:
@@ -137,7 +144,10 @@ class KafkaReader:
         return {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
     async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
-        """Keys of what a topic holds since these offsets, the last `most` of each partition; and where it ends."""
+        """Return the keys of a topic since these offsets, and the end of each partition.
+
+        At most the last `most` of each partition are returned.
+        """
         return await self._run(lambda: self._keys(topic, since, most))
 
     def _keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
@@ -163,7 +173,7 @@ class KafkaReader:
         return found, {one.partition: end for one, end in ends.items()}
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Written by all replicas when this returns; the offset behind the last of each partition."""
+        """Write records to all replicas. Returns the next offset of each partition."""
         return await self._run(lambda: self._send(records))
 
     def _send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
@@ -173,7 +183,7 @@ class KafkaReader:
         return self._writer.write(records)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Tell the group's offsets, from any thread but the loop's. Raises SourceError."""
+        """Commit the group's offsets, from any thread except the loop's. Raises SourceError."""
         commits = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
         if commits and not self._closed:
             work = self._thread.submit(lambda: self._open().commit(commits, timeout_ms=ANSWER_MS))
@@ -183,7 +193,7 @@ class KafkaReader:
                 raise _away(error) from error
 
     async def close(self) -> None:
-        """Give the connections back. May be called twice."""
+        """Close the connections. May be called twice."""
         if not self._closed:
             self._closed = True
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -221,7 +231,10 @@ class KafkaReader:
 
 
 class KafkaWriter:
-    """Writes records, blocking (`send` is not). Every call may raise SourceError: nothing or some of it was written."""
+    """A writer of records. All methods block except `send`.
+
+    Every call may raise SourceError. Then none or some of the records were written.
+    """
 
     def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:
         """Connect to the brokers. Raises SourceError if none answers."""
@@ -259,7 +272,10 @@ class KafkaWriter:
             raise _away(error) from error
 
     def create(self, topics: Mapping[str, int]) -> list[str]:
-        """Make the topics (name → partitions) that are not there, replicated as the brokers have it; those made."""
+        """Create the missing topics (name → partitions), replicated by the brokers' default.
+
+        Returns the created topics.
+        """
         made = []
         try:
             admin = KafkaAdminClient(**_settings(self._access))
@@ -275,7 +291,10 @@ class KafkaWriter:
         return made
 
     def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """Write to all replicas, too large records cut and marked; return each partition's next offset. SourceError."""
+        """Write to all replicas, and return each partition's next offset. Raises SourceError.
+
+        Records that are too large are cut and marked.
+        """
         behind: dict[Place, int] = {}
         try:
             for record in self._write(records, behind):
@@ -288,7 +307,7 @@ class KafkaWriter:
         return behind
 
     def _write(self, records: Sequence[Outgoing], behind: dict[Place, int]) -> list[Outgoing]:
-        """Those that were too large. Writes into `behind`."""
+        """Return the records that were too large. Stores next offsets in `behind`."""
         sent = [(record, self._submit(record)) for record in records]
         refused = []
         for record, future in sent:
@@ -304,7 +323,7 @@ class KafkaWriter:
         return refused
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
-        """`write`, without stopping the event loop."""
+        """Run `write` in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.write, records)
 
     def _submit(self, record: Outgoing) -> Any:
@@ -317,7 +336,7 @@ class KafkaWriter:
         )
 
     def close(self) -> None:
-        """Close the connections; the next write opens others."""
+        """Close the connections. The next write opens others."""
         producer, self._producer = self._producer, None
         if producer is not None:
             try:

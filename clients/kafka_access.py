@@ -16,7 +16,7 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`brokers`: HOST:PORT, of some of the brokers. The files are PEM."""
+    """The options of access to a cluster. `brokers`: HOST:PORT of some brokers. The files are PEM."""
 
     brokers: str | list[str]
     security: str = "plaintext"
@@ -34,7 +34,7 @@ class KafkaAccess(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> None:
-    """Check the options without connecting: of files, only their names. Raises ConfigError that names the option."""
+    """Check the options without connecting or reading files. Raises ConfigError that names the option."""
     if not access.addresses:
         raise ConfigError("kafka: brokers = []: expected at least one HOST:PORT")
     for address in access.addresses:

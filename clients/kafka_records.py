@@ -1,4 +1,4 @@
-"""Records that go to Kafka and come from it, independent of the client."""
+"""Records that are sent to Kafka and received from it, independent of the client."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One Kafka record as it was sent; `value` is None for a tombstone."""
+    """One Kafka record as it was sent. `value` is None for a tombstone."""
 
     place: Place
     offset: int
@@ -20,7 +20,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that the broker no longer has: reading went on at `begins` instead of `wanted`."""
+    """Records that the broker no longer has. Reading continued at `begins` instead of `wanted`."""
 
     place: Place
     wanted: int

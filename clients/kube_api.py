@@ -1,4 +1,4 @@
-"""A Kubernetes API server for adapters that write: list, watch, get and patch, over aiohttp and nothing else.
+"""A Kubernetes API server for adapters that write: list, watch, get and patch, with only aiohttp.
 
 list (pages) → watch from its version → the watch ends each minute: again from the last version or bookmark
                                         410: ExpiredError, list anew
@@ -28,7 +28,7 @@ APPLY, JSON_PATCH = "application/apply-patch+yaml", "application/json-patch+json
 
 
 class KubeRefused(FleetcastError):
-    """The server answered, and not with what was asked for."""
+    """An answer of the server that refuses the request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status} {message[:300]}".strip())
@@ -37,7 +37,7 @@ class KubeRefused(FleetcastError):
 
 @dataclass(frozen=True, slots=True)
 class KubeAccount:
-    """Whom to ask, and as whom. Empty: the account of the pod that we run in."""
+    """The server and the account to use. Empty: the account of the pod in which we run."""
 
     server: str = ""
     token_file: str = ""
@@ -92,7 +92,10 @@ _object = msgspec.json.Decoder(_Object).decode
 
 
 class KubeApi:
-    """One server, kept connections. Methods raise SourceError while it is away, KubeRefused where it says no."""
+    """A client of one server, with connections kept alive.
+
+    Methods raise SourceError while the server does not answer, and KubeRefused if it refuses.
+    """
 
     def __init__(self, account: KubeAccount) -> None:
         self._account = account
@@ -100,7 +103,7 @@ class KubeApi:
         self._token, self._token_s = "", -TOKEN_S
 
     async def list_all(self, path: str) -> tuple[list[msgspec.Raw], str]:
-        """All objects of a collection, and the version that they are of."""
+        """Return all objects of a collection, and the version of the list."""
         objects: list[msgspec.Raw] = []
         token = ""
         while True:
@@ -140,7 +143,10 @@ class KubeApi:
         return await self._ask("GET", path, {})
 
     async def apply(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
-        """Server-side apply as a field manager, never forced: 409 where another manager holds a field."""
+        """Apply an object server-side as a field manager, never forced.
+
+        The server answers 409 if another manager holds a field.
+        """
         return await self._ask("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
 
     async def json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:

@@ -33,11 +33,11 @@ LINGERS_S = 10.0  # a watch that says nothing for so long after its end is dead
 
 
 class ExpiredError(Exception):
-    """410: the version is too old (or not one of this server's); list anew."""
+    """Status 410: the version is too old, or not one of this server's. List again."""
 
 
 class AbsentError(Exception):
-    """404: the server has no such collection."""
+    """Status 404: the server has no such collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of a watch: (ADDED | MODIFIED | DELETED, object). After them all, the collection is at `version`."""
+    """Changes of a watch: (ADDED | MODIFIED | DELETED, object).
+
+    After all of them, the collection is at `version`.
+    """
 
     name: str
     changes: tuple[tuple[str, Any], ...]
@@ -78,7 +81,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The server has no such collection, or lets us not read it: `why`. Asked for again now and then."""
+    """A collection that the server does not have or does not let us read: `why`. It is retried later."""
 
     name: str
     why: str
@@ -86,7 +89,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """The server does not answer; tried again until it does."""
+    """A collection whose server does not answer. It is retried until it does."""
 
     name: str
     error: SourceError
@@ -136,16 +139,19 @@ class KubernetesResponse(Protocol):
 
 
 class Server(Protocol):
-    """One API server, blocking. `get` raises SourceError without an answer."""
+    """One API server, with blocking calls. `get` raises SourceError if there is no answer."""
 
     def get(self, path: str, query: Mapping[str, str], read_s: float) -> KubernetesResponse: ...
 
 
 class Cluster:
-    """The API server of a kubeconfig's context, or, where `kubeconfig` is empty and we run in a pod, of our cluster."""
+    """The API server of a kubeconfig's context.
+
+    If `kubeconfig` is empty and we run in a pod, it is that of our cluster.
+    """
 
     def __init__(self, kubeconfig: str = "", context: str = "") -> None:
-        """Touches nothing. ConfigError when the official client is not installed."""
+        """Set up without connecting. Raises ConfigError if the official client is not installed."""
         try:
             import kubernetes  # noqa: F401
         except ImportError:
@@ -207,7 +213,10 @@ def _in_pod() -> bool:
 
 
 def list_all(server: Server, what: Collection) -> Listing:
-    """All objects, page by page, and the version they are of. Raises ExpiredError, AbsentError, SourceError."""
+    """List all objects page by page, with the list's version.
+
+    Raises ExpiredError, AbsentError, SourceError.
+    """
     objects: list[Any] = []
     token = ""
     while True:
@@ -275,7 +284,7 @@ def _refusal(status: int, body: bytes) -> Exception:
 
 
 def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
-    """Whole lines, those that came together at once. A line without an end is not one."""
+    """Yield whole lines, together those that arrived together. A last line without an end is dropped."""
     rest = b""
     for piece in answer.stream(2**16):
         *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
@@ -302,7 +311,10 @@ def _change(line: bytes) -> tuple[_WatchEvent, str]:
 
 
 class Follower:
-    """Follows collections from one event loop, each in a daemon thread. What nobody takes waits at the server."""
+    """A follower of collections for one event loop, with a daemon thread for each.
+
+    Messages that are not consumed wait at the server.
+    """
 
     def __init__(self, server: Server, what: Sequence[Collection], versions: Mapping[str, str]) -> None:
         self._server = server
@@ -338,7 +350,7 @@ class Follower:
                 return messages
 
     def close(self) -> None:
-        """End the threads, without waiting, at their next line or time-out."""
+        """End the threads at their next line or time-out. Does not wait for them."""
         self._closed.set()
 
     def _put(self, message: Message) -> None:
@@ -355,7 +367,10 @@ class Follower:
             self._loop.call_soon_threadsafe(self._some.set)
 
     def _run(self, what: Collection, version: str) -> None:
-        """One thread's life. A thread that ends in silence would be a collection that stands still for ever."""
+        """Follow a collection until the end of its thread. Stores an error, so that `next` raises it.
+
+        Without this, the collection would silently stop changing.
+        """
         try:
             self._follow(what, version)
         except Exception as error:

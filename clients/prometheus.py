@@ -44,18 +44,24 @@ _decode = msgspec.json.Decoder(_Answer, strict=False).decode
 
 
 class TooManySamples(SourceError):
-    """Prometheus does not load so much for one query: ask for less at once."""
+    """An error of Prometheus that a query would load too many samples. Ask for less at once."""
 
 
 class SilentServer(SourceError):
-    """It took the question, and no answer came in time."""
+    """A server that accepted the query but did not answer in time."""
 
 
 class PrometheusClient:
-    """Times are Unix milliseconds. SourceError: no answer for now; ConfigError: an answer that stays wrong."""
+    """A client of Prometheus. Times are Unix milliseconds.
+
+    Raises SourceError if there is no answer for now, and ConfigError if the answer would stay wrong.
+    """
 
     def __init__(self, url: str, *, verify: bool | str = True, timeout_s: float = TIMEOUT_S) -> None:
-        """`verify`: a bundle of certificates, or False to check none. `timeout_s`: of silence, before an answer."""
+        """Set up the client.
+
+        `verify`: a bundle of certificates, or False to check none. `timeout_s`: longest wait for an answer.
+        """
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r}: expected a URL such as http://prometheus:9090")
         if "@" in url:
@@ -75,7 +81,7 @@ class PrometheusClient:
         self._timeout_s = timeout_s
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
-        """Names of the metrics that any series of `match` had in a span of time."""
+        """Return the metric names that any series of `match` had in a span of time."""
         params = {"match[]": match, "start": _seconds(first_ms), "end": _seconds(end_ms)}
         try:
             answer = self._connect.get_label_values("__name__", params)

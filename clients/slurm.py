@@ -54,25 +54,28 @@ _VERSION = re.compile(rb"/slurm\\?/v(\d+)\.(\d+)\.(\d+)\\?/jobs")
 
 
 class NoAccounting(SourceError):
-    """This Slurm keeps no accounts."""
+    """The error of a Slurm without accounting."""
 
 
 class SlurmClient(Protocol):
-    """Raises SourceError while Slurm is away."""
+    """A client of Slurm. Methods raise SourceError while Slurm does not answer."""
 
     async def queue(self) -> bytes:
-        """All jobs that slurmctld knows of: those that wait, run, and lately ended."""
+        """Return all jobs that slurmctld knows: those that wait, run, or ended lately."""
 
     async def nodes(self) -> bytes: ...
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """Yield records of `jobs`, or without any of the last `since_s` seconds. Raises NoAccounting."""
+        """Return records of `jobs` or, if `jobs` is empty, of the last `since_s` seconds.
+
+        Raises NoAccounting.
+        """
 
     async def close(self) -> None: ...
 
 
 class SlurmCommands:
-    """Runs the commands. `json` None: finds out whether they write JSON."""
+    """A client that runs Slurm's commands. `json` None: find out whether they can write JSON."""
 
     def __init__(self, shell: Sequence[str], timeout_s: float, json: bool | None) -> None:
         self._shell = list(shell)
@@ -117,17 +120,20 @@ class SlurmCommands:
         return [joined(facts, await self._run(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
 
     async def _table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
-        """Return one table of what squeue or sinfo says. `texts`: columns that people write, and their headings."""
+        """Return the output of squeue or sinfo as one table.
+
+        `texts`: columns that people write, and their headings.
+        """
         end = _random_delimiter()
         table = await self._run(*command, f"--Format={_columns(facts, '|')}")
         printed = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
         return joined(table, printed, end, 1, (*texts.values(),))
 
     async def close(self) -> None:
-        """Nothing stays open between two calls."""
+        """Do nothing: nothing stays open between two calls."""
 
     async def _run(self, *command: str) -> bytes:
-        """Return what a command prints.
+        """Return the output of a command.
 
         Raises SourceError if it is missing, fails, takes too long or prints too much.
         """
@@ -225,7 +231,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _Refused(SourceError):
-    """A command failed. `unknown_option`: because this Slurm does not know what we asked."""
+    """The error of a failed command. `unknown_option`: this Slurm does not know an option."""
 
     def __init__(self, message: str, unknown_option: bool) -> None:
         super().__init__(message, retry_after_s=10.0)
@@ -241,7 +247,7 @@ def _refusal(command: str, words: bytes) -> SourceError:
 
 
 class SlurmRest:
-    """Asks slurmrestd. `version` "": the newest that it serves. The token, if any: SLURM_JWT."""
+    """A client of slurmrestd. `version` "": the newest that it serves. SLURM_JWT holds the token, if any."""
 
     def __init__(self, url: str, version: str, user: str, timeout_s: float) -> None:
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else ""
@@ -258,7 +264,10 @@ class SlurmRest:
         return await self._get(f"/slurm/{await self._served()}/nodes/")
 
     async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        """Return the accounts of jobs, and of `jobs` only the first few: slurmrestd answers for one at a time."""
+        """Return the accounts of the last `since_s` seconds, or of the first few of `jobs`.
+
+        slurmrestd answers for one job at a time.
+        """
         root = f"/slurmdb/{await self._served()}"
         if not jobs:
             return [await self._get(f"{root}/jobs?start_time=now-{since_s}seconds")]
@@ -304,7 +313,7 @@ class SlurmRest:
 
 
 class SlurmFolder:
-    """Reads recorded outputs, anew each time."""
+    """A reader of recorded outputs in a folder. It reads them again at each call."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -322,7 +331,7 @@ class SlurmFolder:
         return [found]
 
     async def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: nothing stays open."""
 
     def _read(self, name: str, needed: bool) -> bytes:
         for suffix in (".json", ".txt"):

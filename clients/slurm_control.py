@@ -1,9 +1,10 @@
-"""Slurm's nodes and jobs as they are now, and changes of them, by its commands (22.05 and newer).
+"""The current nodes and jobs of Slurm, and changes of them, by its commands (22.05 and newer).
 
-The client reads text of `scontrol show node -o` and `squeue`, since every version writes it. **Text of users shares no
-table with facts that the adapter acts on.** One call of squeue has columns that no user can write. Another has the
-comments, in fields that end with a secret of that call. So a user who writes rows into a comment changes that comment
-alone. Each command is killed after some seconds: scontrol itself waits for ever for a slurmctld that stands still.
+The client reads text of `scontrol show node -o` and `squeue`, since every version writes it. **Text of
+users shares no table with facts on which the adapter acts.** One call of squeue has columns that no user
+can write. Another has the comments, in fields that end with a secret of that call. So a user who writes
+rows into a comment changes only that comment. Each command is killed after some seconds, because scontrol
+itself waits forever for a slurmctld that hangs.
 """
 
 import logging
@@ -35,12 +36,15 @@ Row = TypeVar("Row")
 
 
 class SlurmRefused(FleetcastError):
-    """Slurm answered, and does not do it."""
+    """An answer of Slurm that refuses a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlledNode:
-    """A node as Slurm states it, and what others have set on it. available, active: its features."""
+    """A node as Slurm reports it, including settings that other tools or operators made.
+
+    available, active: its available and its active features.
+    """
 
     name: str
     is_drained: bool
@@ -52,7 +56,10 @@ class ControlledNode:
 
 @dataclass(frozen=True, slots=True)
 class ControlledJob:
-    """A job that waits, runs or is being requeued. is_held: by whomever. may_requeue: it is a batch job that may."""
+    """A job that waits, runs or is being requeued.
+
+    is_held: whoever held it. may_requeue: it is a batch job that may be requeued.
+    """
 
     id: str
     state: str
@@ -65,7 +72,7 @@ class ControlledJob:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """None: stays as it is. drain: the reason, empty: no longer drained."""
+    """A change of a node. None leaves a field as it is. drain: the reason, or empty to end the drain."""
 
     drain: str | None = None
     available: tuple[str, ...] | None = None
@@ -74,14 +81,17 @@ class NodeChange:
 
 
 class SlurmControl(Protocol):
-    """Methods raise SourceError while Slurm is away, SlurmRefused where it says no."""
+    """The interface to control Slurm.
+
+    Methods raise SourceError while Slurm does not answer, and SlurmRefused if it refuses.
+    """
 
     async def nodes(self) -> list[ControlledNode]: ...
 
     async def jobs(self) -> list[ControlledJob]: ...
 
     async def job(self, job: str) -> ControlledJob | None:
-        """Read one job anew. Returns None if Slurm does not know it, or shows its id more than once."""
+        """Read one job again. Returns None if Slurm does not know it, or shows its id more than once."""
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
 
@@ -90,13 +100,13 @@ class SlurmControl(Protocol):
     async def requeue_held(self, job: str) -> None: ...
 
     async def release_without(self, job: str, node: str) -> None:
-        """Add a node to those that a held job does not run on, and let the job go."""
+        """Exclude a node from a held job, and release the job."""
 
     async def close(self) -> None: ...
 
 
 class ScontrolCommands:
-    """Runs scontrol and squeue; `shell` runs them elsewhere, as in ["ssh", "login1"]."""
+    """A client that runs scontrol and squeue. `shell` runs them elsewhere, as in ["ssh", "login1"]."""
 
     def __init__(self, shell: Sequence[str] = (), timeout_s: float = 3.0) -> None:
         self._shell, self._timeout_s = list(shell), timeout_s
@@ -146,7 +156,7 @@ class ScontrolCommands:
         await self._run("scontrol", "release", job)
 
     async def close(self) -> None:
-        """Nothing stays open between two calls."""
+        """Do nothing: nothing stays open between two calls."""
 
     async def _run(self, *command: str) -> str:
         code, out, err = await run_command(command, self._shell, self._timeout_s)
@@ -157,7 +167,7 @@ class ScontrolCommands:
 
 
 def refusal(said: str) -> FleetcastError:
-    """SourceError where Slurm is away, SlurmRefused where it says no, by its own words."""
+    """Return SourceError if Slurm's message means that it is down, otherwise SlurmRefused."""
     return SourceError(said) if _AWAY.search(said) else SlurmRefused(said)
 
 
@@ -179,7 +189,10 @@ def _printable(text: str) -> str:
 
 
 def node_lines(text: str) -> list[ControlledNode]:
-    """`scontrol show node -o`, a line a node. Words that people write stand last, so the first match is Slurm's own."""
+    """Parse the lines of `scontrol show node -o`, one for each node.
+
+    Texts that people write come last, so the first match is Slurm's own.
+    """
     return [_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line)]
 
 
@@ -207,7 +220,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
-    """Drop all rows of a name that comes more than once: none of them can be trusted."""
+    """Drop all rows of a name that occurs more than once, because none of them can be trusted."""
     listed = list(rows)
     counts = Counter(map(name, listed))
     if doubled := sorted(key for key, count in counts.items() if count > 1):
@@ -227,7 +240,7 @@ def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
 
 
 def _records(texts: str, end: str) -> list[list[str]]:
-    """Divide by the end of each field alone: a line break inside a field is part of its text."""
+    """Split only at the end marks of fields. A line break inside a field is part of its text."""
     fields = texts.split(end)
     return [fields[at : at + len(_TEXTS)] for at in range(0, len(fields) - len(_TEXTS), len(_TEXTS))]
 
@@ -251,7 +264,7 @@ def _format_columns(names: Sequence[str], end: str) -> str:
 
 
 def hostlists(names: Iterable[str]) -> list[str]:
-    """Names as few texts in Slurm's notation, none longer than LONGEST.
+    """Write names as few texts in Slurm's notation, none longer than LONGEST.
 
     >>> hostlists(["n3", "n1", "n2", "gpu07", "login", "gpu08", "gpu10"])
     ['gpu[07-08,10],login,n[1-3]']

@@ -1,7 +1,7 @@
-"""Control Slurm by slurmrestd: `POST node/…` is there from v0.0.40 (Slurm 23.11) on.
+"""A control of Slurm by slurmrestd. It has `POST node/…` from v0.0.40 (Slurm 23.11) on.
 
-An answer of 200 may hold errors, and an answer of 500 may mean a wrong token, a field that is refused or a slurmctld
-that is down: what counts is the list `errors`. The token is a file, read anew when it changes.
+An answer of 200 may hold errors. An answer of 500 may mean a wrong token, a refused field or a slurmctld
+that is down. Only the list `errors` decides. The token is a file that is read again when it changes.
 """
 
 import json
@@ -44,7 +44,7 @@ class _RestNode(msgspec.Struct):
 
 
 class _RestPriority(msgspec.Struct):
-    """A number as versions from v0.0.39 on write it."""
+    """A number in the form of versions from v0.0.39 on."""
 
     number: int | None = None
     set: bool = True
@@ -72,7 +72,10 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 @dataclass(frozen=True, slots=True)
 class SlurmRestAccount:
-    """Whom to ask, and as whom. version: empty for the newest that is served. token_file: empty for a Unix socket."""
+    """The address and the account of a slurmrestd.
+
+    version: empty for the newest that it serves. token_file: empty for a Unix socket.
+    """
 
     url: str
     user: str = ""
@@ -94,7 +97,7 @@ class SlurmRestAccount:
 
 
 class SlurmRestControl:
-    """One slurmrestd. It cannot hold and requeue: a `requeue` needs the commands."""
+    """A client of one slurmrestd. It cannot hold and requeue, so `requeue` needs the commands."""
 
     def __init__(self, account: SlurmRestAccount, timeout_s: float = 3.0) -> None:
         self._account, self._timeout_s = account, timeout_s
@@ -168,7 +171,7 @@ class SlurmRestControl:
             raise SourceError(f"slurmrestd: {str(error)[:200]}") from None
 
     def _fresh_headers(self) -> dict[str, str]:
-        """Read again when the file of the token has changed. Raises SourceError."""
+        """Return the headers. Reads the token again if its file has changed. Raises SourceError."""
         file = self._account.token_file
         try:
             changed_ns = os.stat(file).st_mtime_ns if file else 0

@@ -1,1 +1,1 @@
-"""Vocabulary of a cluster: metrics, entities, topology, jobs, requests. Data only, no I/O."""
+"""The vocabulary of a cluster: metrics, entities, topology, jobs, requests. Data only, no I/O."""

@@ -1,4 +1,6 @@
-"""Checkpoint begins and ends of an attempt, summed by second, so a gang costs no more than one process.
+"""Beginnings and ends of an attempt's checkpoints, summed by second.
+
+So a gang costs no more than one process.
 
 rank 0 begin 10.1 s, rank 1 begin 10.4 s, ..., rank 511 begin 10.2 s   ->   Edges("begin", 10_100 ms, count=512)
 """
@@ -15,7 +17,10 @@ TOGETHER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """time_ms: of the first that began, or of the last that ended. bytes: of all; None where none is stated."""
+    """The beginnings or ends of a checkpoint within one second.
+
+    time_ms: that of the first beginning, or of the last end. bytes: of all, None if none is stated.
+    """
 
     edge: Literal["begin", "end"]
     time_ms: int

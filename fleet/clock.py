@@ -1,7 +1,7 @@
-"""Clocks: everything that needs the time takes a `Clock`.
+"""Clocks: every class that needs the time has a `Clock`.
 
-*Fleet time* (periods, ages, deadlines, timestamps) is that of the observed cluster; *wall time* (socket timeouts) is
-the machine's. They differ only in a simulated fleet, whose processes share a `ScaledClock`.
+*Fleet time* (periods, ages, deadlines, timestamps) is that of the observed cluster. *Wall time* (socket
+timeouts) is the machine's. They differ only in a simulated fleet, whose processes share a `ScaledClock`.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Fleet time, Unix milliseconds."""
+        """Return the fleet time in Unix milliseconds."""
 
     def steady_ms(self) -> int:
-        """Fleet milliseconds since some moment, which go on evenly when the clock is set."""
+        """Return fleet milliseconds since some moment. They run evenly even if the clock is set."""
 
     def wall_s(self, fleet_s: float) -> float:
         """Return how many wall seconds `fleet_s` fleet seconds take."""
@@ -26,7 +26,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Fleet time is wall time."""
+    """A clock whose fleet time is wall time."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -43,7 +43,9 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class ScaledClock:
-    """Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast.
+    """A clock that runs `speed` times as fast as the machine's.
+
+    Fleet time was `epoch_ms` when the machine's clock was `wall_ms`.
 
     >>> ScaledClock(epoch_ms=1_000_000, wall_ms=0, speed=15.0).wall_s(30.0)
     2.0
@@ -68,7 +70,10 @@ class ScaledClock:
 
 @dataclass(slots=True)
 class ManualClock:
-    """A clock that a test moves by hand: `advance` lets time pass, `time_ms` sets it; `sleep` advances it at once."""
+    """A clock that a test moves.
+
+    `advance` lets time pass, `time_ms` sets it, and `sleep` advances it at once.
+    """
 
     time_ms: int = 0
     passed_ms: int = 0
@@ -92,9 +97,9 @@ class ManualClock:
 
 
 class ClockWatch:
-    """Measures by how much somebody (NTP, an administrator, a resumed virtual machine) set a clock.
+    """A measurement of how far NTP, an administrator or a resumed virtual machine set a clock.
 
-    Steps that are smaller than `least_ms` are added up until they are as large as that.
+    Steps smaller than `least_ms` are added up until they reach it.
     """
 
     TRIES, SURE_MS = 5, 100
@@ -105,7 +110,9 @@ class ClockWatch:
         self._ahead_ms = self._measure()[0]
 
     def set_by_ms(self) -> int:
-        """Return the fleet milliseconds by which the clock was set since the last call; negative when set back.
+        """Return the fleet milliseconds by which the clock was set since the last call.
+
+        Negative if it was set back.
 
         >>> clock = ManualClock(5000)
         >>> watch = ClockWatch(clock)
@@ -124,9 +131,9 @@ class ClockWatch:
         return by_ms
 
     def _measure(self) -> tuple[int, int]:
-        """Return how far the clock is ahead of the steady one, and the uncertainty: the system may delay a thread.
+        """Return how far the clock is ahead of the steady clock, and the uncertainty. Both ms.
 
-        Both ms.
+        The measurement is uncertain because the system may delay a thread.
         """
         best = 0, 2**62
         for _ in range(self.TRIES):

@@ -1,4 +1,4 @@
-"""Bits of `clock_event_reasons`: why a GPU's clock is lower than it could be. As DCGM numbers them, and one of ours."""
+"""Bits of `clock_event_reasons`: why a GPU's clock is reduced. DCGM's numbers, and one of ours."""
 
 IDLE = 0x1
 POWER_CAP = 0x4  # normal under load

@@ -1,8 +1,9 @@
-"""Explain in plain words why a decoded document does not fit a struct.
+"""Explanations, in plain words, why a decoded document does not fit a struct.
 
-`msgspec` finds that a document does not fit. This module walks the document beside the struct's type, and says for each
-wrong place what it holds, what it must hold, and which key was probably meant. Every message about a wrong body, file
-or option comes from here, so that no user reads the words of a library.
+`msgspec` detects that a document does not fit. This module walks through the document and the struct's type
+together. For each wrong place it says what it holds, what it must hold, and which key was probably meant.
+Every message about a wrong body, file or option comes from here, so that no user reads a library's
+messages.
 """
 
 import math
@@ -29,7 +30,8 @@ LABELS = ("unknown_key", "missing_field", "wrong_type", "bad_value", "out_of_ran
 class Fault:
     """One wrong place of a document.
 
-    label: one of LABELS. value: what the place holds, MISSING where it is empty. expected: what it must hold, in words.
+    label: one of LABELS. value: the value of the place, MISSING if it is empty. expected: what it must hold, in
+    words.
     """
 
     path: Path
@@ -64,7 +66,7 @@ def field_of(path: Path) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: text quoted, long values cut.
+    """Format a value for a message: text is quoted, and long values are cut.
 
     >>> shown("x"), shown(True), shown(None)
     ("'x'", 'true', 'null')
@@ -96,7 +98,7 @@ def explain(error: Exception, kind: Any, document: object, *, strict: bool = Tru
 
 
 def _own_check(error: Exception, document: object) -> Fault:
-    """Return the fault that a check of the struct itself found: its words are ours."""
+    """Return the fault that a check of the struct itself found. Its message is ours."""
     place = re.search(r" - at `\$\.?([^`]*)`$", str(error))
     path = tuple(place[1].split(".")) if place and place[1] and "[" not in place[1] else ()
     if "out of range" in str(error):
@@ -105,7 +107,7 @@ def _own_check(error: Exception, document: object) -> Fault:
 
 
 def explain_json(error: Exception) -> str:
-    """Return why bytes are no JSON, or no MessagePack.
+    """Return why bytes are not valid JSON or MessagePack.
 
     >>> explain_json(msgspec.DecodeError("JSON is malformed: trailing comma in object (byte 7)"))
     'trailing comma in object (byte 7)'
@@ -121,7 +123,7 @@ def explain_json(error: Exception) -> str:
 
 
 def explain_bytes(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
-    """Return why `decode` refused JSON bytes: the first fault, or why they are no JSON."""
+    """Return why `decode` refused JSON bytes: the first fault, or why they are not valid JSON."""
     if not isinstance(error, msgspec.ValidationError):
         return explain_json(error)
     try:
@@ -138,8 +140,8 @@ def fault_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.
 def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec.Raw) -> Iterator[Fault]:
     """Yield the faults, at least one, of JSON bytes that a decoder refused with `error`.
 
-    decode: a type, a `msgspec.json.Decoder`, or the `decode` of one. Raises what the decoder does where the rest of the
-    bytes is no JSON.
+    decode: a type, a `msgspec.json.Decoder`, or the `decode` method of one. Raises the decoder's error if the
+    rest of the bytes is not valid JSON.
     """
     decoder = getattr(decode, "__self__", decode)
     is_decoder = isinstance(decoder, msgspec.json.Decoder)
@@ -156,7 +158,7 @@ def faults_in(error: msgspec.ValidationError, decode: Any, data: bytes | msgspec
 
 
 def faults_of(kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Iterator[Fault]:
-    """Yield every fault of a document, in the document's order. strict: text is no number. toml: use TOML's words."""
+    """Yield every fault of a document, in order. strict: text is not a number. toml: use TOML's words."""
     return _Walk(strict, toml).faults(_type_info(kind), document, ())
 
 
@@ -164,7 +166,7 @@ _type_info: Callable[[Any], inspect.Type] = lru_cache(maxsize=512)(inspect.type_
 
 
 class _Walk:
-    """A walk through a document and its type at once."""
+    """A walk through a document and its type together."""
 
     def __init__(self, strict: bool, toml: bool) -> None:
         self._strict, self._toml = strict, toml
@@ -316,7 +318,7 @@ _PYTHON: dict[type, tuple[type, ...]] = {
 
 
 def _is_alike(kind: inspect.Type, value: Any) -> bool:
-    """Whether a value has the type's general form."""
+    """Return whether a value has the type's general form."""
     match kind:
         case inspect.BoolType():
             return isinstance(value, bool)
@@ -336,7 +338,7 @@ _LEAVES: dict[type, Any] = {inspect.IntType: int, inspect.FloatType: float, insp
 
 
 def _reads_as(kind: inspect.Type, value: Any) -> bool:
-    """Whether `msgspec` reads a text as this type."""
+    """Return whether `msgspec` can read a text as this type."""
     from datetime import date, datetime
 
     python = _LEAVES.get(type(kind)) or {inspect.DateTimeType: datetime, inspect.DateType: date}.get(type(kind))

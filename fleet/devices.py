@@ -1,4 +1,7 @@
-"""GPU of a node by device name: kernel logs know PCI addresses, health checkers also boards' UUIDs."""
+"""GPUs of a node by device name.
+
+Kernel logs know PCI addresses. Health checkers also know the UUIDs of boards.
+"""
 
 import re
 from functools import lru_cache
@@ -9,7 +12,7 @@ _PCI = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2}
 
 
 def device_name(stated: str) -> str:
-    """Normalise a device name: a PCI address loses its function and capitals; other names stay.
+    """Normalise a device name. A PCI address loses its function and capitals. Other names do not change.
 
     >>> device_name("00000000:9B:00.0"), device_name("PCI:0000:9b:00"), device_name("GPU-1a")
     ('0000:9b:00', '0000:9b:00', 'GPU-1a')
@@ -27,7 +30,7 @@ def _spelt(stated: str) -> str:
 
 
 class GpuDevices:
-    """(node, device name) → GPU index, as exporters report; the last report of a board counts."""
+    """(node, device name) → GPU index, from exporters. The last report of a board counts."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[str, int]] = {}

@@ -46,18 +46,18 @@ class EntityTable:
 
     @property
     def node(self) -> NDArray[np.int32]:
-        """(rows,) owning node of each entity; a read-only view."""
+        """The owning node row of each entity (rows,), as a read-only view."""
         view = self._node[: len(self.names)]
         view.flags.writeable = False
         return view
 
     @property
     def owned(self) -> list[str]:
-        """Names of the rows that a node owns."""
+        """The names of the rows that a node owns."""
         return [name for name, node in zip(self.names, self._node.tolist(), strict=False) if node >= 0]
 
     def disown(self, row: int) -> None:
-        """Take a row from its node: the device is elsewhere now. `add` gives it back."""
+        """Remove a row from its node, because the device is elsewhere now. `add` can assign it again."""
         self.moves += bool(self._node[row] >= 0)
         self._node[row] = -1
 
@@ -72,9 +72,9 @@ class EntityTable:
         self.alias_changes += bool(changed)
 
     def alias_pod(self, pod: str, namespace: str, node: str) -> None:
-        """Record that labels name a pod, which is a node of another scheduler, on this node.
+        """Record that labels name a pod on this node, and that the pod is another scheduler's node.
 
-        A pod of the same name in another namespace makes the name useless: it then stands for no node.
+        If a pod of another namespace has the same name, the name is ambiguous and then stands for no node.
         """
         known = self._pods.get(pod)
         place = (namespace, node) if known is None or known[0] == namespace else ("", pod)
@@ -100,7 +100,9 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def of_case(self, name: str) -> str | None:
-        """Find the one node whose name differs in capitals, or in a dot at its end, only: hosts have no capitals.
+        """Return the node whose name differs only in capitals or in a dot at its end, or None.
+
+        Host names ignore capitals.
 
         >>> table = EntityTable(EntityKind.NODE)
         >>> table.add("GPU-Node01"), table.of_case("gpu-node01."), table.of_case("gpu-node02")
@@ -144,7 +146,7 @@ class DeviceRoom:
     """
 
     def __init__(self, placed: Mapping[str, int], most: int) -> None:
-        """placed: nodes of the topology and their GPUs."""
+        """Set up the limits. placed: nodes of the topology and their number of GPUs."""
         self._placed = dict(placed)
         self._beyond: dict[str, Counter[EntityKind]] = {}  # node → its devices that share the room
         self._ports: Counter[str] = Counter()  # by node
@@ -152,14 +154,14 @@ class DeviceRoom:
         self.used: Counter[EntityKind] = Counter()
 
     def take(self, kind: EntityKind, name: str) -> None:
-        """Count a new row. Raises RecordError unknown_gpus where there is no room for it."""
+        """Count a new row. Raises RecordError unknown_gpus if there is no room for it."""
         if self._is_beyond(kind, name) and self.used[kind] >= self.most[kind]:
             used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
             raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
         self.adopt(kind, name)
 
     def adopt(self, kind: EntityKind, name: str) -> None:
-        """Count a row that is there already, whether there is room or not."""
+        """Count a row that exists already, whether there is room or not."""
         node = name.partition("/")[0]
         if self._is_beyond(kind, name):
             self.used[kind] += 1
@@ -167,7 +169,7 @@ class DeviceRoom:
         self._ports[node] += kind is EntityKind.PORT
 
     def place(self, node: str) -> None:
-        """Give a node room of its own from now on. Its devices no longer share the room of all others."""
+        """Give a node its own room from now on. Its devices no longer use the common room."""
         if node not in self._placed:
             self._placed[node] = 0
             self.used -= self._beyond.pop(node, Counter())
@@ -184,7 +186,7 @@ class DeviceRoom:
 
 
 class Entities:
-    """All tables. One writer: the process that decodes."""
+    """The tables of all kinds, for one writer: the process that decodes."""
 
     def __init__(self) -> None:
         self._tables = {kind: EntityTable(kind) for kind in EntityKind}
@@ -198,7 +200,10 @@ class Entities:
         self._placed: Mapping[str, int] = {}
 
     def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
-        """Limit new registrations beyond the nodes of a topology; `placed` are GPUs by node, all of them registered."""
+        """Limit new registrations beyond the nodes of a topology.
+
+        placed: number of GPUs by node. All of these nodes are registered.
+        """
         self._placed, self.bounds_set = placed, self.bounds_set + 1
         self.listed -= placed.keys()
         self.most_nodes = len(placed) + len(self.listed) + unknown_nodes
@@ -210,7 +215,10 @@ class Entities:
                 self.room.adopt(kind, name)
 
     def list_node(self, name: str) -> None:
-        """Record that the operator lists a node, as a target or in a scheduler: the bounds are against senders."""
+        """Record that the operator lists a node, as a target or in a scheduler.
+
+        The bounds do not apply to it: they only protect against senders.
+        """
         if name not in self.listed and name not in self._placed:
             self.listed.add(name)
             self.most_nodes += 1
@@ -226,7 +234,7 @@ class Entities:
         return self._tables[EntityKind.NODE].add(name)
 
     def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
-        """Return the row of an entity of a node. Raises RecordError unknown_gpus where there is no room for it.
+        """Return the row of a node's entity. Raises RecordError unknown_gpus if there is no room for it.
 
         >>> Entities().of_node(EntityKind.GPU, "n001", 3)
         0
@@ -244,20 +252,20 @@ class Entities:
             self.traits_learnt += 1
 
     def disown(self, kind: EntityKind, name: str) -> None:
-        """Take a device from its node, if it is known: it is elsewhere now."""
+        """Remove a device from its node, if it is known, because it is elsewhere now."""
         row = self._tables[kind].row(name)
         if row is not None:
             self._tables[kind].disown(row)
 
     def disown_all(self, node: str) -> None:
-        """Take all devices from a node whose machine has another name now."""
+        """Remove all devices from a node whose machine now has another name."""
         at = self._tables[EntityKind.NODE].row(node)
         for kind in NODE_OWNED if at is not None else ():
             for row in np.flatnonzero(self._tables[kind].node == at).tolist():
                 self._tables[kind].disown(row)
 
     def dump(self) -> dict[str, list[str]]:
-        """Names in row order by kind, and those without an owner: what a snapshot keeps."""
+        """Return names in row order by kind, and the names without an owner, for a snapshot."""
         moved = [
             f"{kind}:{name}"
             for kind in NODE_OWNED

@@ -15,7 +15,7 @@ Anything else is a bug: a source with one is counted, logged and restarted; any 
 
 
 class FleetcastError(Exception):
-    """Root of the tree; never raised itself."""
+    """The root of the tree. It is never raised itself."""
 
 
 class RecordError(FleetcastError):
@@ -32,7 +32,7 @@ class RecordError(FleetcastError):
 
 
 class SourceError(FleetcastError):
-    """A source does not answer; try again after `retry_after_s` seconds."""
+    """A source that does not answer. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class SourceError(FleetcastError):
 
 
 class ConfigError(FleetcastError):
-    """Bad configuration: the process refuses to start."""
+    """An error in the configuration. The process refuses to start."""
 
 
 class RequestError(FleetcastError):
-    """A request that cannot be honoured as written; `field` names the offending key if one is to blame."""
+    """A request that cannot be honoured as written. `field`: the offending key, if there is one."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -52,18 +52,18 @@ class RequestError(FleetcastError):
 
 
 class UnknownEntity(FleetcastError):
-    """No such node, job or request."""
+    """A node, job or request that does not exist."""
 
 
 class StaleError(FleetcastError):
-    """The data are too old to answer with; try again after `retry_after_s` seconds."""
+    """Data that are too old to answer with. Try again after `retry_after_s` seconds."""
 
     retry_after_s = 2.0
 
 
 class ConflictError(FleetcastError):
-    """A plan lost the race against another commit."""
+    """A plan that lost the race against another commit."""
 
 
 class ModelError(FleetcastError):
-    """A model is missing or gives nonsense."""
+    """A model that is missing or gives invalid results."""

@@ -32,11 +32,11 @@ class _JobEvent(
 
 
 class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
-    """An attempt was submitted, and what it asks for. The event with the highest sequence counts.
+    """The submission of an attempt, and what it requests. The event with the highest sequence counts.
 
-    `queues`: all queues that it may start in, if several; it waits in each of them, and `queue` is the first. Once it
-    runs, a later event says in which one. `tasks`: how many attempts like it wait under this name, for instance those
-    of a big array that have no name of their own yet.
+    `queues`: all queues in which it may start, if several. It waits in each of them, and `queue` is the
+    first. Once it runs, a later event names its queue. `tasks`: how many similar attempts wait under this
+    name, for instance those of a big array that have no name of their own yet.
     """
 
     cluster: str = ""
@@ -66,11 +66,13 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
 
 
 class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
-    """An attempt waits, and why. The event with the highest sequence counts.
+    """An attempt that waits, and why. The event with the highest sequence counts.
 
-    `blocked`: it may not start whatever is free, for instance because it is held, suspended, gated, waits for another
-    job or asks for what no node has. `reason` says which. Until a later `queued` event says `blocked: false`, the
-    attempt is no demand, competes with nobody and has no start time. It waits from the time of that event on.
+    `blocked`: it may not start whatever is free, for instance because it is held, suspended, gated, waits for
+    another job or requests something that no node has. `reason` says which. Until a later `queued` event says
+    `blocked: false`, the attempt is no demand, competes with no other and has no start time. It counts as
+    waiting
+    from the time of that event.
     """
 
     reason: str = ""
@@ -78,14 +80,14 @@ class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
 
 
 class Started(_JobEvent, frozen=True, kw_only=True, tag="started"):
-    """`ranks` says which GPUs; `nodes` only where ranks are unknown."""
+    """The start of an attempt. `ranks` names its GPUs. `nodes` is used only if ranks are unknown."""
 
     ranks: tuple[RankPlacement, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
 class Phase(_JobEvent, frozen=True, kw_only=True, tag="phase"):
-    """node, gpus: where the rank runs, for jobs of which nobody else says it."""
+    """A phase of a job or rank. node, gpus: where the rank runs, if no other source reports it."""
 
     name: PhaseName
     rank: int | None = None
@@ -94,7 +96,7 @@ class Phase(_JobEvent, frozen=True, kw_only=True, tag="phase"):
 
 
 class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Seconds of a step by what they were spent on."""
+    """The seconds of a step by activity."""
 
     compute: float = 0.0
     communication: float = 0.0
@@ -103,7 +105,7 @@ class StepParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Step(_JobEvent, frozen=True, kw_only=True, tag="step"):
-    """node, gpus: as of a phase."""
+    """A step of a job or rank. node, gpus: as in a phase."""
 
     step: int
     duration_s: float
@@ -153,14 +155,15 @@ JobEvent = Submitted | Queued | Started | Phase | Step | Checkpoint | Resized | 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A report about a node by an administrator, a health checker or a kernel log reader.
 
-    Of "health" and "xid" events, `severity` fatal asks for a drain, warning for caution, and ok withdraws the reports
-    of the same `check` and `device`; by default an XID is as grave as its code, and health is a warning. `device`: a
-    PCI address, board UUID, port or switch. `advice`: what the reporter would do. `probability`: of a predicted
-    failure.
+    For "health" and "xid" events, `severity` fatal asks for a drain and warning for caution. Severity ok
+    withdraws the reports of the same `check` and `device`. By default the severity of an XID is that of its
+    code, and health is a warning. `device`: a PCI address, board UUID, port or switch. `advice`: what the
+    reporter would do. `probability`: of a predicted failure.
 
-    "withhold" and "release" say that a scheduler keeps a healthy node from other work, and no more: it is no candidate,
-    and no fault. `check` is why: maintenance, reserved, planned, reboot, powered_down, not_responding, to_be_deleted or
-    a word of the reporter's own. A release ends its own check, or all of that source without one.
+    "withhold" and "release" only say that a scheduler keeps a healthy node from other work: it is no
+    candidate, and has no fault. `check` is the reason: maintenance, reserved, planned, reboot, powered_down,
+    not_responding, to_be_deleted or a word of the reporter's own. A release ends its own check. Without a
+    check it ends all checks of its source.
     """
 
     node: str

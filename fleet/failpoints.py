@@ -1,13 +1,14 @@
-"""Failpoints: named places in the writers where a test may end the process, fail the disk or tear a write.
+"""Failpoints: named places in the writers where a test may end the process or fail the disk.
 
-Each of the OPERATIONS has two: `AREA.before_OPERATION` and `AREA.after_OPERATION` (`POINTS` lists all). They are
-off, and cost a look at a name, unless `FLEETCAST_FAILPOINTS` is set when the process starts:
+A test may also tear a write there. Each of the OPERATIONS has two: `AREA.before_OPERATION` and
+`AREA.after_OPERATION` (`POINTS` lists all). They are off, and cost one look-up, unless
+`FLEETCAST_FAILPOINTS` is set when the process starts:
 
     FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process comes by, it kills itself
     FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
     FLEETCAST_FAILPOINTS="inbox.before_write:2=torn"    half of the bytes are written, then the process kills itself
 
-Several are separated by commas; each acts once a process. `torn` is for `before_write` alone.
+Several are separated by commas. Each acts once in a process. `torn` is only for `before_write`.
 """
 
 import errno
@@ -50,7 +51,10 @@ Hook = Callable[[str], float]  # point → which share of the bytes of a write r
 
 
 def reach(point: str) -> float:
-    """Let the hook act at a point. Returns KEEP_ALL, or what a torn write keeps. May raise, may not return."""
+    """Call the hook for a point. Returns KEEP_ALL, or the share of a torn write to keep.
+
+    The hook may raise an error or end the process.
+    """
     return KEEP_ALL if _hook is None else _hook(point)
 
 
@@ -60,26 +64,29 @@ def kill() -> None:
 
 
 def end() -> None:
-    """End this process, whose torn write is done."""
+    """End the process after a torn write."""
     _end()
 
 
 def arm(hook: Hook | None, end: Callable[[], None] = kill) -> None:
-    """Call `hook` at every point from now on, None: nothing; `end` is how a process ends whose write was torn."""
+    """Set the hook that is called at every point, or None for none.
+
+    `end`: ends a process after a torn write.
+    """
     global _hook, _end
     _hook, _end = hook, end
 
 
 @dataclass(slots=True)
 class _Rule:
-    """One failpoint: it acts when it is reached for the time that `left` counts down to."""
+    """One failpoint. It acts when `left` has been counted down to 0."""
 
     left: int
     action: str
 
 
 def rules_of(text: str) -> Hook:
-    """Parse a setting. ValueError names the part that it does not understand."""
+    """Parse a setting. Raises ValueError that names the part that is wrong."""
     rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
 
     def hook(point: str) -> float:

@@ -1,10 +1,10 @@
-"""Changes of files: wake a task when any process on this machine writes them.
+"""Changes of files: a task wakes up when any process on this machine writes them.
 
-Linux reports changes by inotify. The writer does nothing for it, so none can die between a write and its wake-up. A
-reader reads everything, then waits: a change that happens in between ends the wait at once.
+Linux reports changes by inotify. The writer does nothing for it, so no writer can die between a write and
+its wake-up. A reader reads everything, then waits. A change in between ends the wait at once.
 
-Where Linux reports nothing, the reader still looks: every `REST_S`, since a network file system does not report what
-another machine writes, and every `poll_s` where inotify cannot be used at all.
+If Linux reports nothing, the reader still polls: every `REST_S`, since a network file system does not
+report writes of another machine, and every `poll_s` if inotify cannot be used at all.
 """
 
 import asyncio
@@ -39,12 +39,13 @@ APPEARS = CREATE | MOVED_TO  # a path that is not there yet, in the folder above
 
 
 class FileChanges:
-    """A wait for changes of some paths. One task uses it, in one event loop at a time."""
+    """A wait for changes of some paths, for one task in one event loop at a time."""
 
     def __init__(self, paths: Mapping[Path, int], poll_s: float) -> None:
-        """paths: what to watch, and which changes of it. A path may be missing, and may be replaced.
+        """Set up the wait.
 
-        poll_s: the least time between two wake-ups by changes, so that a fast writer costs no more than polling.
+        paths: each path to watch, and the kinds of changes. A path may be missing, and may be replaced. poll_s: the
+        least time between two wake-ups by changes, so that a fast writer costs no more than polling.
         """
         self._paths = paths
         self._poll_s = poll_s
@@ -61,7 +62,7 @@ class FileChanges:
             self._waiter.set_result(None)
 
     async def wait(self, most_s: float = math.inf) -> None:
-        """Return after a change since the last call, after `wake`, or at the latest after `most_s` and `REST_S`."""
+        """Return after a change since the last call, after `wake`, or after `most_s` or `REST_S`."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + min(most_s, REST_S)
         if (pause_ends_s := self._changed_s + self._poll_s) > loop.time():
@@ -94,7 +95,7 @@ class FileChanges:
                 self._close()
 
     def _watch_paths(self) -> bool:
-        """Watch what lies at the paths now. Return whether any of it is new, so that it may have changed already."""
+        """Watch the files at the paths now. Returns whether any is new, so that it may have changed already."""
         if not self._reports or self._is_closed:
             return False
         try:
@@ -108,7 +109,7 @@ class FileChanges:
             return False
 
     def close(self) -> None:
-        """Give the descriptor back, and end the wait. May be called twice."""
+        """Close the descriptor and end the wait. May be called twice."""
         self._is_closed = True
         self.wake()
         if self._waiter is None:
@@ -152,7 +153,7 @@ class _Watch:
                 path, mask = path.parent, APPEARS
 
     def drain(self) -> bool:
-        """Read away what Linux has reported. Returns whether there was anything."""
+        """Discard what Linux has reported. Returns whether there was anything."""
         has_read = False
         while True:
             try:

@@ -1,8 +1,9 @@
-"""Durable file operations: everything the service writes durably goes through these functions.
+"""Durable file operations. Everything that the service writes durably goes through these functions.
 
-A path with an attribute `disk` is served by that disk, any other by the machine's: so tests run the service on a disk
-in memory that tears writes, fills up and loses what was not synced. Other operations are the path's own methods.
-`area` names the writer for `fleet.failpoints`. Functions raise OSError unless they say otherwise.
+A path with an attribute `disk` is served by that disk, and any other path by the machine's. So tests run
+the service on a disk in memory that tears writes, fills up and loses unsynced data. Other operations are
+the path's own methods. `area` names the writer for `fleet.failpoints`. Functions raise OSError unless
+they say otherwise.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class OpenFile(Protocol):
 
 
 class Disk(Protocol):
-    """Where paths lie; `MACHINE` is the one of the operating system."""
+    """A disk that serves paths. `MACHINE` is that of the operating system."""
 
     def create(self, path: Path, append: bool) -> OpenFile: ...
 
@@ -73,7 +74,7 @@ class Disk(Protocol):
 
 
 class File:
-    """A file open for writing. Nothing is buffered here."""
+    """A file open for writing, without a buffer."""
 
     def __init__(self, opened: OpenFile, area: str) -> None:
         self._opened: OpenFile | None = opened
@@ -89,7 +90,7 @@ class File:
         return self._opened
 
     def write(self, data: Data) -> int:
-        """Write all of it; returns its length in bytes. Raises ShortWrite."""
+        """Write all data, and return its length in bytes. Raises ShortWrite."""
         file, view, written = self._file(), memoryview(data).cast("B"), 0
         share = failpoints.reach(f"{self._area}.before_write")
         end = int(len(view) * share)
@@ -104,7 +105,7 @@ class File:
         return written
 
     def write_at(self, data: Data, offset: int) -> None:
-        """Write over what is there; not for a file that is appended to."""
+        """Overwrite existing content. Not for a file that is appended to."""
         file = self._file()
         failpoints.reach(f"{self._area}.before_write")
         written = file.write_at(data, offset)
@@ -124,14 +125,14 @@ class File:
         failpoints.reach(f"{self._area}.after_truncate")
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. May be called twice."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
 
 
 def create(path: Path, area: str) -> File:
-    """Create an empty file to write, in place of what was there."""
+    """Create an empty file for writing. Replaces an existing file."""
     return File(_disk(path).create(path, append=False), area)
 
 
@@ -141,7 +142,7 @@ def create_appended(path: Path, area: str) -> File:
 
 
 def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = True) -> None:
-    """Write a file beside `path` and rename it, so that a reader sees the old file or the new one.
+    """Write a temporary file and rename it to `path`, so that readers see the old or the new file.
 
     A file has one writer. Without `sync`, a power cut may restore the old file or cut the new one short.
     """
@@ -165,14 +166,14 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
 
 
 def rename(path: Path, to: Path, area: str) -> None:
-    """Give a file or folder another name; a file of that name is replaced."""
+    """Rename a file or folder. Replaces an existing file of that name."""
     failpoints.reach(f"{area}.before_rename")
     _disk(path).rename(path, to)
     failpoints.reach(f"{area}.after_rename")
 
 
 def link(path: Path, to: Path, area: str) -> None:
-    """Give a file a second name: a link, or a copy where links are impossible. Replaces what has that name."""
+    """Give a file a second name: a link, or a copy if links are impossible. Replaces an existing file."""
     failpoints.reach(f"{area}.before_link")
     to.unlink(missing_ok=True)
     _disk(path).link(path, to)
@@ -180,14 +181,14 @@ def link(path: Path, to: Path, area: str) -> None:
 
 
 def sync_folder(folder: Path, area: str) -> None:
-    """Return once the names in `folder` are on disk; of a file, its content."""
+    """Return once the names in `folder` are on disk. For a file: once its content is."""
     failpoints.reach(f"{area}.before_sync_folder")
     _disk(folder).sync_folder(folder)
     failpoints.reach(f"{area}.after_sync_folder")
 
 
 def make_folder(folder: Path, area: str) -> None:
-    """Make a folder and those above it; return once their names are on disk, whoever made them."""
+    """Make a folder and those above it. Returns once their names are on disk, even if they existed."""
     made = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
@@ -203,7 +204,7 @@ def listing(folder: Path) -> list[str]:
 
 
 def size_bytes(path: Path) -> int:
-    """0 where there is no such file."""
+    """Return the size of a file, or 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -221,19 +222,19 @@ def mapped(path: Path) -> mmap.mmap | bytes:
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
     """Hold a lock file until the caller calls the returned function, or the process ends.
 
-    by_process: repeated calls of this process share the lock. Otherwise each call is a holder of its own. Raises
+    by_process: repeated calls of this process share the lock. Otherwise each call is a separate holder. Raises
     BlockingIOError while another holds the lock.
     """
     return _disk(path).lock(path, by_process)
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder and what is in it, as far as that can be done. Never raises OSError."""
+    """Delete a folder and its content as far as possible. Never raises OSError."""
     _disk(folder).remove_tree(folder)
 
 
 def usage_bytes(folder: Path) -> tuple[int, int]:
-    """(size, free) of the disk that holds `folder`."""
+    """Return (size, free) of the disk that holds `folder`."""
     return _disk(folder).usage_bytes(folder)
 
 
@@ -243,7 +244,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file to read it alone. Raises sqlite3.OperationalError if the file does not exist."""
+    """Open a SQLite file read-only. Raises sqlite3.OperationalError if the file does not exist."""
     return _disk(path).connect_to_read(path)
 
 
@@ -253,7 +254,10 @@ def is_on_machine(path: Path) -> bool:
 
 
 def filesystem(path: Path) -> Any:
-    """Return fsspec's file system of a path: for listings, reads and removals, not for what must be durable."""
+    """Return fsspec's file system of a path.
+
+    It is for listings, reads and removals, not for durable writes.
+    """
     return _disk(path).filesystem()
 
 

@@ -1,4 +1,4 @@
-"""Names of Kubernetes resources that stand for GPUs, of every vendor, for the source and for adapters."""
+"""Names of Kubernetes resources that stand for GPUs of every vendor, for the source and adapters."""
 
 import re
 from fnmatch import fnmatchcase
@@ -50,7 +50,9 @@ class NamedBoard(NamedTuple):
 
 @lru_cache(4096)
 def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource counts GPUs, whole or in equal parts; their profile tells MIG instances apart.
+    """Return whether a resource counts GPUs, whole or in equal parts.
+
+    MIG instances are distinguished by their profile.
 
     >>> is_gpu_resource("habana.ai/gaudi"), is_gpu_resource("amd.com/cpx_nps4"), is_gpu_resource("nvidia.com/gpufs")
     (True, True, False)
@@ -63,9 +65,10 @@ def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> boo
 
 @lru_cache(4096)
 def named_board(name: str) -> NamedBoard | None:
-    """Return the board that a resource is named after: one that a virtual machine gets whole, or a vGPU of it.
+    """Return the board in a resource's name: one that a virtual machine gets whole, or a vGPU of it.
 
-    A vGPU is as large as its memory, or its MIG instance. Returns None for a resource of another name.
+    The size of a vGPU is that of its memory, or of its MIG instance. Returns None for a resource of another
+    name.
 
     >>> named_board("nvidia.com/GA102GL_A10"), named_board("nvidia.com/GRID_T4-4Q")
     (NamedBoard(model='A10', part=1.0), NamedBoard(model='T4', part=0.25))
@@ -86,7 +89,7 @@ def named_board(name: str) -> NamedBoard | None:
 
 @lru_cache(4096)
 def is_unread_gpu(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource looks as if it counted GPUs or other accelerators, in a form that nothing here reads.
+    """Return whether a resource seems to count GPUs or other accelerators in a form that is not read here.
 
     >>> is_unread_gpu("vendor.example/vgpu-2g"), is_unread_gpu("huawei.com/Ascend910"), is_unread_gpu("nvidia.com/gpu")
     (True, True, False)

@@ -1,7 +1,7 @@
-"""The GPUs of each node that an attempt holds, whole or in part: one answer for occupancy, charges and gauges.
+"""The GPUs of each node that an attempt holds, whole or in part, for occupancy, charges and gauges.
 
-A rank states its GPUs, and its share of them if it has no whole ones. If the events of a start leave these out, the
-submission states them: the share, or the GPUs of a member on a node.
+A rank states its GPUs, and its share if it does not hold whole ones. If the events of a start omit these,
+the submission states them: the share, or the number of GPUs of a member on a node.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ NO_COUNTS: Mapping[str, int] = {}
 
 
 def stated_share(attempt: JobAttempt) -> int:
-    """Return the thousandths of each of its GPUs that the submission states; a whole GPU if it states none."""
+    """Return the submission's share of each GPU in thousandths, or a whole GPU if it states none."""
     return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
 
 
@@ -39,9 +39,11 @@ def unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = 
 
 
 def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
-    """Return node → thousandths of GPUs that the attempt holds there. ``node_gpus``: as for `unnamed_gpus`.
+    """Return node → thousandths of GPUs that the attempt holds there.
 
-    Nothing holds more of a node than the node has, whatever its events state: the books add up with the occupancy.
+    ``node_gpus``: as for `unnamed_gpus`.
+    An attempt never counts as holding more than the node has, whatever its events state. So the charges add up
+    with the occupancy.
     """
     whole, found = stated_share(attempt), dict[str, int]()
     for rank in attempt.ranks:

@@ -1,4 +1,7 @@
-"""Check that the packages which `import` finds under our names are ours: another `models` on the path shadows one."""
+"""A check that the packages which `import` finds under our names are ours.
+
+Another package such as `models` on the path would shadow one of them.
+"""
 
 from base64 import urlsafe_b64encode
 from hashlib import sha256
@@ -14,7 +17,7 @@ PACKAGES = (
 
 
 def check_packages() -> None:
-    """Raise ConfigError where a package of ours is another one's: earlier on the path, or written over by a wheel."""
+    """Raise ConfigError if one of our packages is shadowed by another, or overwritten by a wheel."""
     root = Path(__file__).parent.parent
     recorded = _recorded_hashes(root)
     for name in PACKAGES:
@@ -30,7 +33,10 @@ def check_packages() -> None:
 
 
 def _recorded_hashes(root: Path) -> dict[str, str]:
-    """Hash by path of what the wheel installed into `root`; empty in a source tree and for an editable install."""
+    """Return path → hash of the files that the wheel installed into `root`.
+
+    Empty in a source tree and for an editable install.
+    """
     rows = (row.split(",") for file in root.glob("fleetcast-*.dist-info/RECORD") for row in file.read_text().split())
     return {row[0]: row[1] for row in rows if len(row) == 3}
 

@@ -1,10 +1,10 @@
-"""Steps of one attempt, in bounded memory whatever the size of its gang.
+"""The steps of one attempt, in bounded memory whatever the size of its gang.
 
     steps       the newest STEPS_KEPT by time: the job's own record of a step, else that of its slowest rank
     rank_steps  step -> rank -> event, of the newest RANK_STEPS_KEPT steps that ranks reported
 
-The order of arrival does not matter while the records of one step arrive within NEAR records and RANK_STEPS_KEPT steps
-of each other. A step redone after a rollback is a new one.
+The order of arrival does not matter while the records of one step arrive within NEAR records and
+RANK_STEPS_KEPT steps of each other. A step that is repeated after a rollback is a new step.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ NEAR = 16  # records of one step lie as near as this; one farther away is of an 
 
 @dataclass(slots=True)
 class GangStep:
-    """One step as its ranks reported it. ended_ms: when the last of them ended it."""
+    """One step as its ranks reported it. ended_ms: when the last rank ended it."""
 
     ended_ms: int
     ranks: dict[int, Step] = field(default_factory=dict)
@@ -33,7 +33,7 @@ RankSteps = dict[int, GangStep]
 
 
 def own_s(step: Step) -> float:
-    """Seconds that a rank spent on its own work, without waiting for others where it reports that apart."""
+    """Return the seconds of a rank's own work, without waiting for others if it reports that separately."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
 
@@ -69,7 +69,7 @@ def _keep_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
 
 
 def _record_near(steps: list[Step], at: int, event: Step) -> int | None:
-    """Where the record of the event's step is, near to where the event belongs."""
+    """Return the place of the record of the event's step near the event's own place, or None."""
     if at and steps[at - 1].step == event.step:
         return at - 1
     for place in range(min(at + NEAR, len(steps)) - 1, max(at - NEAR, 0) - 1, -1):

@@ -1,7 +1,7 @@
-"""JobTable: an idempotent, order-free fold of job events.
+"""JobTable: an idempotent fold of job events that does not depend on their order.
 
-Within an attempt every field is last-writer-wins by `sequence`. Jobs that ended a while ago rest as packed bytes until
-an event wakes them, which saves memory and lets snapshots skip them.
+Within an attempt, the event with the highest `sequence` decides each field. Jobs that ended a while ago
+rest as packed bytes until an event wakes them, which saves memory and lets snapshots skip them.
 """
 
 import zlib
@@ -83,14 +83,14 @@ class JobAttempt:
 
     @property
     def over_ms(self) -> int | None:
-        """When it ended or, without an end event, when a later attempt of its job started."""
+        """The time of its end or, without an end event, of the start of a later attempt of its job."""
         return self.superseded_ms if self.ended_ms is None else self.ended_ms
 
     @property
     def state(self) -> str:
-        """queued, promised, blocked, running, or how it ended.
+        """The state: queued, promised, blocked, running, or how it ended.
 
-        "failed" also when a later attempt started and no event says why.
+        It is "failed" also if a later attempt started and no event says why.
         """
         if self.over_ms is not None:
             return self.outcome or "failed"
@@ -102,8 +102,9 @@ class JobAttempt:
 
     @property
     def eligible_ms(self) -> int | None:
-        """When it began to wait for resources: its submission or, if it was blocked first, its release.
+        """The time at which it began to wait for resources.
 
+        This is its submission or, if it was blocked first, its release.
         None without a submission, and while it is blocked.
         """
         if self.is_blocked or self.submission is None:
@@ -113,17 +114,17 @@ class JobAttempt:
 
     @property
     def source(self) -> Teller:
-        """Return where the events of this attempt come from."""
+        """The origin of this attempt's events."""
         return teller_of(self.written, self.submission)
 
     @property
     def has_unseen_start(self) -> bool:
-        """Nobody saw it begin, so that its run time is not known."""
+        """Return whether its start was not observed, so that its run time is unknown."""
         return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
 
     @property
     def is_shown(self) -> bool:
-        """Enough is known to list it: it was submitted, runs, or is over."""
+        """Return whether enough is known to list it: it was submitted, runs, or is over."""
         return self.submission is not None or self.started_ms is not None or self.over_ms is not None
 
     @property
@@ -136,7 +137,7 @@ class JobAttempt:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """All queues that it waits in; once it runs, the one that it started in."""
+        """All queues in which it waits. Once it runs, the queue in which it started."""
         several = self.submission.queues if self.submission and self.started_ms is None else ()
         return several or (self.queue,)
 
@@ -147,7 +148,7 @@ class JobAttempt:
 
     @property
     def gpus(self) -> int:
-        """GPUs held (or, before the start, wanted)."""
+        """The number of GPUs that it holds or, before its start, wants."""
         if self.ranks and any(rank.gpus for rank in self.ranks):
             return sum(len(rank.gpus) for rank in self.ranks)
         per_node = self.submission.gpus_per_node if self.submission else 1
@@ -159,19 +160,22 @@ class JobAttempt:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Nodes the attempt runs on, each once, in rank order."""
+        """The nodes on which the attempt runs, each once, in rank order."""
         return tuple(dict.fromkeys(rank.node for rank in self.ranks)) or self.nodes
 
     @property
     def run_s(self) -> float | None:
-        """Seconds from start to end; None while it runs, and where a clock was set back in between."""
+        """Seconds from start to end. None while it runs, or if a clock was set back in between."""
         if self.started_ms is None or self.ended_ms is None or self.ends_before_start:
             return None
         return (self.ended_ms - self.started_ms) / 1000
 
     @property
     def ends_before_start(self) -> bool:
-        """Its end lies before its start, so that its run time is not known: a clock was set back."""
+        """Return whether its end lies before its start because a clock was set back.
+
+        Its run time is then unknown.
+        """
         return self.started_ms is not None and self.ended_ms is not None and self.ended_ms < self.started_ms
 
     def _wins(self, group: str, event: JobEvent) -> bool:
@@ -182,7 +186,7 @@ class JobAttempt:
         return True
 
     def fold(self, event: JobEvent) -> bool:
-        """Apply one event; False when it is a duplicate."""
+        """Apply one event. Returns False if it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
         keep_newest(self.events, event, EVENTS_KEPT)
@@ -229,10 +233,10 @@ class JobAttempt:
         return True
 
     def _infer_from_sign_of_life(self, event: Phase | Step | Checkpoint) -> None:
-        """Record that the attempt lives. Until events say when it started and where it runs, infer both.
+        """Record that the attempt lives. Until events state its start and place, infer both.
 
-        Every inferred value depends on the set of events alone, not on their order: the earliest time, for each rank
-        the place with the highest sequence, and whether anything was heard after a silent end.
+        Every inferred value depends on the set of events alone, not on their order. It is the earliest time, for
+        each rank the place with the highest sequence, and whether any event is later than a silent end.
         """
         self.heard_ms = max(self.heard_ms, event.time_ms)
         if "started" not in self.written:
@@ -251,13 +255,14 @@ class JobAttempt:
 
     @property
     def _has_reported_end(self) -> bool:
-        """Return whether an event reported the end, rather than that silence or labels implied it."""
+        """Return whether an event reported the end. Otherwise silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:
-        """Apply or withdraw an end that silence implied. Drop steps after a reported end: only running jobs need them.
+        """Apply or withdraw an end that silence implied. Drops steps after a reported end.
 
-        Life after a silent end withdraws it, unless labels implied the start as well: they begin a new attempt.
+        Only running jobs need steps. A sign of life after a silent end withdraws it, unless labels implied the
+        start as well: they begin a new attempt.
         """
         if self._has_reported_end:
             self.steps.clear()
@@ -299,7 +304,7 @@ FIELDS = tuple(row.name for row in fields(JobAttempt))
 
 
 class AttemptCopy(JobAttempt):
-    """An attempt as of one moment. No caller changes it, so it computes each of these values once."""
+    """A copy of an attempt at one moment. It never changes, so it computes each of these values once."""
 
     @cached_property
     def state(self) -> str:
@@ -331,7 +336,7 @@ def _unpack(kept: bytes) -> list[JobAttempt]:
 
 
 class JobTable:
-    """All attempts by (job, attempt). `position` counts applied events and only grows."""
+    """All attempts by (job, attempt). `position` counts applied events and never decreases."""
 
     def __init__(self) -> None:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}  # of awake jobs, as is `latest`
@@ -345,32 +350,32 @@ class JobTable:
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
-        """Every attempt; those of jobs at rest are copies."""
+        """Yield every attempt. Those of jobs at rest are copies."""
         yield from self.attempts.values()
         for kept in self.resting.values():
             yield from _unpack(kept)
 
     @property
     def live(self) -> int:
-        """Attempts that wait or run, but for those that count for no limit."""
+        """The number of attempts that wait or run, without exempt ones."""
         return len(self._live) - len(self._exempt)
 
     def exempt(self, attempt: JobAttempt, most: int) -> None:
-        """Let an attempt count for no limit while it waits or runs. At most `most` attempts are exempt at a time."""
+        """Exempt an attempt from the limits while it waits or runs. At most `most` are exempt at a time."""
         attempt.is_exempt = len(self._exempt) < most
         self._list(attempt)
 
     def has_room(self, event: JobEvent, most_live: int) -> bool:
-        """Return whether the table may fold `event`, while at most `most_live` attempts wait or run by folded events.
+        """Return whether the table may fold `event`, given that at most `most_live` attempts wait or run.
 
-        A known job may have one attempt more, since that replaces the one before.
+        A known job may have one more attempt, since that replaces the one before.
         """
         if self.live < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
             return True
         return event.job in self.latest and self._live_of[event.job] <= 1
 
     def apply(self, event: JobEvent) -> JobAttempt | None:
-        """Fold one event and return its attempt; None when it is a duplicate."""
+        """Fold one event and return its attempt, or None if it is a duplicate."""
         key = (event.job, event.attempt)
         if event.job in self.resting:
             self.wake(event.job)
@@ -415,7 +420,7 @@ class JobTable:
         return [row for rows in done.values() for row in rows]
 
     def wake(self, job: str) -> list[JobAttempt]:
-        """Wake a job that rests and return its attempts; empty for other jobs."""
+        """Wake a job that rests and return its attempts. Returns none for other jobs."""
         kept = self.resting.pop(job, None)
         attempts = [] if kept is None else _unpack(kept)
         for attempt in attempts:
@@ -443,7 +448,7 @@ class JobTable:
             del self._live_of[attempt.job]
 
     def _supersede(self, attempt: JobAttempt) -> None:
-        """End the earlier attempts of a job whose attempt has started, with or without an end event of theirs."""
+        """End the earlier attempts of a job whose attempt has started, whether or not they have an end event."""
         started = self._started.setdefault(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if at == len(started) or started[at] != attempt.attempt:
@@ -456,7 +461,10 @@ class JobTable:
             self._list(before)
 
     def before(self, attempt: JobAttempt) -> JobAttempt | None:
-        """Return the attempt of the same job that started last before this one, and that this one's start has ended."""
+        """Return the last attempt of the same job that started before this one, or None.
+
+        The start of this attempt has ended it.
+        """
         started = self._started.get(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if attempt.started_ms is None or at == 0:
@@ -464,7 +472,7 @@ class JobTable:
         return self.attempts[attempt.job, started[at - 1]]
 
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
-        """One attempt, the latest unless named."""
+        """Return one attempt of a job, by default the latest, or None if it is unknown."""
         if job in self.resting:
             rows = {row.attempt: row for row in _unpack(self.resting[job])}
             return rows.get(max(rows) if attempt is None else attempt)
@@ -472,7 +480,7 @@ class JobTable:
         return None if number is None else self.attempts.get((job, number))
 
     def running(self) -> list[JobAttempt]:
-        """Return the attempts that hold GPUs now. Costs as much as there are live attempts, not the history."""
+        """Return the attempts that hold GPUs now. The cost grows with live attempts, not with the history."""
         live = self._live.values()
         return [
             row for row in live if row.started_ms is not None and row.ended_ms is None and row.superseded_ms is None
@@ -483,7 +491,7 @@ class JobTable:
         return self._waiting("queued")
 
     def rename_nodes(self, name_of: Callable[[str], str]) -> list[JobAttempt]:
-        """Give the nodes of live attempts the names that machines have now. Returns the attempts that changed."""
+        """Rename the nodes of live attempts to the machines' current names. Returns the changed attempts."""
         changed = []
         for attempt in self._live.values():
             nodes = tuple(map(name_of, attempt.nodes))
@@ -510,7 +518,7 @@ class JobTable:
         return attempt.attempt < started[-1]
 
     def forget_ended_before(self, time_ms: int) -> int:
-        """Drop attempts that ended before `time_ms`; returns how many."""
+        """Drop attempts that ended before `time_ms`, and return their number."""
         old = [key for key, row in self.attempts.items() if row.over_ms is not None and row.over_ms < time_ms]
         for key in old:
             del self.attempts[key]
@@ -526,14 +534,17 @@ class JobTable:
         return len(old) + self._forget_resting(time_ms)
 
     def forget_oldest(self, most_resting: int) -> int:
-        """Drop the jobs that have rested the longest, beyond `most_resting`; returns how many."""
+        """Drop the jobs that have rested longest, beyond `most_resting`, and return their number."""
         old = list(islice(self.resting, max(0, len(self.resting) - most_resting)))
         for job in old:
             del self.resting[job]
         return len(old)
 
     def _forget_resting(self, time_ms: int) -> int:
-        """Jobs rest in about the order of their ends, so the first one that must stay ends the search."""
+        """Drop resting jobs that ended before `time_ms`, and return the number of their attempts.
+
+        Jobs rest roughly in the order of their ends, so the first job that must stay ends the search.
+        """
         rows = ((job, [row.over_ms or 0 for row in _unpack(kept)]) for job, kept in self.resting.items())
         old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
         return sum(len(_unpack(self.resting.pop(job))) for job in old)

@@ -1,10 +1,12 @@
 """The closed catalogue of metrics: name, unit, gauge or counter, entity kind, DCGM field id.
 
-Exporters rename DCGM fields between versions, so the id identifies them; other vendors' exporters fill the same rows by
-name. Ratios are 0..1, memory bytes, times seconds, all converted once in `ingest/`. A counter is stored as a rate per
-second; `events` counters also keep their raw increments in windows.
+Exporters rename DCGM fields between versions, so the id identifies them. Other vendors' exporters fill
+the same rows by name. Ratios are 0..1, memory is in bytes and times in seconds, all converted once in
+`ingest/`. A counter is stored as a rate per second. Counters of `events` also store their raw increments
+in windows.
 
-A gauge has limits: what no working hardware reaches, so that a number beyond is of another unit or no measurement.
+A gauge has limits that no working hardware reaches. So a number beyond them is in another unit or is no
+measurement.
 """
 
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ class Limits:
     mistaken: tuple[tuple[str, float, float], ...] = ()
 
     def looks_like(self, value: float) -> tuple[str, float] | None:
-        """Return the unit that a value beyond the limits is in, and the value in our unit.
+        """Return the unit of a value beyond the limits, and the value in our unit.
 
         Returns None if no unit fits.
 
@@ -74,7 +76,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the catalogue. `dcgm_id` is None for what DCGM does not measure."""
+    """One row of the catalogue. `dcgm_id` is None if DCGM does not measure it."""
 
     name: str
     unit: str
@@ -88,12 +90,12 @@ class Metric:
 
     @property
     def limits(self) -> Limits | None:
-        """None for counters, and for gauges whose unit has none."""
+        """The limits of a gauge. None for counters, and for gauges whose unit has none."""
         return None if self.is_counter else LIMITS.get(self.name, LIMITS.get(self.unit))
 
     @property
     def feature(self) -> str:
-        """Name of its newest value in frames, where a counter stands as its rate.
+        """The name of its newest value in frames. A counter is given as its rate.
 
         >>> [METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
         ['power_w', 'energy_w']
@@ -270,7 +272,7 @@ _DCGM_ROWS = {
 
 
 def metric_row(kind: EntityKind, name: str) -> int:
-    """Return the row of a metric in `METRICS[kind]`; KeyError when the catalogue does not hold it.
+    """Return the row of a metric in `METRICS[kind]`. Raises KeyError if the catalogue lacks it.
 
     >>> METRICS[EntityKind.GPU][metric_row(EntityKind.GPU, "power_w")].dcgm_id
     155
@@ -285,7 +287,7 @@ def dcgm_row(kind: EntityKind, dcgm_id: int) -> int | None:
 
 @cache
 def plausible_range(kind: EntityKind) -> NDArray[np.float64]:
-    """(2, metric) the least and the largest value of each metric of a kind."""
+    """Return (2, metric) the least and the largest value of each metric of a kind."""
     limits = [metric.limits or Limits(-LARGEST_VALUE, LARGEST_VALUE) for metric in METRICS[kind]]
     return np.array([[row.low for row in limits], [row.high for row in limits]])
 

@@ -1,4 +1,4 @@
-"""MIG profiles: which part of a GPU an instance is."""
+"""MIG profiles: the part of a GPU that an instance is."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?(\d)g\.(\d+)gb(?:[.+][a-z.+]+)?")
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """slices: of compute, 1 to SLICES; memory_gib: as its name has it."""
+    """A MIG profile. slices: of compute, 1 to SLICES. memory_gib: as in its name."""
 
     slices: int
     memory_gib: int

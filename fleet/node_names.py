@@ -1,8 +1,9 @@
-"""The one rule for names of nodes, for every entrance.
+"""The rule for names of nodes, which applies to every input.
 
-A name becomes a word of Slurm's commands, a line of files that health checks read, a label, a part of a URL and a part
-of other names. So it holds only what real names hold: host names (RFC 1123), Slurm's and Kubernetes' names, full domain
-names, addresses with a port (`10.0.0.1:9400`) and IPv6 (`2001:db8::1`, `fe80::1%eth0`).
+A name becomes a word of Slurm's commands, a line of files that health checks read, a label, a part of a URL and
+a part of other names. So only characters of real names are allowed: host names (RFC 1123), Slurm's and
+Kubernetes' names, full domain names, addresses with a port (`10.0.0.1:9400`) and IPv6 (`2001:db8::1`,
+`fe80::1%eth0`).
 """
 
 import re
@@ -28,7 +29,7 @@ def is_node_name(text: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def _matches(text: str) -> bool:
-    """Match a name. Events repeat the names of nodes, so most answers are remembered."""
+    """Match a name. Events repeat the names of nodes, so most answers come from the cache."""
     return _NODE.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""NodeTable: an idempotent, order-free fold of node events."""
+"""NodeTable: an idempotent fold of node events that does not depend on their order."""
 
 from bisect import insort
 from collections import Counter
@@ -40,9 +40,9 @@ MOST_WITHHELD = 16  # reasons of one node and source
 
 @dataclass(slots=True)
 class NodeRecord:
-    """Node events of one node, folded: a later drain or undrain (by time, then sequence) wins.
+    """The folded events of one node. A later drain or undrain (by time, then sequence) wins.
 
-    withheld: "source|check" -> what was said, of schedulers that keep the node from other work.
+    withheld: "source|check" -> message, for schedulers that keep the node from other work.
     """
 
     node: str
@@ -64,7 +64,7 @@ class NodeRecord:
 
     @property
     def withheld_for(self) -> str:
-        """Return why schedulers withhold the node from other work, in a line. Returns "" if none does."""
+        """The reason why schedulers withhold the node from other work, in one line. "" if none does."""
         return "; ".join(dict.fromkeys(said or key.rpartition("|")[2] for key, said in sorted(self.withheld.items())))
 
     def copy(self) -> "NodeRecord":
@@ -85,11 +85,11 @@ class NodeTable:
         self.position = 0
 
     def has_room(self, event: NodeEvent) -> bool:
-        """Whether the node knows this source or has room for one more."""
+        """Return whether the node knows this source or has room for another one."""
         return (event.node, event.source) in self._seen or self._sources[event.node] < MAX_SOURCES_PER_NODE
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:
-        """Fold one event; None when it is a duplicate."""
+        """Fold one event and return the node's record, or None if it is a duplicate."""
         seen = self._seen.get((event.node, event.source))
         if seen is None:
             seen = self._seen[event.node, event.source] = SeenSequences()
@@ -132,7 +132,7 @@ class NodeTable:
 
 
 def _write(record: NodeRecord, event: NodeEvent) -> None:
-    """Write a drain, a loss, or the end of one into a record."""
+    """Record a drain, a loss, or the end of one, unless a later event is known."""
     group = "drain" if event.type in ("drain", "undrain") else "lost"
     if _node_order(event) < record.written.get(group, (-1, "", -1)):
         return

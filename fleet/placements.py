@@ -1,8 +1,8 @@
-"""Where running attempts are, and what follows from that alone: remembered while no attempt starts, ends or moves.
+"""The places of running attempts, cached while no attempt starts, ends or moves.
 
-Between two ticks of a large fleet few jobs change their places, while all of them report steps. `RunningPlaces` are the
-same object as long as the places and submissions of the running attempts stay as they were. So readers use its identity
-as the key for what they made of it.
+Between two ticks of a large fleet, few jobs change their places, while all of them report steps.
+`RunningPlaces` is the same object as long as the places and submissions of the running attempts do not
+change. So readers use its identity as the key for what they computed from it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fleet.jobs import JobAttempt
 
 
 class RunningPlaces:
-    """Places of the running attempts of one moment. Index: number of the attempt in `running`."""
+    """The places of the running attempts at one moment. Index: number of the attempt in `running`."""
 
     def __init__(self, running: Sequence[JobAttempt]) -> None:
         self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _teller(row)) for row in running]
@@ -22,7 +22,7 @@ class RunningPlaces:
 
     @classmethod
     def of(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
-        """Return the placements of `running`: `before` itself if nothing that they depend on has changed."""
+        """Return the places of `running`: `before` itself if nothing that they depend on has changed."""
         return before if before is not None and before.are_of(running) else cls(running)
 
     def are_of(self, running: Sequence[JobAttempt]) -> bool:
@@ -39,7 +39,7 @@ class RunningPlaces:
 
     @cached_property
     def keys(self) -> list[tuple[str, int]]:
-        """Job and attempt of each."""
+        """The job and attempt number of each attempt."""
         return [of[:2] for of in self._of]
 
     @cached_property
@@ -53,5 +53,5 @@ class RunningPlaces:
 
 
 def _teller(row: JobAttempt) -> str:
-    """Return the origin of an attempt without a submission: how many GPUs it holds depends on that."""
+    """Return the origin of an attempt without a submission. Its number of GPUs depends on it."""
     return row.source if row.submission is None else ""

@@ -1,7 +1,8 @@
-r"""One escape for text that strangers wrote and a terminal, a log or one line of another system shows.
+r"""The escape for text from untrusted senders that a terminal, a log or another system's line shows.
 
-A line break in such text would forge a second line. A control sequence would move the cursor, change the colours or
-write into the clipboard of an operator's terminal. A mark of direction would show words in another order.
+A line break in such text would forge a second line. A control sequence would move the cursor, change the
+colours or write into the clipboard of an operator's terminal. A mark of direction would show words in
+another order.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Process environment: the parent that a process ends with and reports to, and the token that it shows."""
+"""The process environment: the parent process and the API token."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ GRACE_S = 12.0  # wall; for a pipeline's last snapshot
 
 
 def bearer() -> dict[str, str]:
-    """Return the headers that show the token of the environment to an API. Returns none if no token is set."""
+    """Return the headers with the environment's token for an API. Returns none if no token is set."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -37,7 +37,7 @@ def watch_parent() -> None:
 
 
 def report_ready() -> None:
-    """Report to the supervisor that started this process that it works. Without one, or repeated, this does nothing."""
+    """Report to the supervisor that this process is ready. Does nothing without one, or if repeated."""
     number = os.environ.pop(READY_VARIABLE, "")
     if number.isdecimal():
         with contextlib.suppress(OSError):  # the supervisor is gone, and this process ends soon
@@ -46,7 +46,7 @@ def report_ready() -> None:
 
 
 def _descriptor_of(process: int) -> int | None:
-    """Open a descriptor that is readable once the process has ended. Returns None where there is no such thing."""
+    """Open a descriptor that is readable once the process has ended. Returns None if that is impossible."""
     try:
         return os.pidfd_open(process)
     except (AttributeError, OSError):  # no Linux, an old kernel, or the process is gone

@@ -1,4 +1,4 @@
-"""Removal of secrets from texts: URLs without their users and without the values of their queries."""
+"""Removal of secrets from texts: users in URLs, and the values of URL queries."""
 
 import re
 

@@ -25,7 +25,10 @@ class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`required` is a hard invariant, `preferred` widens level by level when it does not fit."""
+    """A constraint on a placement's topology.
+
+    `required` is a hard invariant. `preferred` is widened level by level if it does not fit.
+    """
 
     required: LevelName | None = None
     preferred: LevelName | None = None
@@ -44,17 +47,17 @@ class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def milli(self) -> int:
-        """Thousandths of each of its GPUs that it holds."""
+        """The thousandths of each of its GPUs that it holds."""
         return self.gpu_share or WHOLE_GPU
 
 
 class PlacementRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, cache_hash=True
 ):
-    """`gang` counts members; each takes `gpus_per_node` GPUs on one node; two may share a node unless `spread`.
+    """A request for GPUs. `gang` counts members, and each gets `gpus_per_node` GPUs on one node.
 
-    gpu_share: of its one GPU a member takes so many thousandths. No GPUs (0): CPUs or host memory only. gpu_models: any
-    of several, as `gpu_model` is one.
+    Two members may share a node unless `spread`. gpu_share: the thousandths of its one GPU that a member
+    gets. No GPUs (0): CPUs or host memory only. gpu_models: any of several models, each like `gpu_model`.
     """
 
     request_id: str
@@ -98,17 +101,17 @@ class PlacementRequest(
 
     @property
     def members(self) -> Gang:
-        """The gang in its long form; a number n means exactly n."""
+        """The gang in its long form. A number n means exactly n."""
         return self.gang if isinstance(self.gang, Gang) else Gang(self.gang, self.gang)
 
     @property
     def milli(self) -> int:
-        """Thousandths of each of its GPUs that a member takes."""
+        """The thousandths of each of its GPUs that a member gets."""
         return self.gpu_share or WHOLE_GPU
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of GPU models, any of which will do, in lower case; empty: any at all."""
+        """The names of acceptable GPU models, in lower case. Empty means any model."""
         return tuple(name.casefold() for name in (self.gpu_models or (self.gpu_model,)) if name)
 
     @property
@@ -121,7 +124,7 @@ class PlacementRequest(
 
 
 class RunnerUp(msgspec.Struct, frozen=True):
-    """A placement that lost, with what it would have scored."""
+    """A placement that was not chosen, with its score."""
 
     nodes: tuple[str, ...]
     score: float
@@ -131,8 +134,10 @@ class RunnerUp(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a PlacementRequest. Law: `nodes == candidates + sum(rejected.values())`.
 
-    `candidates` can host at least one member; `rejected` counts the others by their first reason. Where a whole gang
-    found no room, `sentence` says so. `ignored`: facts of the request that changed nothing (`ignored_facts`).
+    `candidates` can host at least one member. `rejected` counts the others by their first reason. If there
+    was no
+    room for a whole gang, `sentence` says so. `ignored`: facts of the request that changed nothing
+    (`ignored_facts`).
     """
 
     request_id: str
@@ -174,7 +179,10 @@ _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Placemen
 
 
 def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
-    """Raise RequestError, with the field, for what types cannot refuse and for demands that are NOT_HONOURED_YET."""
+    """Raise RequestError with the field if a request is invalid beyond its types.
+
+    Demands that are NOT_HONOURED_YET are refused as well.
+    """
     for name in NOT_HONOURED_YET:
         if getattr(request, name) is not None and name not in HONOURED_BY_QUEUES:
             raise RequestError(f"{name} is not honoured yet; leave it out", name)
@@ -214,7 +222,7 @@ def _check_times(request: PlacementRequest) -> None:
 
 
 def check_avoided(request: PlacementRequest) -> None:
-    """Raise RequestError if `avoid_nodes` has what no node can be called. For requests as a client wrote them."""
+    """Raise RequestError if `avoid_nodes` has an invalid node name. For requests as a client wrote them."""
     bad = next((name for name in request.avoid_nodes if not is_node_name(name)), None)
     if bad is not None:
         raise RequestError(f"avoid_nodes: {node_name_fault(bad)}", "avoid_nodes")
@@ -223,9 +231,8 @@ def check_avoided(request: PlacementRequest) -> None:
 def ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
     """Return the JSON keys of stated facts that no decision uses yet, sorted.
 
-    `used` are keys that the answer did use.
-
-    A default states nothing, written out or not, since the ledger treats both as one request.
+    `used`: keys that the answer did use. A default value states nothing, whether written out or not, since the
+    ledger treats both as one request.
     """
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 
@@ -236,7 +243,11 @@ def _is_stated(request: PlacementRequest, key: str) -> bool:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Names are lines and labels elsewhere, and job events refuse unprintable ones: such a job could never be seen."""
+    """Check the length and characters of a name. Raises RequestError.
+
+    Names become lines and labels elsewhere, and job events refuse unprintable ones, so such a job could never
+    be observed.
+    """
     if len(text) > MAX_NAME_LENGTH:
         raise RequestError(f"{name} must have at most {MAX_NAME_LENGTH} characters, it has {len(text)}", name)
     if not text.isprintable():
@@ -244,7 +255,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message shows it, cut if it is long.
+    """Format a value for a message, cut if it is long.
 
     Python refuses to write numbers of thousands of digits.
     """

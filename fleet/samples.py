@@ -1,4 +1,4 @@
-"""SampleBatch: what every telemetry source is decoded into."""
+"""SampleBatch: the decoded form of every telemetry source."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class SampleBatch:
 
     @classmethod
     def concat(cls, batches: Sequence["SampleBatch"]) -> "SampleBatch":
-        """One batch of several of the same kind, in order; raises ValueError when kinds differ or none is given."""
+        """Concatenate batches of the same kind, in order. Raises ValueError if kinds differ or none is given."""
         kinds = {batch.kind for batch in batches}
         if len(kinds) != 1:
             raise ValueError(f"cannot concatenate batches of kinds {sorted(kinds)}")

@@ -1,4 +1,4 @@
-"""SeenSequences: which numbers of a stream arrived, in little room."""
+"""SeenSequences: which numbers of a stream have arrived, stored compactly."""
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class SeenSequences:
-    """Which sequences arrived, as sorted disjoint runs [first, last]: one run when nothing is missing."""
+    """The sequences that have arrived, as sorted disjoint runs [first, last]. One run if none is missing."""
 
     runs: list[list[int]] = field(default_factory=list)
 
@@ -38,7 +38,10 @@ class SeenSequences:
         return True
 
     def close_gaps(self, most: int) -> None:
-        """Keep at most `most` runs: the numbers between the lowest of them count as seen, and arrive in vain."""
+        """Reduce the runs to at most `most`. Numbers in gaps between the lowest runs then count as seen.
+
+        If they arrive later, they are ignored.
+        """
         extra = len(self.runs) - most
         if extra > 0:
             self.runs[: extra + 1] = [[self.runs[0][0], self.runs[extra][1]]]
@@ -48,7 +51,10 @@ class SeenSequences:
 
 
 def keep_newest(kept: list[Any], event: Any, most: int) -> None:
-    """Keep `kept` sorted by sequence and bounded; the newest stay, whatever the order of arrival."""
+    """Insert an event into `kept`, sorted by sequence and bounded.
+
+    The newest stay, whatever the order of arrival.
+    """
     insort(kept, event, key=lambda row: row.sequence)
     if len(kept) > most:
         del kept[0]

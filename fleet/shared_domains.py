@@ -1,4 +1,7 @@
-"""Hazards that the nodes of a gang share, for forecasts and placements: inherited heat, cooling, power, switches."""
+"""Hazards that the nodes of a gang share: inherited heat, cooling, power, switches.
+
+Forecasts and placements use them.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +19,9 @@ SPREADS = 0.1  # of a member's own hazard above the usual, what its domain has i
 
 
 def shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
-    """Return what domains with two or more members add to a gang's hazard. excess: of the worst member of each.
+    """Return the hazard that domains with two or more members add to a gang.
+
+    excess: of the worst member of each domain.
 
     >>> shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
     [0.0002, 0.0502]
@@ -30,7 +35,9 @@ def hazard_of(p: Array) -> Array:
 
 
 def hazard_within(p: Array, horizons_s: Sequence[float], duration_s: float) -> Array:
-    """(..., n) hazard of (..., horizon, n) probabilities within a time; never falls as the time grows.
+    """Return the hazard (..., n) of probabilities (..., horizon, n) within a time.
+
+    It never falls as the time grows.
 
     >>> p, horizons_s = 1 - np.exp(-np.array([[0.1], [0.2], [0.3], [0.3]])), (3600, 18_000, 86_400, 604_800)
     >>> hazard_within(p, horizons_s, 1800).round(3).tolist(), hazard_within(p, horizons_s, 10_800).round(3).tolist()
@@ -45,7 +52,7 @@ def hazard_within(p: Array, horizons_s: Sequence[float], duration_s: float) -> A
 
 
 def carried_heat(gpu_temp_c: Array, duration_s: float) -> Array:
-    """(n,) slow hazard from the previous job's heat, of the hottest GPU of each node; NaN carries nothing.
+    """Return (n,) the slow hazard from the previous job's heat, by each node's hottest GPU. NaN adds none.
 
     >>> carried_heat(np.array([60.0, 90.0, np.nan]), 1e6).tolist()
     [0.0, 0.05, 0.0]

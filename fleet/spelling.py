@@ -1,4 +1,4 @@
-"""Find the name that a misspelt one was meant to be."""
+"""A search for the name that was meant by a misspelt one."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ LONGEST_COMPARED = 64  # characters
 
 
 def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
-    """Return names that are written alike, the nearest first. Compares a bounded number of short names.
+    """Return names with a similar spelling, the nearest first. Compares a bounded number of short names.
 
     >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
     (['weight'], [])

@@ -21,5 +21,5 @@ class Stateful(Protocol):
         """
 
     def move(self, by_ms: int) -> None:
-        """Move the times of what was seen with a clock that was set. What events say of time stays as it is."""
+        """Shift observed times with a clock that was set. Times that events state do not change."""
         return

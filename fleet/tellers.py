@@ -14,7 +14,9 @@ TELLING = ("submission", "queued", "started", "end")  # groups of fields that sa
 
 
 def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Teller:
-    """By the sequences that wrote: those of labels, and of ends by silence, are below 0; steps write none of these.
+    """Return the origin of an attempt's facts, by the sequences of the events that set them.
+
+    Sequences of labels, and of ends by silence, are below 0. Steps set none of these facts.
 
     >>> teller_of({"started": 3}, None), teller_of({"started": -9}, None), teller_of({"phase": 5, "end": -9}, None)
     ('events', 'labels', 'sdk')
@@ -30,7 +32,7 @@ def teller_of(written: Mapping[str, int], submission: Submitted | None) -> Telle
 
 
 def with_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
-    """Return the ranks, in order, with the place that one of them reports of itself."""
+    """Return the ranks, in order, with the place that one of them reports for itself."""
     mine = RankPlacement(event.rank or 0, event.node, event.gpus)
     if not event.node or mine in ranks:
         return ranks

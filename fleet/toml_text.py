@@ -1,8 +1,8 @@
-"""Read TOML that people and other programs write. A scan bounds what the parser may cost before it starts.
+"""A reader of TOML from people and other programs. A scan first bounds the parser's cost.
 
-The parser of the standard library takes quadratic time for a long dotted key, and gives integers of any length. Every
-text that `read_toml` accepts was read in time proportional to its length, and holds 64-bit integers alone, as TOML
-says.
+The parser of the standard library needs quadratic time for a long dotted key, and returns integers of any
+length. Every text that `read_toml` accepts is read in time proportional to its length. It holds only 64-bit
+integers, as TOML requires.
 """
 
 import re
@@ -28,7 +28,7 @@ _DEEP_KEY = re.compile(rf"(?<![^\s.,=\[\]{{}}]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Return the document. Raises ValueError with the reason for a text that is no TOML or above a bound."""
+    """Return the document. Raises ValueError with the reason if the text is not TOML or exceeds a bound."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
     bare = _STRING_OR_COMMENT.sub("s", text)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 class Level(StrEnum):
-    """From the tightest domain to the widest."""
+    """The levels of the topology, from the tightest domain to the widest."""
 
     NODE = "node"
     NVLINK_DOMAIN = "nvlink_domain"
@@ -97,7 +97,10 @@ class Topology:
         generation: int = 1,
         hosts: Mapping[str, tuple[Device, ...]] | None = None,
     ) -> "Topology":
-        """Index the specs; domains are numbered in order of first mention. Raises ValueError on a repeated node."""
+        """Index the specs. Raises ValueError on a repeated node.
+
+        Domains are numbered in order of their first mention.
+        """
         names = [node.name for node in nodes]
         if len(set(names)) != len(names):
             twice, _ = Counter(names).most_common(1)[0]
@@ -161,6 +164,6 @@ def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
 
 
 def _joined(inside: Device, declared: Device) -> Device:
-    """Merge what the node's wiring and the fabric say of one adapter."""
+    """Merge the facts of one adapter from the node's wiring and from the fabric."""
     rail = inside.rail if inside.rail >= 0 else declared.rail
     return Device(inside.name, inside.gpus or declared.gpus, rail, declared.bytes_per_s or inside.bytes_per_s)

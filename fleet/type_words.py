@@ -1,4 +1,4 @@
-"""Say in plain words what a type takes, for messages about documents that do not fit it."""
+"""Types in plain words, for messages about documents that do not fit them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from msgspec import inspect
 
 
 def words_of(kind: inspect.Type, toml: bool = False) -> str:
-    """Return in words what a type takes. TOML has tables for objects, and no null."""
+    """Return in words which values a type accepts. TOML has tables for objects, and no null."""
     match kind:
         case inspect.UnionType(types=types):
             named = [one for one in types if not (toml and isinstance(one, inspect.NoneType))]
@@ -56,7 +56,7 @@ def _plural(kind: inspect.Type, toml: bool) -> str:
 
 
 def choices_of(kind: inspect.Type) -> list[str]:
-    """Return the values of an enumeration; empty for another type."""
+    """Return the values of an enumeration, or none for another type."""
     match kind:
         case inspect.LiteralType(values=values):
             return [str(value) for value in values]

@@ -1,4 +1,4 @@
-"""Read YAML that people and other programs write. Nesting is bounded, and aliases are refused."""
+"""A reader of YAML from people and other programs. Nesting is bounded, and aliases are refused."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ MOST_CHARACTERS = 4_194_304
 
 
 def read_yaml(text: str | bytes) -> Any:
-    """Return the document, of anything that JSON can say. Raises ValueError with the reason for any other text."""
+    """Return the document, as far as JSON can express it. Raises ValueError with the reason otherwise."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
     try:
