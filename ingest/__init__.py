@@ -1,1 +1,1 @@
-"""Bytes in, SampleBatch and JobEvent out."""
+"""Readers of all inputs: they decode bytes into SampleBatch and JobEvent."""

@@ -1,7 +1,8 @@
-"""Readings that tell boards apart on pages of DCGM whose lines carry no UUID.
+"""Readings that distinguish boards on DCGM pages whose lines carry no UUID.
 
-A board counts its energy since its driver started, so two pages of one board agree on it within what the board can
-use in between. The memory in use changes when work starts or ends. Two machines differ in it at most other times.
+A board counts its energy since its driver started. So two pages of one board differ at most by what the
+board can use in the time between them. The memory in use changes when work starts or ends. At most other
+times, two machines differ in it.
 """
 
 import re
@@ -19,7 +20,10 @@ _LINE = re.compile(
 
 @dataclass(slots=True)
 class BoardReadings:
-    """Readings of one page by GPU index. energy_j: since the driver started; used_mib: memory in use."""
+    """The readings of one page by GPU index.
+
+    energy_j: since the driver started. used_mib: memory in use.
+    """
 
     time_ms: int = 0
     energy_j: dict[int, float] = field(default_factory=dict)

@@ -1,14 +1,16 @@
-"""Labels of an exporter's series that say who holds a GPU: Kubernetes' pods and Slurm's jobs.
+"""Labels of an exporter's series that name the holder of a GPU: Kubernetes' pods and Slurm's jobs.
 
     pod, namespace, container      Kubernetes mapping; `exported_*` where a Prometheus keeps its own labels
     hpc_job                        HPC mapping: the id of a Slurm job
     job_id, job_user, job_partition   the same of AMD's exporter
 
-Pods of slurmd, Ray nodes and other schedulers' workers are no jobs but nodes of these schedulers (`host_pod`).
+Pods of slurmd, Ray nodes and other schedulers' workers are not jobs. They are nodes of these schedulers
+(`host_pod`).
 
-A pod's job is NAMESPACE/OWNER, as the Kubernetes source calls it. The owner is the pod's name without what controllers
-append: a Deployment's two random parts, a Job's one, and a role with its numbers (`train-42-worker-0` → `train-42`).
-Numbers alone stay: `train-42` may be a name, and jobs that share a wrong name would never end.
+A pod's job is NAMESPACE/OWNER, as in the Kubernetes source. The owner is the pod's name without the parts
+that controllers append: a Deployment's two random parts, a Job's one, and a role with its numbers
+(`train-42-worker-0` → `train-42`). A number alone is not removed: `train-42` may be a name, and jobs that
+share a wrong name would never end.
 """
 
 import re
@@ -36,7 +38,10 @@ _NONE = frozenset({"", "0", "none", "None", "N/A"})
 
 
 class JobLabel(msgspec.Struct, frozen=True, array_like=True):
-    """The job that a series' labels name. pod: its own name, without the namespace; empty for Slurm's jobs."""
+    """The job that a series' labels name.
+
+    pod: the pod's own name, without the namespace. Empty for Slurm's jobs.
+    """
 
     job: str
     queue: str = ""
@@ -48,8 +53,8 @@ class JobLabel(msgspec.Struct, frozen=True, array_like=True):
 class LabelSight(msgspec.Struct, frozen=True, gc=False):
     """The labels of one page, or of one request.
 
-    gpus: rows of the GPUs on it. jobs: the labels of those that have some. divided: rows of GPUs of which MIG instances
-    have labels, which say nothing of the whole.
+    gpus: rows of the GPUs on it. jobs: the labels of each GPU that has some. divided: rows of GPUs whose MIG
+    instances have labels. Such labels say nothing about the whole GPU.
     """
 
     time_ms: int
@@ -82,7 +87,7 @@ def job_label(labels: Mapping[str, str]) -> JobLabel | None:
 
 
 def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the pod and namespace of a node of another scheduler that holds the GPU; None where there is none.
+    """Return the pod and namespace of another scheduler's node that holds the GPU, or None.
 
     >>> host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
     ('worker-0', 'soperator')
@@ -99,7 +104,7 @@ def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
 def _is_exporter(pod: str, container: str) -> bool:
     """Return whether a pod is the exporter's own.
 
-    A Prometheus that adds its targets' labels names that pod on each series that has no other.
+    If a Prometheus adds the labels of its targets, it writes that pod on each series without another pod.
     """
     return "exporter" in pod or "exporter" in container
 

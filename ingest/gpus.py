@@ -1,4 +1,4 @@
-"""GPUs as exporters of all vendors name them: short model names, and which GPUs sit in a node."""
+"""GPUs in the words of exporters of all vendors: short model names, and the GPUs of each node."""
 
 import re
 from collections import Counter
@@ -39,14 +39,14 @@ def short_model(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The facts that labels state of a GPU, empty where they do not. model: as `short_model` has it."""
+    """The facts that labels state about a GPU, empty if unstated. model: as `short_model` returns it."""
 
     model: str = ""
     uuid: str = ""
 
 
 class GpuInventory:
-    """Which GPUs sit in a node, learnt from labels. A swapped board replaces the facts of its slot."""
+    """The GPUs of each node, learnt from labels. A swapped board replaces the facts of its slot."""
 
     def __init__(self, entities: Entities | None = None) -> None:
         self._entities = entities or Entities()
@@ -71,11 +71,11 @@ class GpuInventory:
             self._slots[facts.uuid] = (node, index)
 
     def slot(self, uuid: str) -> tuple[str, int] | None:
-        """(node, index) of a board that some line named in full."""
+        """Return the (node, index) of a board, or None if no line has named all three."""
         return self._slots.get(uuid)
 
     def models(self) -> dict[str, str]:
-        """Node -> short name of the model most of its GPUs are. Nobody changes it."""
+        """Return node → short name of the model of most of its GPUs. Callers must not change it."""
         if self._models is None:
             self._models = {
                 node: Counter(models).most_common(1)[0][0]
@@ -86,7 +86,10 @@ class GpuInventory:
 
 
 def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> None:
-    """Note the names (PCI address, UUID) by which kernel logs and health checkers know a GPU; empty ones are none."""
+    """Record the names (PCI address, UUID) of a GPU in kernel logs and health checks.
+
+    Empty names are skipped.
+    """
     for device in devices:
         if device:
             entities.devices.learn(node, device, index)

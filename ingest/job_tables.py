@@ -1,6 +1,6 @@
-"""Published job tables → the columns that training reads: Helios CSV, SWF, `sacct -P`.
+"""Readers of published job tables (Helios CSV, SWF, `sacct -P`) into the columns that training uses.
 
-Unreadable rows are counted by reason and skipped, each line for itself; further columns are stored beside ours.
+Unreadable rows are counted by reason and skipped one by one. Further columns are stored next to ours.
 """
 
 import csv
@@ -29,7 +29,10 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING"})  # s
 
 @dataclass(slots=True)
 class JobColumns:
-    """Columns of equal length; `skipped` counts lines by reason; `header` holds the source's own comment lines."""
+    """Columns of equal length.
+
+    `skipped`: lines by the reason why they were skipped. `header`: the source's own comment lines.
+    """
 
     columns: dict[str, list[Any]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -39,13 +42,16 @@ class JobColumns:
         return len(next(iter(self.columns.values()), []))
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row; its keys are those of every other row."""
+        """Append a row. It must have the same keys as every other row."""
         for name, value in row.items():
             self.columns.setdefault(name, []).append(value)
 
 
 def read_history(kind: str, path: Path) -> JobColumns:
-    """Read the jobs of a `helios`, `swf` or `slurm` file; gzip by suffix. ConfigError: missing, or another layout."""
+    """Read the jobs of a `helios`, `swf` or `slurm` file. A `.gz` file is unpacked.
+
+    Raises ConfigError if the file is missing or has another layout.
+    """
     reader: dict[str, Callable[[Path], JobColumns]] = {"helios": read_helios, "swf": read_swf, "slurm": read_slurm}
     if kind not in reader:
         raise ConfigError(f"import kind {kind!r}: expected one of {', '.join(reader)}")
@@ -55,7 +61,10 @@ def read_history(kind: str, path: Path) -> JobColumns:
 
 
 def read_helios(path: Path) -> JobColumns:
-    """`cluster_log.csv` of HeliosData (or the folder that holds it). CPU jobs (gpu_num 0) are skipped as `no GPUs`."""
+    """Read `cluster_log.csv` of HeliosData, or the folder that holds it.
+
+    CPU jobs (gpu_num 0) are skipped as `no GPUs`.
+    """
     history = JobColumns()
     lines = _lines(_file_in(path, "cluster_log.csv"), history.skipped)
     names = _header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
@@ -65,7 +74,10 @@ def read_helios(path: Path) -> JobColumns:
 
 
 def read_gpu_numbers(path: Path) -> JobColumns:
-    """`cluster_gpu_number.csv` beside a Helios log, in long form: date, vc, gpus. Empty when there is none."""
+    """Read `cluster_gpu_number.csv` next to a Helios log, in long form: date, vc, gpus.
+
+    Returns no rows if the file does not exist.
+    """
     history = JobColumns()
     file = path / "cluster_gpu_number.csv" if path.is_dir() else path.with_name("cluster_gpu_number.csv")
     if not file.exists():
@@ -109,7 +121,8 @@ def read_swf(path: Path) -> JobColumns:
 def read_slurm(path: Path) -> JobColumns:
     """Read `sacct -P` with a header line. Skips and counts job steps and jobs without a GPU.
 
-    Jobs that run have no end, those that wait or were cancelled before have no start, and none of them a run time.
+    Jobs that run have no end. Jobs that wait, or were cancelled while they waited, have no start. None of these
+    jobs has a run time.
     """
     history, seen = JobColumns(), Counter[str]()
     lines = _lines(path, history.skipped)
@@ -196,7 +209,10 @@ def _slurm_row(row: dict[str, str]) -> dict[str, Any]:
 
 
 def _slurm_gpus(row: dict[str, str]) -> int:
-    """GPUs from AllocTRES or ReqTRES (`gres/gpu=8`: of the job), else AllocGRES (`gpu:8`: of each node)."""
+    """Return the GPUs from AllocTRES or ReqTRES (`gres/gpu=8`, of the whole job), else from AllocGRES.
+
+    AllocGRES (`gpu:8`) counts the GPUs of each node.
+    """
     for key in ("AllocTRES", "ReqTRES"):
         parts = dict(part.split("=", 1) for part in row.get(key, "").split(",") if "=" in part)
         if "gres/gpu" in parts:
@@ -222,7 +238,10 @@ def _with_arrival(history: JobColumns) -> JobColumns:
 
 
 def _lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
-    """Lines without their end; bytes that are not UTF-8 become replacement characters; a cut gzip ends early."""
+    """Yield lines without their end.
+
+    Bytes that are not UTF-8 become replacement characters. A truncated gzip file ends early.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
         try:

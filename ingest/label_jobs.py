@@ -1,14 +1,15 @@
-"""Exporters' labels, who holds which GPU → events of jobs that nobody else tells of.
+"""A tracker of jobs that only exporters' labels report. It turns the holders of GPUs into job events.
 
     pages, remote write ── LabelledGpus: a GPU's holder as its labels say, over lost pages ── LabelHold
     holds of all pipelines ── LabelJobs, each tick ── events with sequences below 0, so that every real event wins
 
-A label that is gone from two pages and for a minute has ended. So has one that another label replaced for so long; the
-other one began when it was first seen. Labels take turns on a shared GPU: one of them comes back, or a third one shows
-within the minute. Then all of them hold the GPU until they are gone for TURNS_MS, and their run times are not learnt.
+A label has ended if it is missing from two pages and for a minute. It has also ended if another label
+replaced it for as long. The other label then began when it was first seen. On a shared GPU, labels take
+turns: one of them returns, or a third appears within the minute. Then all of them hold the GPU until they
+have been missing for TURNS_MS, and their run times are not learnt.
 
-A job ends when it was last seen on a GPU. Labels do not tell how: it counts as finished. A job that was there when its
-exporter was first heard has an unseen start, and its run time is not learnt.
+A job ends when it was last seen on a GPU. Labels do not say how it ended, so it counts as finished. If a
+job was present on its exporter's first page, its start is unknown and its run time is not learnt.
 """
 
 from collections import defaultdict
@@ -37,8 +38,8 @@ SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
 class LabelHold(msgspec.Struct, array_like=True):
     """A GPU (NODE/INDEX) and a job that its labels name.
 
-    seen_ms: of the last page with that label. missed: pages since. shared: labels of several jobs take turns on the
-    GPU.
+    seen_ms: time of the last page with that label. missed: number of pages since. shared: labels of several
+    jobs take turns on the GPU.
     """
 
     gpu: str
@@ -51,7 +52,7 @@ class LabelHold(msgspec.Struct, array_like=True):
 
 
 class LabelledGpus(Stateful):
-    """The holders of the GPUs of one pipeline, as labels say."""
+    """The holders of one pipeline's GPUs, by their labels."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
@@ -65,7 +66,7 @@ class LabelledGpus(Stateful):
         self._began_ms: int | None = None
 
     def take(self, sight: LabelSight) -> None:
-        """Fold one page or request; an older one than the last of a GPU changes nothing for it."""
+        """Apply one page or request. A page older than a GPU's last one changes nothing for that GPU."""
         if self._restored:
             self._place()
         if sight.divided:
@@ -109,7 +110,10 @@ class LabelledGpus(Stateful):
         return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._heard, shared)
 
     def _follow(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
-        """Note a label in place of the one that holds the GPU. A third one within the minute shares it with both."""
+        """Record a label that replaces the GPU's holder.
+
+        If it is the third within a minute, all three share the GPU.
+        """
         follower = self._next.get(gpu)
         if follower is None:
             self._next[gpu] = self._hold(gpu, label, time_ms)
@@ -128,7 +132,7 @@ class LabelledGpus(Stateful):
             hold.shared = True
 
     def holds(self, now_ms: int) -> list[LabelHold]:
-        """All that stand now; those of exporters that are away for long are dropped."""
+        """Return all current holds. Drops those of exporters that have been silent for SILENT_MS."""
         if self._restored:
             self._place()
         if self._began_ms is None:
@@ -142,14 +146,14 @@ class LabelledGpus(Stateful):
         return self._all()
 
     def counts(self) -> dict[str, int]:
-        """GPUs that labels say somebody holds; of these, shared by several; and those divided into labelled parts."""
+        """Return the numbers of labelled GPUs, of shared ones among them, and of divided GPUs."""
         return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
 
     def _all(self) -> list[LabelHold]:
         return [hold for holds in self._holds.values() for hold in holds.values()]
 
     def _place(self) -> None:
-        """Find the rows of what a snapshot kept."""
+        """Find the GPU rows of restored holds."""
         rows = {name: row for row, name in enumerate(self._entities[EntityKind.GPU].names)}
         for hold in self._restored:
             if hold.gpu in rows:
@@ -182,7 +186,7 @@ def _order(label: JobLabel) -> tuple[str, str]:
 
 
 class LabelledJob(msgspec.Struct, array_like=True):
-    """A job that labels alone tell of: its present attempt, where it is, and when it was last seen."""
+    """A job that only labels report: its current attempt, its place, and when it was last seen."""
 
     attempt: int
     ranks: tuple[RankPlacement, ...]
@@ -191,14 +195,14 @@ class LabelledJob(msgspec.Struct, array_like=True):
 
 
 class LabelJobs(Stateful):
-    """Jobs that the labels of all pipelines name. A job that real events know is theirs."""
+    """Jobs that the labels of all pipelines name. A job that real events report is left to them."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, LabelledJob] = {}
         self._told: set[str] = set()  # jobs whose holds real events explain, as long as these last
 
     def events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
-        """Return what is news since the last call. The same labels again are no news."""
+        """Return the events of all changes since the last call. Repeated labels are no change."""
         found: dict[str, list[LabelHold]] = defaultdict(list)
         for hold in holds:
             found[hold.label.job].append(hold)
@@ -220,7 +224,7 @@ class LabelJobs(Stateful):
         return events
 
     def _give_way(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
-        """Real events tell of it now: an attempt that they do not name ends."""
+        """End our attempt of a job that real events report now, unless they name the same attempt."""
         track = self._tracks.pop(job, None)
         if track is not None and not _is_real(jobs.get(job, track.attempt)):
             yield Preempted(**_about(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events")
@@ -268,15 +272,15 @@ def _begin(
 
 
 def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
-    """Return the identity of an event of labels.
+    """Return the identity of an event made from labels.
 
-    The same fact has the same one, and every real event comes after it.
+    The same fact always has the same identity, and every real event has a later sequence.
     """
     return {"job": job, "attempt": attempt, "sequence": LABELS + sequence, "time_ms": time_ms}
 
 
 def _ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
-    """One a node, in order of names."""
+    """Return one rank for each node, in order of node names."""
     gpus: dict[str, list[int]] = defaultdict(list)
     for hold in members:
         node, _, index = hold.gpu.rpartition("/")
@@ -300,7 +304,10 @@ def _real_by_node(jobs: JobTable) -> dict[str, list[str]]:
 
 
 def _is_told(job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]) -> bool:
-    """Real events know the job, or one there whose pods are called so: a JobSet's `set-workers` is a part of `set`."""
+    """Return whether real events report the job, or a job on its nodes whose name its pods' names extend.
+
+    For example, a JobSet's `set-workers` is a part of `set`.
+    """
     if _is_real(jobs.get(job)):
         return True
     pods = f"{job.rpartition('/')[0]}/{members[0].label.pod}" if members[0].label.pod else job

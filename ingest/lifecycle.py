@@ -1,7 +1,8 @@
-"""Sequence numbers of job events, by what happened rather than who reports it: a start that two report is one event.
+"""Sequence numbers of job events, by the kind of event and not by its reporter.
 
-An end that one record alone explains (an epilog's comment) has two numbers: the fold takes the greater, in any order.
-A training loop that reports itself (`fleetcast-client`) numbers from `RANK << 32`, a block for each rank.
+So a start that two sources report is one event. An end that only one record explains (an epilog's comment)
+has two numbers, and the fold uses the greater one, in any order. A training loop that reports itself
+(`fleetcast-client`) counts from `RANK << 32`, a block for each rank.
 """
 
 from typing import Final
@@ -18,9 +19,9 @@ SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `submitted_later`
 
 
 def queued_later(submitted_ms: int, now_ms: int) -> int:
-    """Return the sequence of a `queued` event whose reason, or `blocked`, differs from that of an earlier one.
+    """Return the sequence of a later `queued` event, with another reason or another `blocked`.
 
-    It grows with time, so the latest word counts. Changes within a tenth of a second share a number.
+    It grows with time, so the latest event counts. Changes within a tenth of a second share a number.
 
     >>> EXPLAINED < queued_later(0, 50) < queued_later(0, 150) < submitted_later(0, 50) < first_of_rank(0)
     True
@@ -29,12 +30,12 @@ def queued_later(submitted_ms: int, now_ms: int) -> int:
 
 
 def submitted_later(submitted_ms: int, now_ms: int) -> int:
-    """Return the sequence of a `submitted` event that corrects an earlier one: another queue, limit or size."""
+    """Return the sequence of a `submitted` event that corrects the queue, limit or size of an earlier one."""
     return SUBMITTED_LATER + _tenths_since(submitted_ms, now_ms)
 
 
 def _tenths_since(submitted_ms: int, now_ms: int) -> int:
-    """Return tenths of seconds since the submission: 1.7 years of them at most."""
+    """Return the tenths of seconds since the submission, at most 1.7 years."""
     return min(max(0, now_ms - submitted_ms) // 100, QUEUED_LATER - 1)
 
 

@@ -1,4 +1,4 @@
-"""Which machine a page of GPUs is about: names repeat and change, the UUID of a board does neither.
+"""The machine that a page of GPUs describes. Names repeat and change, but a board's UUID does neither.
 
     label says nothing      localhost, an exporter's pod, a container id: the target's own name counts
     one name, two machines  two live targets name different boards in one slot, or kernels that started at different
@@ -6,7 +6,8 @@
     two names, one machine  two live targets name the same board: the first name counts for both
     a machine was renamed   a board is seen under another name: its old slot is emptied
 
-A target is live while its last page is younger than LIVE_MS. A name that the configuration fixes is never changed.
+A target is live while its last page is younger than LIVE_MS. A name that the configuration fixes never
+changes.
 """
 
 import logging
@@ -41,15 +42,16 @@ _SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
 
 @dataclass(slots=True)
 class Target:
-    """The origin of a page. `node` owns series that name none, or all if `fixed`. `address`: its process' host:port.
+    """The origin of a page.
 
-    own: its name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
-    heard_ms: of its last page, 0 for never. pages: how many were decoded; 0 where samples come without pages.
-    named: node → time of the first page with a board of it. forgets: its decoder must resolve all series anew.
-    whole_page: the last page on which it did so. whole_since: the first of such pages that came one after the other.
-    unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs are in
-    doubt.
-    is_listed: the operator lists the target. listed: names on its pages to which therefore no bound applies.
+    `node`: owns series that name no node, or all series if `fixed`. `address`: its process' host:port. own: its
+    name before a page gave it another. renamed: label → the node that it stands for on this target's pages.
+    heard_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
+    pages. named: node → time of the first page with a board of it. forgets: its decoder must resolve all series
+    again. whole_page: the last page on which it did so. whole_since: the first of a run of such pages.
+    unproven: node → GPUs of it that its pages list without a UUID. readings: of its last page, while these GPUs
+    are in doubt. is_listed: the operator lists the target. listed: names on its pages, to which therefore no
+    bound applies.
     """
 
     node: str
@@ -77,19 +79,19 @@ class Target:
         return found
 
     def resolve_whole_page(self) -> None:
-        """Record that the decoder resolves all series of this page anew."""
+        """Record that the decoder resolves all series of this page again."""
         if self.whole_page < self.pages - 1:
             self.whole_since = self.pages
         self.whole_page, self.forgets = self.pages, False
 
     def rename(self, stated: str, node: str) -> None:
-        """Read `stated` as `node` from now on, for series that are known already, too."""
+        """Read `stated` as `node` from now on, also for series that are already known."""
         if not self.fixed and self.renamed.get(stated) != node:
             self.renamed[stated], self.forgets = node, True
 
 
 def says_nothing(name: str) -> bool:
-    """Return whether a name cannot tell one machine from another.
+    """Return whether a name cannot distinguish one machine from another.
 
     >>> [says_nothing(name) for name in ("localhost", "dcgm-exporter-6ldbb", "3f2a9c0b1d4e", "127.0.0.1", "")]
     [True, True, True, True, True]
@@ -100,12 +102,15 @@ def says_nothing(name: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Return whether every machine has this name."""
+    """Return whether a name is one that every machine has."""
     return _LOCAL.fullmatch(name) is not None
 
 
 def stated_node(label: str, target: Target) -> str:
-    """Return what names the machine of a line: its label, or the target where that says nothing or is fixed."""
+    """Return the name of a line's machine: its label, or the target's name.
+
+    The target's name is used if the label says nothing or the target's name is fixed.
+    """
     if target.fixed or not label:
         return target.node
     if target.node and says_nothing(label) and not _SERVICE.fullmatch(target.node):  # a service is many machines
@@ -121,7 +126,8 @@ def stated_node(label: str, target: Target) -> str:
 class _Slot:
     """The board that a target last named in a slot.
 
-    page: the last page on which a line of it was resolved. rivals: other boards that the same page has in this slot.
+    page: the last page on which one of its lines was resolved. rivals: other boards that the same page has in
+    this slot.
     """
 
     uuid: str
@@ -132,7 +138,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The running kernel of a named machine, as a target saw it.
+    """The running kernel of a named machine, as a target reported it.
 
     started_s: Unix s. doubted_ms: when another target first named a kernel with another start, 0 for never.
     """
@@ -143,7 +149,10 @@ class _Kernel:
 
 
 class MachineNames:
-    """The boards on the pages of a process. `clashes`: name → addresses of two targets that gave it to two machines."""
+    """The boards on all pages of a process.
+
+    `clashes`: name → addresses of two targets that gave it to two machines.
+    """
 
     def __init__(self, entities: Entities) -> None:
         self.clashes: dict[str, tuple[str, str]] = {}
@@ -157,9 +166,9 @@ class MachineNames:
         self._doubts: dict[tuple[int, int], int] = {}  # ids of two targets → when they first looked like two machines
 
     def place(self, node: str, index: int, uuid: str, target: Target) -> str:
-        """Record that a target's page has this board there. Returns the node that it really is on.
+        """Record that a target's page has this board in this slot. Returns the node that it really is on.
 
-        Raises RecordError: two_boards, where a page has several boards in one slot.
+        Raises RecordError two_boards if a page has several boards in one slot.
         """
         uuid = uuid.casefold().removeprefix("gpu-")
         if self._is_repeated(node, index, uuid, target):
@@ -217,11 +226,11 @@ class MachineNames:
             targets[:] = [*[other for other in targets if _is_live(other, target)][-MOST_SHARING:], target]
 
     def compare(self, page: bytes, target: Target) -> None:
-        """Part two targets that list the same GPUs without UUIDs, if they are two machines.
+        """Separate two targets that list the same GPUs without UUIDs, if they are two machines.
 
-        Targets of two hosts are two machines unless their boards count the same energy. Targets of one host are one
-        machine unless most of its GPUs count another energy, or hold other memory, for LIVE_MS. Nothing is parted
-        before both targets were heard again: an exporter that moved is heard at its new address alone.
+        Targets on two hosts are two machines unless their boards count the same energy. Targets on one host are one
+        machine unless most of its GPUs count other energy, or hold other memory, for LIVE_MS. Two targets are
+        separated only after both sent another page: an exporter that moved only sends from its new address.
         """
         for node, gpus in list(target.unproven.items()):
             others = [other for other in self._sharing(node, gpus) if other is not target and _is_live(other, target)]
@@ -244,7 +253,7 @@ class MachineNames:
         return list({**proven, **unproven}.values())
 
     def _is_doubt_settled(self, other: Target, target: Target) -> bool:
-        """Return whether two targets look like two machines, and still do after both were heard again."""
+        """Return whether two targets look like two machines, and still do after another page of both."""
         pair = (min(id(other), id(target)), max(id(other), id(target)))
         same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
         has_other_work = have_other_work(other.readings, target.readings)
@@ -258,22 +267,23 @@ class MachineNames:
         return other.heard_ms > since_ms and target.heard_ms - since_ms >= (LIVE_MS if is_one_host else 0)
 
     def _are_one_host(self, first: Target, second: Target) -> bool:
-        """Return whether two targets have one host, as far as their addresses and the schedulers' names say."""
+        """Return whether two targets are on one host, by their addresses and the schedulers' names."""
         nodes = self._entities[EntityKind.NODE]
         hosts = {known_name(host, nodes) for target in (first, second) if (host := _host(target))}
         return len(hosts) < 2
 
     def _disown(self, node: str) -> None:
-        """Take the GPUs of a name from which both machines went."""
+        """Remove the GPUs of a name that neither machine uses any more."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):
             self._entities.disown_all(node)
 
     def name_host(self, name: str, started_s: float, target: Target) -> None:
-        """Name a target after its kernel, unless another live target's kernel of that name started at another time.
+        """Name a target after its kernel's host name, unless two machines share that name.
 
-        started_s: Unix s, 0 where the page does not say. The two are parted only if they still disagree after the other
-        target's next page: a machine with two targets may restart between their pages.
+        Two live targets with one name are two machines if their kernels started at different times. They are
+        separated only if they still disagree after the other target's next page, because a machine with two targets
+        may restart between their pages. started_s: Unix s, 0 if the page does not state it.
         """
         known = self._kernels.get(name)
         if name in self.clashes:
@@ -294,7 +304,7 @@ class MachineNames:
             target.node, target.forgets = name, True
 
     def _part(self, name: str, first: Target, second: Target) -> None:
-        """Give two machines whose kernels have one name the names of their targets."""
+        """Give two machines whose kernels share a name the names of their targets."""
         self.clashes[name] = (first.address or first.own, second.address or second.own)
         self.noted["node_clash"] += 1
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
@@ -306,14 +316,14 @@ class MachineNames:
             self._entities.disown_all(name)
 
     def _restore(self, target: Target) -> None:
-        """Give a target its own name back, or its address where the name clashes, too."""
+        """Reset a target to its own name, or to its address if that name clashes, too."""
         own = target.own or target.node
         own = target.address if own in self.clashes else own
         if own and target.node != own:
             target.node, target.forgets = own, True
 
     def _clash(self, name: str, first: Target, second: Target) -> str:
-        """Give two machines of one name the names of their targets. Returns that of the second."""
+        """Give two machines that share a name the names of their targets. Returns the second's name."""
         self.clashes[name] = (first.address or first.node, second.address or second.node)
         self.noted["node_clash"] += 1
         logger.warning("%s and %s both name their machine %r: two machines", *self.clashes[name], name)
@@ -323,7 +333,7 @@ class MachineNames:
         return self._own_name(name, second)
 
     def _own_name(self, name: str, target: Target) -> str:
-        """Return the name of a target whose label clashes: its host's, or its address where that clashes, too."""
+        """Return the name of a target whose label clashes: its host's, or its address if that clashes, too."""
         own = target.address if target.node in self.clashes else target.node
         if target.fixed or not own:
             return name
@@ -331,7 +341,7 @@ class MachineNames:
         return own
 
     def _empty(self, slot: tuple[str, int], target: Target) -> None:
-        """Empty a slot whose board is elsewhere now."""
+        """Empty a slot whose board is now elsewhere."""
         node, index = slot
         old = self._slots[node].pop(index)
         old.target.forgets = True
@@ -342,10 +352,11 @@ class MachineNames:
 
 
 def _refuse_rival(held: _Slot, uuid: str, slot: str, target: Target) -> None:
-    """Raise RecordError if a page has a second board in a slot, as a page of several machines of one name has.
+    """Raise RecordError if a page has a second board in a slot.
 
-    The second board gets the slot once the first one was on no line of a page that was resolved whole. Its lines may
-    come before those of the first board, so that only the page before says this.
+    A page of several machines with one name has such boards. The second board gets the slot once no line of a
+    wholly resolved page names the first one. The second board's lines may precede those of the first, so only
+    the page before can show this.
     """
     if held.page == target.pages > 0:
         held.rivals.add(uuid)
@@ -360,7 +371,7 @@ def _refuse_rival(held: _Slot, uuid: str, slot: str, target: Target) -> None:
 
 
 def _host(target: Target) -> str:
-    """Return the host of a target's address, without its port; without an address, the name that the target has."""
+    """Return the host of a target's address without its port, or the target's name if it has no address."""
     address = target.address or target.own or target.node
     return address.rpartition(":")[0] if re.search(r":\d{1,5}$", address) else address
 

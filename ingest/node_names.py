@@ -1,4 +1,4 @@
-"""Names of nodes: Slurm's lists (`n[001-019,021],login1`), and one machine that sources spell differently."""
+"""Names of nodes: Slurm's lists (`n[001-019,021],login1`), and several spellings of one machine."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Expand to names in the order written. Raises ConfigError that quotes the wrong part.
+    """Expand a node list to names in the order written. Raises ConfigError that quotes the wrong part.
 
     >>> expand_nodes("n[08-10],login1")
     ['n08', 'n09', 'n10', 'login1']
@@ -34,7 +34,7 @@ def too_many(text: str) -> ConfigError:
 
 
 def _cut(text: str) -> str:
-    """In quotes, and the head alone where it is long."""
+    """Return a text in quotes. Only the first 80 characters of a long one are shown."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
 
 
@@ -51,14 +51,17 @@ def split_list(text: str) -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a node. Raises ConfigError."""
+    """Return the name of a node unchanged. Raises ConfigError if it is invalid."""
     if fault := node_name_fault(name):
         raise ConfigError(fault)
     return name
 
 
 def check_part(name: str) -> str:
-    """Return the name of a rack, a block or a device. Raises ConfigError: '/' joins the parts of names."""
+    """Return the name of a rack, a block or a device unchanged. Raises ConfigError if it is invalid.
+
+    It must not contain '/', which joins the parts of names.
+    """
     if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
         raise ConfigError(
             f"{_cut(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
@@ -80,7 +83,7 @@ def _expand_entry(entry: str) -> Iterator[str]:
 
 
 def _numbers(span: str, entry: str) -> Iterator[str]:
-    """Yield the numbers of one span with the leading zeros of its first."""
+    """Yield the numbers of one span, padded with zeros to the width of its first."""
     match = _SPAN.fullmatch(span)
     if match is None:
         raise ConfigError(f"node range {_cut(entry)}: {_cut(span)} is neither a number nor first-last")
@@ -99,8 +102,8 @@ _IP = re.compile(r"[\d.]+|.*:.*")
 def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
     """Return the fleet's name of `stated`, as `known_name` finds it, or register a new node.
 
-    is_listed: the operator lists it, so that no bound applies to it. Raises RecordError: bad_label (no name),
-    unknown_nodes (too many).
+    is_listed: the operator lists the node, so no bound applies to it. Raises RecordError: bad_label (invalid
+    name), unknown_nodes (too many).
 
     >>> fleet = Entities()
     >>> _ = fleet.node("n1")

@@ -1,4 +1,4 @@
-"""Series: what a line of an exporter page stands for, and how its raw number becomes a value in our unit."""
+"""Series that lines of exporter pages stand for, and the conversion of raw numbers to our units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,11 +53,11 @@ class Fold(IntEnum):
 class Series:
     """A series of the catalogue.
 
-    `device`: row of its GPU (of MIG instances: their GPU's) or port. `node`: -1 for none.
-    value = raw * scale. raw == `ceiling` (saturated, NaN: never) is missing. With a `fold` it is a part of a sample.
-    label: who holds the GPU (or the MIG instance, where it is `divided`), if labels say so.
-    part: number of the device, CPU or rank (`part_of`) that a part of a sample covers. A second one of that number is
-    the same once more. 0: each series is a part.
+    `device`: row of its GPU or port. For a MIG instance, that of its GPU. `node`: -1 for none.
+    value = raw * scale. A raw number equal to `ceiling` (saturated, NaN: never) is missing. A series with a
+    `fold` is a part of a sample. label: the holder of the GPU, or of the MIG instance if it is `divided`, if
+    labels name it. part: number of the device, CPU or rank (`part_of`) that this part covers. A second series
+    with the same number is a repeat. 0: each series is a part.
     """
 
     kind: EntityKind
@@ -75,13 +75,19 @@ class Series:
 
 
 def part_of(*words: str) -> int:
-    """Return the number of a part of a sum from what splits the sum: names and labels, without those of a sender."""
+    """Return the number of a sum's part, from the names and labels that split the sum.
+
+    Labels that a sender adds must not be among them.
+    """
     return int.from_bytes(blake2b("\0".join(words).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The conversion columns of n series; see `Series`. Targets with the same series in the same order share one."""
+    """The conversion columns of n series. See `Series`.
+
+    Targets with the same series in the same order share one object.
+    """
 
     scale: NDArray[np.float64]  # (n,)
     form: NDArray[np.int8]  # (n,)
@@ -102,7 +108,7 @@ class Conversion:
     def of_columns(
         cls, scale: NDArray[np.float64], form: NDArray[np.int8], ceiling: NDArray[np.float64]
     ) -> "Conversion":
-        """(n,) each, as the fields of `Series` have them."""
+        """Build a Conversion from columns (n,) with the meaning of the fields of `Series`."""
         return cls(
             scale,
             form,
@@ -120,7 +126,7 @@ class Conversion:
         return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
 
     def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
-        """Rows whose number stands for "no data". Nothing that an exporter measures of a GPU is below 0."""
+        """Return the rows whose number means "no data". No exporter measures a GPU value below 0."""
         missing = np.flatnonzero(raw.view(np.uint64) >= _BLANK_BITS)  # as bits, what is below 0 is the largest
         if len(missing):
             blank = np.searchsorted(_BLANK_EDGES, raw[missing], "right") & 1 == 0
@@ -133,7 +139,7 @@ class Conversion:
         return missing
 
     def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(n,) in our units; meaningless where `missing`."""
+        """Return (n,) values in our units. They are meaningless in the rows of `missing`."""
         value = raw * self.scale
         if self.percent.size:
             part = raw[self.percent]

@@ -1,4 +1,4 @@
-"""Shares: which of several pipelines ingests the data of a node.
+"""Shares: the division of nodes among several pipelines.
 
 Blocks are sorted by name and dealt out in turn, and a node follows its block. A node without a block is
 dealt out by a checksum of its short name. So all pipelines agree.
@@ -28,7 +28,7 @@ class Share:
 
     @classmethod
     def of(cls, instance: int, instances: int, topology: Topology) -> "Share":
-        """Numbers the topology's blocks by name, so that the order of a file changes nothing."""
+        """Build a share. Blocks are numbered by name, so the order in a file does not matter."""
         names = topology.domain_names[Level.BLOCK]
         place = {name: number for number, name in enumerate(sorted(names))}
         rows = topology.domain[Level.BLOCK].tolist()
@@ -49,7 +49,10 @@ class Share:
         return self.instances == 1 or self._number(node) % self.instances == self.instance
 
     def scrapes(self, target: TargetSpec) -> bool:
-        """Whether this pipeline scrapes a target: with its node, else with its host; on this machine, one by one."""
+        """Return whether this pipeline scrapes a target.
+
+        A target follows its node if it names one, else its host. Targets on this machine are dealt out one by one.
+        """
         if self.instances == 1:
             return True
         if target.node:
@@ -70,7 +73,7 @@ WHOLE = Share()
 
 
 class OwnRows:
-    """Keeps of batches what is of a share's nodes; what no node owns goes to the first pipeline."""
+    """A filter that keeps the rows of a share's nodes. Rows that no node owns go to the first pipeline."""
 
     def __init__(self, share: Share, entities: Entities) -> None:
         self._share = share
@@ -78,7 +81,7 @@ class OwnRows:
         self._own = np.zeros(0, bool)  # (node,)
 
     def own(self) -> NDArray[np.bool_]:
-        """(node,) whether the share takes the data of each node of the table."""
+        """Return (node,) whether the share receives the data of each node of the table."""
         names = self._entities[EntityKind.NODE].names
         more = [self._share.owns(name) for name in names[len(self._own) :]]
         if more:

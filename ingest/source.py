@@ -1,4 +1,7 @@
-"""The Source base class: where batches come from, and how to resume after a restart (rules: `ingest/README.md`)."""
+"""The base class of all sources: they deliver batches and resume after a restart.
+
+The rules are in `ingest/README.md`.
+"""
 
 import asyncio
 from abc import ABC, ABCMeta, abstractmethod
@@ -21,7 +24,10 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Options:
-    """Read a source's options as its struct (with `forbid_unknown_fields`). Raises ConfigError that names the key."""
+    """Convert a source's options to its struct. Raises ConfigError that names the key.
+
+    The struct must have `forbid_unknown_fields`.
+    """
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -31,13 +37,13 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Good records of a source. `bad` records are counted by reason and skipped.
+    """The good records of a source. `bad` records are counted by reason and skipped.
 
-    labels: who holds which GPUs. tally: what became of each record that was read. None where each is a good or a bad
+    labels: the holders of GPUs. tally: what became of each record that was read. None: each is a good or a bad
     record of this batch.
 
-    is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that what was
-    acknowledged is folded, however often it is read again.
+    is_acknowledged: the api has accepted the events within its limits. No other bound drops them, so that every
+    acknowledged event is folded, however often it is read again.
     """
 
     samples: tuple[SampleBatch, ...] = ()
@@ -49,7 +55,7 @@ class Batch:
     is_acknowledged: bool = False
 
     def __len__(self) -> int:
-        """Good records in the batch."""
+        """Return the number of good records in the batch."""
         return sum(len(batch) for batch in self.samples) + len(self.events) + len(self.node_events)
 
     def counted(self) -> RecordTally:
@@ -58,7 +64,7 @@ class Batch:
 
     @classmethod
     def merge(cls, batches: Iterable["Batch"]) -> "Batch":
-        """One batch of several, in order: at most one SampleBatch a kind."""
+        """Merge several batches in order. The result has at most one SampleBatch of each kind."""
         parts = list(batches)
         if len(parts) == 1:
             return parts[0]
@@ -75,7 +81,7 @@ class Batch:
 class Source(ABC):
     """The base class of every source of batches. `ingest/README.md` has the rules.
 
-    One task calls `next`. `position` is read between two calls of it.
+    Only one task calls `next`. `position` is read between two of its calls.
     """
 
     name: str = ""
@@ -86,34 +92,37 @@ class Source(ABC):
 
     @abstractmethod
     async def next(self) -> Batch:
-        """Wait until there is something. Raises SourceError while the source is away, StopAsyncIteration at its end."""
+        """Wait for new records and return them.
+
+        Raises SourceError while the source cannot be reached, and StopAsyncIteration at its end.
+        """
 
     @abstractmethod
     def position(self) -> dict[str, Any]:
-        """JSON-able: covers every batch that `next` has returned; kept in the snapshot."""
+        """Return a JSON-able position after every batch that `next` has returned. The snapshot stores it."""
 
     @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
-        """Go on after `position` (as returned by `position`); `{}` is the beginning."""
+        """Continue after a `position` that was returned before. `{}` is the beginning."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Give back sockets, files and tasks. May be called twice."""
+        """Close sockets and files, and end tasks. May be called twice."""
 
     def health(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """Its row (or rows) of the ingestion document."""
+        """Return the source's row (or rows) of the ingestion document."""
         return []
 
     def models(self) -> dict[str, str]:
-        """Node → GPU model, of the nodes it has read about."""
+        """Return node → GPU model, for nodes that the source has read about."""
         return {}
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Node → what a scheduler says of it: GPUs, model, domains. Nodes that left the cluster are left out."""
+        """Return node → a scheduler's facts: GPUs, model, domains. Nodes that left the cluster are omitted."""
         return {}
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Job → node → GPUs that its parts hold there, of jobs that have not started as a whole.
+        """Return job → node → GPUs held there, for jobs that have not started as a whole.
 
         Scheduled parts hold GPUs while their images are pulled, while they crash in a loop, and while others of their
         gang are missing.
@@ -121,15 +130,15 @@ class Source(ABC):
         return {}
 
     def backlog_bytes(self) -> int:
-        """Bytes on disk that it has not read yet."""
+        """Return the number of bytes on disk that the source has not read yet."""
         return 0
 
     def begins(self) -> bool:
-        """Whether it still holds its very first record."""
+        """Return whether the source still holds its very first record."""
         return True
 
     def prune(self, position: dict[str, Any]) -> object:
-        """Delete what lies before `position`, which two snapshots hold. The return value is ignored."""
+        """Delete the records before `position`, which two snapshots hold. The return value is ignored."""
         return None
 
 
@@ -150,9 +159,10 @@ ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 
 def check_source_class(kind: object, where: str) -> type[Source]:
-    """Check `kind`, of the setting `where`. Raises ConfigError for no source, one not whole, or a misspelt option.
+    """Return `kind` as a source class. Raises ConfigError if it is no complete source.
 
-    A class with the methods that does not derive from `Source` gets the defaults.
+    A misspelt optional method is an error, too. where: the setting that names the class. A class with the
+    methods that does not derive from `Source` gets the defaults.
     """
     if not isinstance(kind, type):
         raise ConfigError(f"{where}: expected a class derived from ingest.source.Source, or a function that makes one")
@@ -168,7 +178,7 @@ def check_source_class(kind: object, where: str) -> type[Source]:
 
 
 class MemorySource(Source):
-    """Batches from memory, for tests and examples; waits forever after the last unless `ends`."""
+    """A source of batches in memory, for tests and examples. After the last it waits, unless `ends`."""
 
     def __init__(self, batches: Iterable[Batch] = (), *, name: str = "memory", ends: bool = False) -> None:
         self.name = name

@@ -1,7 +1,8 @@
-"""The tally of a batch: what became of each record that a source read. A page's records are its sample lines.
+"""The tally of a batch: what became of each record that a source read.
 
-The law: read + refused + ignored + unread = all. *Read* became a sample or an event, or a part of one. *Refused* is a
-bad record, counted by reason elsewhere. *Ignored* was understood, and a `SkipRule` leaves it out. *Unread* is the rest.
+A page's records are its sample lines. The law: read + refused + ignored + unread = all. *Read* became a
+sample or an event, or a part of one. *Refused* is a bad record, counted by reason elsewhere. *Ignored* was
+understood, and a `SkipRule` skips it. *Unread* is the rest.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ MAX_UNREAD_NAMES = 20
 
 
 class SkipRule(IntEnum):
-    """The rules that leave out a record that is understood.
+    """The rules that skip a record although it is understood.
 
     Roles of lines (`ingest.pages.page_shape`) have lower numbers.
     """
@@ -36,7 +37,7 @@ class SkipRule(IntEnum):
 class RecordTally:
     """Counts of records by what became of them.
 
-    names: the first names that are unread, each once. unknown_fields: fields within read records that nothing reads.
+    names: the first unread names, each once. unknown_fields: fields within read records that are not used.
     """
 
     read: int = 0
@@ -52,7 +53,7 @@ class RecordTally:
 
     @classmethod
     def sum(cls, parts: Iterable["RecordTally"]) -> "RecordTally":
-        """Return the tally of several batches."""
+        """Return the sum of several tallies."""
         total = RunningTally()
         for part in parts:
             total.add(part)
@@ -106,7 +107,10 @@ class RunningTally:
         )
 
     def document(self, pending: RecordTally | None = None) -> dict[str, Any]:
-        """Return the sum, with what is pending, as `/v1/ingestion` shows it. `all` is the sum of the other counts."""
+        """Return the sum, including `pending`, as `/v1/ingestion` shows it.
+
+        `all` is the sum of the other counts.
+        """
         tally = self.tally() if pending is None else RecordTally.sum((self.tally(), pending))
         return {
             "all": tally.all,

@@ -2,10 +2,11 @@
 
     add (in the loop) ─ columns as they came ─ hand_over ─ in a thread: sort ─ drop what is there already ─ files
 
-Rows wait in memory until the `hand_over` of a snapshot, which counts only once its rows are on disk: sources repeat
-whatever is in no file. A row is written only if no file holds its series and time, or its event's identity.
-Rows that the window store or job table took, later than all files at the start, are new; all others are looked up in
-the files of their hour. A flush that fails keeps its rows, and the next one looks all of them up.
+Rows wait in memory until a snapshot calls `hand_over`. The snapshot counts only once its rows are on disk,
+because sources repeat everything that is in no file. A row is written only if no file holds its series and
+time, or its event's identity. Rows that the window store or job table accepted, and that are later than all
+files at the start, are new. All others are looked up in the files of their hour. If a flush fails, the
+archive keeps its rows, and the next flush looks all of them up.
 """
 
 import logging
@@ -46,7 +47,11 @@ BYTES_AN_EVENT = 600  # about; with its strings
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """`buffer_bytes`: what may wait in memory (a quarter: write). `file_rows`: of a compacted file."""
+    """The limits of an archive's memory, file size and age.
+
+    `buffer_bytes`: the most that may wait in memory. From a quarter of it on, the archive should be written.
+    `file_rows`: the most rows of a compacted file.
+    """
 
     buffer_bytes: int = 134_217_728
     file_rows: int = 8_000_000
@@ -55,7 +60,10 @@ class ArchiveLimits:
 
 @dataclass(slots=True)
 class ArchiveHealth:
-    """Counts since the process began. `failing`: why the last flush failed, empty when it did not."""
+    """Counts since the process began.
+
+    `failing`: why the last flush failed, empty if it succeeded.
+    """
 
     rows: int = 0
     events: int = 0
@@ -70,7 +78,10 @@ class ArchiveHealth:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Rows in memory. `sure`: of each batch, the samples that are certain to be new."""
+    """Rows in memory that wait for a flush.
+
+    `batches`: each batch with (n,) whether each of its samples is certain to be new.
+    """
 
     batches: list[tuple[SampleBatch, NDArray[np.bool_]]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -78,9 +89,10 @@ class _Waiting:
 
 
 class Archive:
-    """The writer of an archive: the loop calls all methods, a thread the work that `hand_over` returns.
+    """The writer of an archive.
 
-    writer: its unique part of file names. saved_ms: when the restored state was saved, 0 for none.
+    The event loop calls all methods, and a thread runs the work of `hand_over`.
+    writer: this writer's unique part of file names. saved_ms: when the restored state was saved, 0 for none.
     """
 
     def __init__(
@@ -116,33 +128,36 @@ class Archive:
                 self._waiting.nbytes += len(batch) * BYTES_A_ROW
 
     def add_event(self, event: Event) -> None:
-        """Take an event that is new."""
+        """Add an event that is new."""
         with self._swap:
             self._waiting.events.append(event)
             self._waiting.nbytes += BYTES_AN_EVENT
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory that are not on disk."""
+        """The number of bytes in memory that are not on disk yet."""
         return self._waiting.nbytes + self._writing
 
     @property
     def due(self) -> bool:
-        """Return whether so much waits that it should be written before the next snapshot."""
+        """Return whether so many rows wait that they should be written before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
     def full(self) -> bool:
-        """No more may be taken from the sources."""
+        """Return whether the memory is full, so that the sources must not be read for now."""
         return self.nbytes > self.limits.buffer_bytes
 
     @property
     def claimed(self) -> bool:
-        """True after the first flush: leftovers of a crash are finished, and no other process uses the name."""
+        """Return whether the archive holds its writer's name. It does from its first flush on.
+
+        From then on, the leftovers of a crash are finished, and no other process uses the name.
+        """
         return self._give_back is not None
 
     def close(self) -> None:
-        """Let others write under its name; does not write what waits."""
+        """Release the writer's name. Rows that wait are not written."""
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
@@ -151,7 +166,10 @@ class Archive:
         return replace(self.counts, waiting_bytes=self.nbytes, full=self.full)
 
     def hand_over(self, topology: Topology, now_ms: int) -> Callable[[], None]:
-        """Return work for a thread, one at a time, that writes what waits. On OSError they wait again."""
+        """Return a function that writes all waiting rows, for a thread to run, one at a time.
+
+        If it raises OSError, the rows wait again.
+        """
         self._number = max(self._number + 1, time.time_ns() // 1_000_000)
         with self._swap:
             taken, self._waiting = self._waiting, _Waiting()
@@ -171,7 +189,10 @@ class Archive:
         return write
 
     def _again(self, taken: _Waiting, error: Exception) -> None:
-        """Nobody knows which of the files came to be: all rows are looked up next time."""
+        """Put the rows of a failed flush back.
+
+        Any of its files may exist, so the next flush looks all rows up.
+        """
         doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
         with self._swap:
             now = self._waiting
@@ -192,7 +213,10 @@ class Archive:
         self._write_events(taken.events, flush, oldest_ms)
 
     def _open(self) -> int:
-        """At the first flush, and after one that failed: finish what was left, and see how far the files reach."""
+        """Return the newest time in the files. Claims the writer's name before the first flush.
+
+        After a failed flush as at the first, it finishes leftover files and reads that time again.
+        """
         if self._give_back is None:
             self._give_back = self.files.claim(self.writer)
         if self._doubt_ms is None:
@@ -254,7 +278,7 @@ class Archive:
 
 
 class _Blocks:
-    """Which block each row belongs to. Arrays that do not change when the state goes on."""
+    """The block of each row. Its arrays do not change while the state moves on."""
 
     def __init__(self, topology: Topology, owners: dict[EntityKind, NDArray[np.int32]]) -> None:
         self._names = topology.domain_names[Level.BLOCK]
@@ -262,7 +286,7 @@ class _Blocks:
         self._owners = owners
 
     def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
-        """(n,) row of the block's name, -1 unplaced."""
+        """Return (n,) the row of each block's name, -1 if unplaced."""
         block = np.full(len(rows), -1, np.int16)
         starts = np.searchsorted(rows.kind, np.arange(len(KINDS) + 1)).tolist()
         for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
@@ -329,7 +353,10 @@ def _by_hour(
 
 
 def _next_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
-    """Return a part's name behind all existing ones: no compacted file stands for it, whatever the clock does."""
+    """Return a name for a part whose number is above those of all existing files.
+
+    So no compacted file stands for it, whatever the clock does.
+    """
     dataset, block, writer = keys
     ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]
     number = max([number, *(end + 1 for end in ends)])

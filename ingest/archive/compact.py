@@ -1,6 +1,7 @@
-"""Compaction: many parts of an hour become one file, half as large, and old days go.
+"""Compaction: many parts of an hour become one file of half their size, and old days are deleted.
 
-File names make it safe in a crash (`ingest.archive.files`). Memory: about 100 bytes for each of `file_rows` rows.
+The file names make it safe in a crash (`ingest.archive.files`). It needs about 100 bytes of memory for each
+of `file_rows` rows.
 """
 
 import logging
@@ -29,7 +30,7 @@ MANY = 8  # parts that came after an hour was compacted: then it is compacted ag
 
 @dataclass(frozen=True, slots=True)
 class CompactionRun:
-    """Files of one hour, block and writer, which become one."""
+    """Files of one hour, block and writer that one file will replace."""
 
     names: tuple[FileName, ...]
     rows: int
@@ -47,9 +48,10 @@ def runs(
     most_rows: int,
     days: Sequence[str] | None = None,
 ) -> list[CompactionRun]:
-    """Find what is worth compacting among a writer's files of hours that ended before `closed_ms`.
+    """Find the files worth compacting among a writer's files of hours that ended before `closed_ms`.
 
-    days: their hours, except those compacted before that got less than MANY parts since. None: all.
+    days: look at the hours of these days, except those that were compacted before and have fewer than MANY
+    files now. None: look at all hours.
     """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
@@ -63,7 +65,10 @@ def runs(
 
 
 def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Iterator[CompactionRun]:
-    """Neighbours by number with at most `most_rows` rows together. A file that cannot be read parts them."""
+    """Yield runs of neighbours by number, each with at most `most_rows` rows.
+
+    A file that cannot be read ends a run.
+    """
     run: list[FileName] = []
     rows = 0
     for name in sorted(names, key=lambda name: name.first):
@@ -91,15 +96,18 @@ def _rows(files: ArchiveFiles, name: FileName) -> int:
 
 
 def compact(files: ArchiveFiles, run: CompactionRun) -> None:
-    """Replace a run by one file, as its hour's only writer. OSError or ValueError (torn, changed): nothing changed."""
+    """Replace a run by one file. The caller must be the hour's only writer.
+
+    Raises OSError or ValueError (torn, changed). In this case nothing has changed.
+    """
     files.become(merge(files, run))
 
 
 def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
-    """Write the file that replaces a run, and return its name. `files.become` then puts it in their place.
+    """Write the file that replaces a run, and return its name. `files.become` then puts it in place.
 
-    The writer may add files to the hour at the same time. Raises OSError or ValueError (torn, changed): then nothing
-    has changed.
+    The writer may add files to the hour at the same time. Raises OSError or ValueError (torn, changed). In this
+    case nothing has changed.
     """
     ready = replace(run.becomes, ready=True)
     there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.stands_for(name)]
@@ -138,13 +146,13 @@ def _merged_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
 
 
 def old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]:
-    """Days that ended more than `keep_days` days ago."""
+    """Return the days that ended at least `keep_days` days ago."""
     days = {day for dataset in DATASETS for day in files.days(dataset)}
     return sorted(day for day in days if day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)
 
 
 def prune(files: ArchiveFiles, days: Sequence[str], note: Callable[[str], object] = lambda _: None) -> None:
-    """Delete whole days."""
+    """Delete whole days, and call `note` with each one."""
     for day in days:
         for dataset in DATASETS:
             files.remove_day(dataset, day)

@@ -1,8 +1,9 @@
-"""Finds the events whose identity no archive file holds.
+"""A filter for events whose identity no archive file holds.
 
-The job table passes each event once, so one later than all files at the start is new. Any other, or one more than an
-hour late (the job table forgets), is looked up in the files of its hour. After a crash, sources that stamp events on
-observation (a poll of Kubernetes) repeat them under another time, so the last hour's events are read as well.
+The job table passes each event on once, so an event later than all files at the start is new. Any other
+event, and any that is more than an hour late (the job table forgets), is looked up in the files of its
+hour. Some sources stamp events when they observe them, such as a poll of Kubernetes. After a crash they
+repeat events under another time, so the events of the last hour are read as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,10 @@ IDENTITY = ["of", "name", "attempt", "source", "sequence"]
 
 
 class KnownEvents:
-    """The events that the files of one archive hold. `saved_ms`: when the state was saved that goes on. 0: never."""
+    """The events that the files of one archive hold.
+
+    `saved_ms`: when the restored state was saved, 0 for none.
+    """
 
     def __init__(self, files: ArchiveFiles, saved_ms: int) -> None:
         self._files = files
@@ -28,7 +32,7 @@ class KnownEvents:
         self._recent: set[Identity] | None = None  # those of the files since the snapshot
 
     def doubt(self) -> None:
-        """After a failed flush: look the files up again, since any of them may exist."""
+        """Forget the files' newest time after a failed flush, because any of its files may exist."""
         self._newest_ms = None
 
     def new(self, events: Sequence[Event], now_ms: int) -> list[Event]:
@@ -66,7 +70,10 @@ class KnownEvents:
 
 
 def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
-    """Return the identities of the events of a span. The files that hold them are on disk. Raises OSError."""
+    """Return the identities of the events of a span. Raises OSError.
+
+    On return, the files that hold them are on disk for certain.
+    """
     import pyarrow.parquet as pq
 
     def read(file: IO[bytes]) -> list[Identity]:

@@ -1,12 +1,13 @@
-"""Files of the archive: where they lie, what their names say, and how each is written whole or not at all.
+"""Files of the archive: their places, their names, and how each is written whole or not at all.
 
     samples/day=2026-11-21/block=b1/13-0-1795278000123.parquet                 a part: 13:00 to 14:00, of writer 0
     samples/day=2026-11-21/block=b1/13-0-1795278000123-1795281580456.parquet   stands for all parts in that range
     events/day=2026-11-21/13-0-1795278000123.parquet
 
-Days and hours are UTC. A file is written aside, fsynced and renamed; an object store's put is atomic. A compacted file
-is stored as `….parquet.ready`, its parts go, then it takes its name: readers of `*.parquet` never see a row twice, and
-ours take the `.ready` file. The next start finishes what a crash interrupted.
+Days and hours are UTC. A file is written under a temporary name, fsynced and renamed. An object store's
+put is atomic. A compacted file is first stored as `….parquet.ready`. Then its parts are deleted, and it
+gets its final name. So readers of `*.parquet` never see a row twice. Our own readers use the `.ready`
+file. The next start finishes whatever a crash interrupted.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileName:
-    """One file by what its name says. `first` and `last` are numbers of flushes, equal for a part."""
+    """The parts of a file's name. `first` and `last` are numbers of flushes, equal for a part."""
 
     dataset: Dataset
     day: str
@@ -63,16 +64,16 @@ class FileName:
 
     @property
     def place(self) -> tuple[str, str, str, int]:
-        """Which hour of which block."""
+        """The dataset, day, block and hour of the file."""
         return self.dataset, self.day, self.block, self.hour
 
     @property
     def first_ms(self) -> int:
-        """The beginning of the hour whose rows it holds."""
+        """The beginning of the file's hour."""
         return day_ms(self.day) + self.hour * HOUR_MS
 
     def stands_for(self, other: "FileName") -> bool:
-        """Return whether this file also holds what `other` holds."""
+        """Return whether this file also holds all rows of `other`."""
         if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
             return False
         if (self.first, self.last) == (other.first, other.last):
@@ -81,7 +82,7 @@ class FileName:
 
     @classmethod
     def of(cls, path: str) -> "FileName | None":
-        """Parse the name at the end of a path. Returns None for files of others.
+        """Parse the name at the end of a path. Returns None if the archive did not write the file.
 
         >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
         13
@@ -118,7 +119,7 @@ def day_ms(day: str) -> int:
 
 
 def live(names: Iterable[FileName]) -> list[FileName]:
-    """Return the files that hold each row once: those that no other file stands for."""
+    """Return the files that together hold each row once: those that no other file stands for."""
     places: dict[tuple[Any, ...], list[FileName]] = {}
     for name in names:
         places.setdefault((*name.place, name.writer), []).append(name)
@@ -151,14 +152,14 @@ class ArchiveFiles:
         self.folder = Path(self._root) if "file" in _protocols(self._fs) else None
 
     def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
-        """Every file that is there, live or not, of some days or all."""
+        """Return all existing files, live or not, of some days or of all."""
         self._fs.invalidate_cache()
         folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
         paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
         return sorted(name for path in paths if (name := FileName.of(path)) is not None)
 
     def days(self, dataset: Dataset) -> list[str]:
-        """Days that have a folder, oldest first."""
+        """Return the days that have a folder, oldest first."""
         self._fs.invalidate_cache()
         try:
             paths = self._fs.ls(f"{self._root}/{dataset}", detail=False)
@@ -168,7 +169,7 @@ class ArchiveFiles:
         return sorted(match.group(1) for match in found if match is not None)
 
     def size(self, name: FileName) -> int:
-        """Bytes."""
+        """Return the size of a file in bytes."""
         return int(self._fs.size(self._at(name)))
 
     def open(self, name: FileName) -> IO[bytes]:
@@ -185,7 +186,10 @@ class ArchiveFiles:
         files.replace_file(path, [data], AREA)
 
     def _make_folder(self, folder: Path) -> None:
-        """Its name is on disk, and those above it: they may be of a process that ended before it could see to that."""
+        """Make a folder, and sync its name and those of the folders above it.
+
+        An earlier process may have made a folder above it and ended before it could sync it.
+        """
         assert self.folder is not None
         if folder not in self._on_disk or not folder.exists():
             for one in (folder, *folder.parents):
@@ -195,13 +199,16 @@ class ArchiveFiles:
             self._on_disk.add(folder)
 
     def keep(self, names: Iterable[FileName]) -> None:
-        """Return once these files are on disk under their names; whoever renamed them may not have fsynced."""
+        """Sync these files' names to disk. Another process may have renamed them without an fsync."""
         if self.folder is not None:
             for folder in sorted({(self.folder / name.path).parent for name in names}):
                 files.sync_folder(folder, AREA)
 
     def become(self, ready: FileName) -> None:
-        """Put a `.ready` file in its place: remove what it stands for, then rename it. Repeating it changes nothing."""
+        """Put a `.ready` file in its place: remove the files that it stands for, then rename it.
+
+        Repeating it changes nothing.
+        """
         self.keep([ready])
         final = replace(ready, ready=False)
         names = self.names(ready.dataset, [ready.day])
@@ -226,7 +233,7 @@ class ArchiveFiles:
 
     @contextlib.contextmanager
     def as_os_error(self) -> Iterator[None]:
-        """Whatever the library of an object store raises, as the OSError that a disk would raise."""
+        """Convert any error of an object store's library into the OSError that a disk would raise."""
         try:
             yield
         except OSError:

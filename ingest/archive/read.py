@@ -1,4 +1,4 @@
-"""Reading the archive: what is there, and what it says of a span of time."""
+"""Readers of the archive: its files, samples and events in a span of time."""
 
 import contextlib
 import logging
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSpan:
-    """Times from `first_ms` up to but not with `end_ms`, of all blocks or one."""
+    """The times from `first_ms` up to, but without, `end_ms`, of all blocks or of one."""
 
     first_ms: int
     end_ms: int
     block: str | None = None
 
     def names(self, files: ArchiveFiles, dataset: Dataset) -> list[FileName]:
-        """Live files that may hold rows of it."""
+        """Return the live files that may hold rows of the span."""
         days = [
             day for day in files.days(dataset) if day_ms(day) < self.end_ms and day_ms(day) + DAY_MS > self.first_ms
         ]
@@ -48,7 +48,7 @@ class ArchiveSpan:
 
 @contextlib.contextmanager
 def log_damaged(name: FileName) -> Iterator[None]:
-    """Log and skip a damaged file; pass on the system's OSError."""
+    """Log an error of a damaged file and go on. Errors of the operating system are raised."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -60,7 +60,10 @@ def log_damaged(name: FileName) -> Iterator[None]:
 def each_file(
     files: ArchiveFiles, span: ArchiveSpan, dataset: Dataset, read: Callable[[IO[bytes]], T]
 ) -> Iterator[tuple[FileName, T]]:
-    """`read` of every live file. Compaction may replace files meanwhile: then all are read anew. Raises OSError."""
+    """Yield each live file with what `read` returns for it. Raises OSError.
+
+    If compaction replaces a file at the same time, all files are read again.
+    """
     for attempt in range(RETRIES):
         answers = []
         try:
@@ -78,14 +81,17 @@ def each_file(
 def read_samples(
     files: ArchiveFiles, span: ArchiveSpan, words: Words, also: Sequence[tuple[str, str, Any]] = ()
 ) -> ArchiveRows:
-    """Read the samples of a span, unordered. also: further filters on kind, metric, entity or value."""
+    """Read the samples of a span, unordered.
+
+    also: further filters on kind, metric, entity or value.
+    """
     filters = [*span.filters, *also]
     parts = [rows for _, rows in each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))]
     return ArchiveRows.concat(parts) if parts else ArchiveRows.none()
 
 
 def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent | NodeEvent], list[RecordError]]:
-    """Job and node events of a span by time, and what cannot be read of them."""
+    """Return the job and node events of a span by time, and an error for each that cannot be read."""
     import pyarrow.parquet as pq
 
     def read(file: IO[bytes]) -> list[tuple[int, str]]:
@@ -104,7 +110,10 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
 
 
 def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
-    """No row is later: the time of the newest one, NOTHING_MS when there is none, of a damaged file the hour's end."""
+    """Return the time of the newest row, or NOTHING_MS if there is none. No row is later.
+
+    A damaged file counts with the end of its hour.
+    """
     import pyarrow.parquet as pq
 
     for day in reversed(files.days(dataset)):

@@ -3,7 +3,8 @@
     samples   kind, metric, entity (dictionary strings) · time_ms int64 · value float64; by (kind, metric, entity, time)
     events    time_ms · of ("job" or "node") · name · attempt · source · sequence · type · event (the whole of it, JSON)
 
-Values are exact: BYTE_STREAM_SPLIT with zstd takes 1.55 bytes for a recorded H100 value (dictionary 2.0, plain 1.77).
+Values are exact. BYTE_STREAM_SPLIT with zstd needs 1.55 bytes for a recorded H100 value (dictionary 2.0,
+plain 1.77).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,10 @@ _WRITE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRows:
-    """Columns (n,): kind indexes KINDS, metric METRIC_NAMES, entity the names of its kind (see `Names`)."""
+    """The columns of samples, each (n,).
+
+    kind indexes KINDS, metric METRIC_NAMES, and entity the names of its kind (see `Names`).
+    """
 
     kind: NDArray[np.int8]
     metric: NDArray[np.int16]
@@ -64,18 +68,24 @@ class ArchiveRows:
 
 
 def metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
-    """For each kind: row of its catalogue → row of METRIC_NAMES."""
+    """Return for each kind: row of its catalogue → row of METRIC_NAMES."""
     return {kind: np.array([_METRIC_AT[metric.name] for metric in METRICS[kind]], np.int16) for kind in KINDS}
 
 
 def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
-    """(n,) one number for (kind, metric, entity, time), in that order. All times lie in the hour that begins there."""
+    """Return (n,) one number for each (kind, metric, entity, time), in that order.
+
+    All times must lie in the hour that begins at `hour_ms`.
+    """
     series = (rows.kind.astype(np.int64) << METRIC_BITS | rows.metric) << ENTITY_BITS | rows.entity
     return (series << TIME_BITS) | (rows.time_ms - hour_ms)
 
 
 def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
-    """Return one hour's rows by kind, metric, entity and time, each (series, time) once, and where each was before."""
+    """Return one hour's rows by kind, metric, entity and time, and where each row was before.
+
+    Each (series, time) occurs once: its first row remains.
+    """
     codes = code(rows, hour_ms)
     order = np.argsort(codes, kind="stable")  # batches are in order for long stretches: twice as fast as any other
     ordered = codes[order]
@@ -88,7 +98,10 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
 def encode_samples(
     rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics: Sequence[str] = METRIC_NAMES
 ) -> Any:
-    """Encode rows that are in order as a Parquet file (a buffer). `names`: by kind, what `rows.entity` indexes."""
+    """Encode rows that are in order as a Parquet file (a buffer).
+
+    names: kind → the names that `rows.entity` indexes.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -132,14 +145,17 @@ def _table(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Our numbers of a file's names; None: rows with that name are left out."""
+    """The lookups from a file's names to our own numbers. Rows with a name that gives None are left out."""
 
     row_of: Callable[[EntityKind, str], int | None]
     metric_of: Callable[[str], int | None] = _METRIC_AT.get
 
 
 def decode_samples(file: IO[bytes], words: Words, filters: Any = None) -> ArchiveRows:
-    """Read a file's rows. filters: as of pyarrow.parquet.read_table. A torn file raises OSError or ValueError."""
+    """Read a file's rows. Raises OSError or ValueError if the file is torn.
+
+    filters: in the form that pyarrow.parquet.read_table accepts.
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(file, filters=filters, use_threads=False).unify_dictionaries().combine_chunks()
@@ -167,7 +183,7 @@ def _row(found: int | None) -> int:
 
 
 def adding(entities: Entities) -> Callable[[EntityKind, str], int]:
-    """Rows of `entities`, where new names are added."""
+    """Return a lookup of rows in `entities` that adds new names."""
 
     def row_of(kind: EntityKind, name: str) -> int:
         if kind is EntityKind.NODE:
@@ -191,7 +207,7 @@ def _indices(table: Any, column: str) -> tuple[NDArray[Any], list[str]]:
 
 
 def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
-    """Encode events by time as a Parquet file (a buffer)."""
+    """Encode events as a Parquet file (a buffer), ordered by time."""
     import pyarrow as pa
 
     rows = [_event_row(event) for event in sorted(events, key=lambda event: event.time_ms)]

@@ -1,4 +1,4 @@
-"""Series of the archive, each as a whole: for a look at one, and for what is computed from a few."""
+"""Whole series of the archive, for viewing one or computing from a few."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ingest.archive.rows import (
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSeries:
-    """One series by time. time_ms, value: (n,), n > 0."""
+    """One series, ordered by time. time_ms, value: (n,), n > 0."""
 
     kind: str
     metric: str
@@ -44,7 +44,11 @@ def read_series(
     entity: str = "",
     each: Callable[[Iterable[Any]], Iterator[Any]] = _as_they_are,
 ) -> list[ArchivedSeries]:
-    """Read series by kind, metric and entity (empty: any). `each` wraps the files, e.g. with a bar. Raises OSError."""
+    """Read series, ordered by kind, metric and entity. Raises OSError.
+
+    metric, entity: read only these, or all if empty. `each` wraps the list of files, for example with a
+    progress bar.
+    """
     filters: list[tuple[str, str, Any]] = [*span.filters]
     filters += [(key, "==", value) for key, value in (("metric", metric), ("entity", entity)) if value]
     entities, parts = Entities(), [ArchiveRows.none()]

@@ -1,6 +1,7 @@
-"""The archive as the source "history": delivers the rows of a span of time again, in order (docs/archive.md).
+"""The archive as the source "history": it delivers a span of time again, in order (docs/archive.md).
 
-A batch holds `step_ms` of all blocks or one. A thread reads ahead. Metrics that left the catalogue are dropped.
+A batch holds `step_ms` of all blocks or of one. A thread reads ahead. Metrics that are no longer in the
+catalogue are dropped.
 """
 
 import asyncio
@@ -31,7 +32,11 @@ RETRY_S = 5.0
 
 
 class HistoryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`url`: as [archive] has it. Times are Unix ms, `to_ms` is not part of it. `block`: empty is all of them."""
+    """The options of the source `history`.
+
+    `url`: as in [archive]. Times are Unix ms, and the span ends before `to_ms`. `block`: empty means all
+    blocks.
+    """
 
     url: str
     from_ms: int
@@ -43,7 +48,7 @@ class HistoryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Window:
-    """Ten minutes of the archive by time."""
+    """Ten minutes of the archive, ordered by time."""
 
     rows: ArchiveRows
     events: list[Event]
@@ -52,7 +57,10 @@ class _Window:
 
 
 class ArchiveSource(Source):
-    """A Source over a span of the archive, as fast as it is asked. Its position is the time of the next step."""
+    """A source that reads a span of the archive as fast as its reader asks.
+
+    Its position is the time of the next step.
+    """
 
     def __init__(self, entities: Entities, clock: Clock, options: dict[str, Any]) -> None:
         self.options = read_options("history", options, HistoryOptions)
@@ -114,13 +122,16 @@ class ArchiveSource(Source):
         return _Window(rows, events, bad, deque(sorted(steps)))
 
     async def _next_ms(self, after_ms: int) -> int:
-        """When there is something again, at the earliest: a span may be empty for months."""
+        """Return the earliest time at which the archive may have rows again.
+
+        A span may be empty for months.
+        """
         span = ArchiveSpan(after_ms, self.options.to_ms, self.options.block or None)
         names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
     def _adopted(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
-        """Return the rows with our own numbers of their entities, and an error per name that there was no room for."""
+        """Return the rows with our own entity numbers, and an error for each name that there was no room for."""
         entity, refused = rows.entity.copy(), list[RecordError]()
         for number, kind in enumerate(KINDS):
             own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
@@ -130,7 +141,7 @@ class ArchiveSource(Source):
         return (rows.take(entity >= 0) if refused else rows), refused
 
     def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
-        """Our number of an entity, -1 where it is one too many."""
+        """Return our number of an entity, or -1 if there is no room for it."""
         try:
             if kind is not EntityKind.NODE and kind not in NODE_OWNED:
                 return self._entities[kind].add(name)
@@ -146,7 +157,7 @@ class ArchiveSource(Source):
         return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _step_of(self, time_ms: Any) -> Any:
-        """Return the beginning of the step. The first step of a span begins where the span does."""
+        """Return the beginning of a time's step. The first step begins where the span does."""
         return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
 
     def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
@@ -172,7 +183,7 @@ class ArchiveSource(Source):
 
 
 def _catalogue_rows(columns: Any) -> Any:
-    """METRIC_NAMES row → row of a kind's catalogue, -1 where it has none."""
+    """Return (METRIC_NAMES row,) the row in a kind's catalogue, -1 if the kind lacks the metric."""
     rows = np.full(sum(len(metrics) for metrics in METRICS.values()) + 1, -1, np.int16)
     rows[columns] = np.arange(len(columns))
     return rows

@@ -1,8 +1,9 @@
-"""The source "gpud": polls the gpud daemon of each node for the health of its components (docs/sources/health.md).
+"""The source "gpud": polls the gpud daemon of each node for its components' health.
 
-`NODE=` before a target names its node, else the URL's host does. States come when they change, bad ones also once a
-day. Healthy withdraws a component's reports, Degraded is a warning; Unhealthy is fatal where gpud suggests
-REBOOT_SYSTEM or HARDWARE_INSPECTION, else a warning. XID events are XIDs.
+See docs/sources/health.md. `NODE=` before a target names its node. Without it, the URL's host is the
+node. A state is delivered when it changes, and a bad one once a day as well. Healthy withdraws a
+component's reports. Degraded is a warning. Unhealthy is fatal if gpud suggests REBOOT_SYSTEM or
+HARDWARE_INSPECTION, and a warning otherwise. XID events become XIDs.
 """
 
 import os
@@ -93,7 +94,7 @@ Known = dict[str, list[Any]]
 
 
 def parse_gpud(entry: str) -> tuple[str, str]:
-    """(node, URL) of one target. Raises ConfigError."""
+    """Split one target into (node, URL). Raises ConfigError."""
     found = _named.fullmatch(entry)
     node, url = (found[1], found[2]) if found is not None else ("", entry)
     try:
@@ -107,7 +108,7 @@ def parse_gpud(entry: str) -> tuple[str, str]:
 
 
 class GpudSource(Source):
-    """Position: by node, the last report of each check."""
+    """The source `gpud`. Its position is the last report of each check, by node."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         chosen = read_options("gpud", options, GpudOptions)
@@ -149,7 +150,7 @@ class GpudSource(Source):
         await self._poller.close()
 
     async def _ask(self, poller: Poller, node: str) -> Batch:
-        """Return the states and the newest XIDs of one node."""
+        """Fetch the states and the newest XIDs of one node."""
         url, now_ms = self._urls[node], self._clock.now_ms()
         states = decode_states(await poller.get(f"{url}/v1/states"))
         since_s = self._seen_s.get(node, (now_ms - LOOK_BACK_MS) // 1000)
@@ -165,7 +166,10 @@ class GpudSource(Source):
 def tally_of(
     states: list[ComponentStates], events: list[ComponentEvents], told: int, xids: int, refused: int
 ) -> RecordTally:
-    """Count the states and events of an answer. told: states that changed; refused: records whose event is bad."""
+    """Count the states and events of an answer.
+
+    told: number of states that changed. xids: number of XIDs. refused: number of records whose event is bad.
+    """
     rows = [state for component in states for state in component.states or ()]
     unread = [state.health[:80] for state in rows if _severity(state) is None and state.health not in NOT_YET]
     waiting = sum(_severity(state) is None for state in rows) - len(unread)
@@ -193,7 +197,10 @@ def decode_events(body: bytes) -> list[ComponentEvents]:
 
 
 def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
-    """Find what changed since `known`, and update it."""
+    """Yield an event for each state that differs from `known`, and update `known`.
+
+    A bad state that did not change is repeated after AGAIN_MS.
+    """
     for component in components:
         for state in component.states or ():
             severity = _severity(state)
@@ -266,7 +273,7 @@ def _checked(events: list[NodeEvent], now_ms: int) -> Batch:
 
 
 def _severity(state: ComponentHealth) -> Severity | None:
-    """None while it is not known yet."""
+    """Return the severity of a state, or None if gpud does not know it yet."""
     match state.health:
         case "Healthy":
             return "ok"
@@ -290,7 +297,7 @@ def _sequence(time_ms: int, what: str) -> int:
 
 
 def _time_ms(stated: str, now_ms: int) -> int:
-    """Return the daemon's time, or now if it states no possible one."""
+    """Return the daemon's time, or now if it states no plausible time."""
     try:
         time = datetime.fromisoformat(stated)
     except ValueError:

@@ -1,7 +1,8 @@
-"""Health events of NVIDIA NVSentinel's event exporter (CloudEvents 1.0 in its three modes) → node events.
+"""Health events of NVIDIA NVSentinel's event exporter, decoded into node events.
 
-Delivery is at-least-once and unordered: the id identifies an event, and the later `generatedTimestamp` wins. Events
-that NVSentinel only stores are warnings at most, and our own predictions are not read back.
+They arrive as CloudEvents 1.0 in its three modes. Delivery is at-least-once and unordered. The id
+identifies an event, and the later `generatedTimestamp` wins. Events that NVSentinel only stores are
+warnings at most. Our own predictions are not read back.
 """
 
 import re
@@ -65,7 +66,7 @@ class Instant(msgspec.Struct):
 
 
 class HealthEvent(msgspec.Struct, rename="camel"):
-    """An event as the exporter writes it; unknown fields are ignored."""
+    """An event as the exporter writes it. Unknown fields are ignored."""
 
     node_name: str
     check_name: str = ""
@@ -87,7 +88,7 @@ class HealthData(msgspec.Struct, rename="camel"):
 
 
 class HealthEnvelope(msgspec.Struct):
-    """One CloudEvent."""
+    """A CloudEvent that carries one or more health events."""
 
     specversion: str
     id: str
@@ -105,7 +106,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class EventEnvelope:
-    """One health event with what its envelope says of it."""
+    """One health event with its envelope's id and time."""
 
     id: str
     time: str
@@ -113,7 +114,10 @@ class EventEnvelope:
 
 
 def decode(body: bytes, headers: Mapping[str, str], now_ms: int, future_limit_ms: int) -> DecodedBody:
-    """Every event of a body, good or refused by its index. `headers`: names in lower case."""
+    """Decode every event of a body, and list refused ones by index.
+
+    headers: names in lower case.
+    """
     records: list[DecodedRecord] = []
     rejected: list[tuple[int, RecordError]] = []
     for index, part in enumerate(_parts(body, headers)):
@@ -168,7 +172,10 @@ def _decoded(part: bytes) -> EventEnvelope:
 
 
 def node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
-    """One event for each impacted GPU or other device; one for the node where none is named. Raises RecordError."""
+    """Return one event for each impacted GPU or other device, or one for the node if none is named.
+
+    Returns none for our own predictions. Raises RecordError.
+    """
     event = envelope.event
     if event.agent == OWN_AGENT:
         return []
@@ -204,7 +211,7 @@ def _severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
 
 
 def _xid(event: HealthEvent) -> int | None:
-    """Return the XID of a check of XIDs. Other checks have codes of their own."""
+    """Return the XID if the check reports XIDs, otherwise None. Other checks have their own codes."""
     if "xid" not in event.check_name.lower():
         return None
     found = (_xid_code.fullmatch(code) for code in event.error_code or ())
@@ -228,7 +235,7 @@ def _advice(event: HealthEvent) -> str:
 def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
     """List (GPU index, device) of each GPU, or of each other device. A node alone is (None, "").
 
-    A GPU's index, PCI address and UUID are entities of their own, in the same order.
+    A GPU's index, PCI address and UUID are separate entities, in the same order.
     """
     gpus: list[int | None] = []
     addresses: list[str] = []

@@ -1,6 +1,7 @@
-"""HTTP services polled by one task each, so that one that hangs delays no other; TLS and login.
+"""HTTP services that are polled by one task each, with TLS and login.
 
-A target that is away is polled again at its next turn; while all are away, `next` raises SourceError.
+A target that hangs delays no other. A target that does not answer is polled again at its next turn. While
+none answers, `next` raises SourceError.
 """
 
 import asyncio
@@ -27,7 +28,10 @@ LONGEST_S = 86_400.0
 
 
 class PollOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of every polled source. Seconds are wall time. `verify` False takes any certificate."""
+    """The options of every polled source.
+
+    Seconds are wall time. If `verify` is False, any certificate is accepted.
+    """
 
     poll_s: float = 10.0
     timeout_s: float = 5.0
@@ -39,7 +43,10 @@ class PollOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def check_polling(name: str, options: PollOptions) -> "ssl.SSLContext | bool":
-    """Return the TLS context that the options ask for. Raises ConfigError that names the key."""
+    """Return the TLS context that the options describe. Raises ConfigError that names the key.
+
+    Returns False if certificates are not to be verified.
+    """
     for key, value in (("poll_s", options.poll_s), ("timeout_s", options.timeout_s)):
         if not 0 < value <= LONGEST_S:
             raise ConfigError(f"pipeline.sources {name}: {key} = {value}: expected more than 0, at most {LONGEST_S:g}")
@@ -67,7 +74,10 @@ Ask = Callable[["Poller", str], Awaitable[Batch]]
 
 
 class Poller:
-    """Asks its targets every `poll_s`. `ask(poller, target)` fetches and reads one; it may raise FetchError."""
+    """A poller of several targets, each every `poll_s`.
+
+    `ask(poller, target)` fetches and decodes one target. It may raise FetchError.
+    """
 
     def __init__(
         self,
@@ -94,12 +104,12 @@ class Poller:
         self._closed = False
 
     async def get(self, url: str) -> bytes:
-        """One page of a target. Raises FetchError."""
+        """Fetch the body of one URL. Raises FetchError."""
         assert self._session is not None
         return (await fetch(self._session, url, self._options.max_body_bytes)).body
 
     async def next(self) -> Batch:
-        """Wait for answers; return what is new in them."""
+        """Wait for answers, and return the new records in them."""
         if not self._tasks and not self._closed:
             self._start()
         while not self._closed:
@@ -122,7 +132,10 @@ class Poller:
         raise StopAsyncIteration
 
     def health(self, kind: str) -> dict[str, Any]:
-        """Its row of the ingestion document; `targets_up` of `targets` answered last."""
+        """Return the source's row of the ingestion document.
+
+        `targets_up` of `targets` answered when they were last polled.
+        """
         recent = [count for at, count in self._rates if at > time.monotonic() - 60.0]
         up = sum(target.up is True for target in self._targets.values())
         return {
@@ -138,7 +151,7 @@ class Poller:
         }
 
     async def close(self) -> None:
-        """Give back the tasks and sockets. May be called twice."""
+        """Stop the tasks and close the sockets. May be called twice."""
         self._closed = True
         self._wake.set()
         for task in self._tasks:

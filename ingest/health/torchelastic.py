@@ -1,4 +1,4 @@
-"""Events of elastic launchers → job events: torchelastic's (torchrun's) and NVRx's (ft_launcher's).
+"""Events of the elastic launchers torchelastic (torchrun) and NVRx (ft_launcher) as job events.
 
     Event: a worker or an agent FAILED      failed, with the category that its error says, and the node
     Event: agent of group rank 0 SUCCEEDED  finished: it has waited for the others
@@ -48,7 +48,7 @@ class Metadata(msgspec.Struct):
 
 
 class ElasticRecord(msgspec.Struct):
-    """One record of any of the three kinds: the keys say which."""
+    """One record of any of the three kinds. Its keys show which kind it is."""
 
     name: str = ""
     source: str = ""
@@ -72,14 +72,20 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Job and attempt from the request, for all its records; empty and 0 where the records name them."""
+    """The job and attempt that a request states for all its records.
+
+    They are empty and 0 if the records name them.
+    """
 
     job: str = ""
     attempt: int = 0
 
 
 def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int, future_limit_ms: int) -> DecodedBody:
-    """Every event that follows from a body, in its order, and its bad records. `headers`: names in lower case."""
+    """Decode a body into events, in its order, and list its bad records.
+
+    headers: names in lower case.
+    """
     decoded = DecodedBody()
     for index, part in enumerate(split(body, headers)):
         if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
@@ -105,7 +111,10 @@ def _read(part: bytes) -> ElasticRecord:
 
 
 def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
-    """Translate one record. `mark`: a number of its own, the same when it is sent again. Raises RecordError."""
+    """Translate one record into job events. Raises RecordError.
+
+    mark: a number that is the same whenever the record is sent again.
+    """
     if record.cycle_number is not None:
         return _cycle(record, sender, now_ms)
     if record.node_state:
@@ -167,7 +176,7 @@ def _cycle(record: ElasticRecord, sender: Sender, now_ms: int) -> list[JobEvent]
 
 
 def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
-    """Names from a list, or from a text as Slurm writes them."""
+    """Read node names from a list, or from a text in Slurm's form. Raises RecordError."""
     if not stated:
         return ()
     if isinstance(stated, list):
@@ -179,7 +188,10 @@ def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _time_ms(stated: str | float | None, now_ms: int) -> int:
-    """From RFC 3339 or Unix seconds."""
+    """Convert RFC 3339 or Unix seconds to Unix ms. Returns now if no time is stated.
+
+    Raises RecordError.
+    """
     if stated is None or stated == "":
         return now_ms
     try:
@@ -192,14 +204,14 @@ def _time_ms(stated: str | float | None, now_ms: int) -> int:
 
 
 def _sequence(timestamp_ms: int, mark: int) -> int:
-    """In the order of time, where there is one."""
+    """Return the sequence of an event, in the order of time if it states one."""
     if timestamp_ms <= 0:
         return AGENTS + mark % (1 << AGENT_BITS)
     return AGENTS + ((timestamp_ms // 1000 - SINCE_S) * A_SECOND + mark % A_SECOND) % (1 << AGENT_BITS)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Category and text of an error."""
+    """The category and text of an error."""
 
     category: FailureCategory
     message: str
@@ -215,7 +227,10 @@ class _Message(msgspec.Struct, rename={"extra_info": "extraInfo"}):
 
 
 class _ErrorFile(msgspec.Struct):
-    """The file that `@record` writes of a worker: {"message": {"message", "extraInfo"}}, or {"message": text}."""
+    """The error file that `@record` writes for a worker.
+
+    It is {"message": {"message", "extraInfo"}}, or {"message": text}.
+    """
 
     message: _Message | str = ""
     exitcode: int | None = None

@@ -1,7 +1,8 @@
 """The source "ufm": link failures that NVIDIA UFM Cyber-AI predicts, as a prior of the port's risk.
 
-FLEETCAST_UFM_TOKEN holds an access token, or FLEETCAST_UFM_PASSWORD the password of `user`. A prediction is delivered
-when it comes, changes by five points, or is withdrawn. Ports of switches and unknown hosts are ignored.
+FLEETCAST_UFM_TOKEN holds an access token, or FLEETCAST_UFM_PASSWORD the password of `user`. A prediction
+is delivered when it first appears, changes by five points, or is withdrawn. Ports of switches and unknown
+hosts are ignored.
 """
 
 import base64
@@ -38,7 +39,7 @@ _device = re.compile(r"(mlx\w{1,20})(?:/(\d{1,3}))?")
 
 
 class UfmOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """since_h: how old a prediction may be."""
+    """The options of the source `ufm`. `since_h`: how old a prediction may be."""
 
     url: str
     name: str = "ufm"
@@ -51,7 +52,7 @@ class UfmOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Alert(msgspec.Struct):
-    """One prediction; `probability` is in percent."""
+    """One prediction. `probability` is in percent."""
 
     node_name: str
     probability: float
@@ -78,7 +79,7 @@ def _is_http(url: str) -> bool:
 
 
 class UfmSource(Source):
-    """Position: the predictions that stand."""
+    """The source `ufm`. Its position is the set of current predictions."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         chosen = read_options("ufm", options, UfmOptions)
@@ -116,7 +117,11 @@ class UfmSource(Source):
         self._taken = dict(self._known)
 
     def health(self) -> dict[str, Any]:
-        """`unknown`: predictions for ports of switches and of hosts that the fleet does not know."""
+        """Return the source's row of the ingestion document.
+
+        `unknown`: predictions for ports of switches, and of hosts that the fleet does not know. `standing`:
+        current predictions.
+        """
         return {**self._poller.health("ufm"), "standing": len(self._known), "unknown": self.unknown}
 
     async def close(self) -> None:
@@ -144,7 +149,10 @@ class UfmSource(Source):
         return replace(self._changes(predicted, bad, now_ms), tally=tally)
 
     def _port(self, alert: Alert) -> str | None:
-        """ "node|device" of a host that the fleet knows. UFM may write the card behind the host's name."""
+        """Return "node|device" for a host that the fleet knows, otherwise None.
+
+        UFM may write the adapter's name after the host's name.
+        """
         nodes = self._entities[EntityKind.NODE]
         name = known_name(alert.node_name.split(" ")[0], nodes)
         found = _device.search(alert.port_name) or _device.search(alert.node_name)
@@ -152,7 +160,7 @@ class UfmSource(Source):
         return f"{name}|{device}" if name in nodes else None
 
     def _changes(self, predicted: Mapping[str, tuple[float, Alert]], bad: list[RecordError], now_ms: int) -> Batch:
-        """Events of what came, changed and went since the last answer."""
+        """Return events for predictions that are new, changed or gone since the last answer."""
         events = []
         for key, (percent, alert) in predicted.items():
             p = percent / 100
@@ -180,7 +188,10 @@ def _remember(known: Known, event: NodeEvent) -> None:
 
 
 def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
-    """Return the good alerts of an answer and the errors of the others. Raises RecordError if it is no list."""
+    """Return the good alerts of an answer, and the errors of the others.
+
+    Raises RecordError if the answer is not a list.
+    """
     try:
         rows = _alerts(body) or []
     except (ValueError, RecursionError) as error:
@@ -202,7 +213,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
 
 
 def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
-    """Return a prediction, or without `p` its end."""
+    """Return the event of a prediction, or of its end if `p` is None."""
     node, _, device = key.partition("|")
     id = "" if alert is None else str(alert.alert_id)
     what = zlib.crc32(f"{device}|{id}|{p}".encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)

@@ -1,7 +1,8 @@
-"""The inbox of one of several pipelines: samples of its own nodes; the first pipeline takes the events as well.
+"""The inbox of one of several pipelines: samples of its own nodes, and events for the first pipeline.
 
-Every pipeline reads all segments and marks its snapshots in `read.<k>`: a segment goes when all have passed it. When
-the number of pipelines changes, each begins where the slowest was: repeats change nothing.
+Every pipeline reads all segments and records its snapshot's position in `read.<k>`. A segment is deleted
+once all pipelines have passed it. When the number of pipelines changes, each begins where the slowest was,
+because repeats change nothing.
 """
 
 import logging
@@ -25,7 +26,7 @@ PREFIX = "read."
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The position of pipeline `instance` of `instances` that its older snapshot holds."""
+    """The position in the older snapshot of pipeline `instance` of `instances`."""
 
     instance: int
     instances: int
@@ -33,7 +34,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class DividedInbox(Source):
-    """A Source over an InboxSource. With one pipeline it delivers what that does."""
+    """A source over an InboxSource. With one pipeline, it delivers the same records."""
 
     name = "inbox"
 
@@ -55,7 +56,7 @@ class DividedInbox(Source):
         return self._inbox.position()
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Go on after `position`; at the beginning, where the number of pipelines was changed since it was noted."""
+        """Continue after `position`, or at the beginning if the number of pipelines has changed since."""
         if any(mark.instances != self._share.instances for mark in read_marks(self._inbox.folder)):
             logger.warning("the number of pipelines was changed: reading the inbox from its beginning")
             position = {}
@@ -71,11 +72,14 @@ class DividedInbox(Source):
         return self._inbox.health()
 
     def models(self) -> dict[str, str]:
-        """Node -> GPU model, as what was written tells."""
+        """Return node → GPU model, as learnt from the remote writes."""
         return self._inbox.models()
 
     def prune(self, position: Mapping[str, Any]) -> int:
-        """Note how far this pipeline is, and delete what all of them have passed; returns how many segments."""
+        """Record this pipeline's position, and delete the segments that all pipelines have passed.
+
+        Returns the number of deleted segments.
+        """
         folder, share = self._inbox.folder, self._share
         folder.mkdir(parents=True, exist_ok=True)
         mark = Mark(share.instance, share.instances, dict(position))
@@ -94,7 +98,7 @@ class DividedInbox(Source):
 
 
 def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the position that none of `positions` lies before: of each writer that all of them have read.
+    """Return the lowest position of each writer that occurs in all `positions`.
 
     >>> least([{"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16}])
     {'api-000000000001.seg': 99}
@@ -106,7 +110,7 @@ def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Read the marks that exist, by instance. An unreadable one is logged, and counts as none."""
+    """Read the marks that exist, by instance. An unreadable one is logged and left out."""
     marks = []
     for path in sorted(folder.glob(f"{PREFIX}*")):
         try:

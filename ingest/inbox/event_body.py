@@ -1,11 +1,11 @@
-"""A request body → its event records: one object, an array, JSON lines, or CloudEvents 1.0 in its three modes.
+"""A decoder of request bodies: one object, an array, JSON lines, or CloudEvents 1.0 (three modes).
 
     application/json, or lines, sniffed     {…}  or  [{…}, …]  or one object a line
     ce-specversion header                   CloudEvents binary: the body is the event
     application/cloudevents+json            CloudEvents structured: the event is in `data` (or `data_base64`)
     application/cloudevents-batch+json      an array of those
 
-Good records of a bad body count: an array that breaks off gives its whole records and one error.
+Good records of a bad body count. An array that breaks off gives its whole records and one error.
 """
 
 import base64
@@ -39,7 +39,7 @@ _raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class DecodedRecord(msgspec.Struct, frozen=True, gc=False):
-    """A good record: its place in the body, its own bytes, and what they say."""
+    """A good record: its index in the body, its own bytes, and its event."""
 
     index: int
     raw: bytes
@@ -59,7 +59,7 @@ class DecodedBody:
 
 
 class CloudEvent(msgspec.Struct):
-    """The CloudEvents 1.0 envelope; extension attributes are allowed and ignored."""
+    """The CloudEvents 1.0 envelope. Extension attributes are allowed and ignored."""
 
     specversion: str
     id: str
@@ -76,7 +76,7 @@ _cloud_event = msgspec.json.Decoder(CloudEvent).decode
 def decode_body(
     body: bytes, now_ms: int, headers: Mapping[str, str] | None = None, future_limit_ms: int = FUTURE_LIMIT_MS
 ) -> DecodedBody:
-    """Decode every record of a body, good or rejected with its index. `headers`: names in lower case.
+    """Decode every record of a body, and list rejected ones by index. `headers`: names in lower case.
 
     >>> decode_body(b'[{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}, [5]]', now_ms=10).rejected
     [(1, RecordError('wrong_type: is [5], must be an object of keys and values'))]
@@ -104,7 +104,7 @@ def decode_body(
 
 
 class _Head(msgspec.Struct):
-    """The job, attempt and type of a refused record, whatever else is wrong with it."""
+    """The job, attempt and type of a refused record, readable even if other fields are wrong."""
 
     job: str
     type: str
@@ -116,7 +116,7 @@ RUNS = frozenset({"started", "resized", "phase", "step", "checkpoint"})  # types
 
 
 def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
-    """Record the attempt of a refused record that says that it runs."""
+    """Record the attempt of a refused record if the record says that the attempt runs."""
     if isinstance(part, RecordError):
         return
     with contextlib.suppress(ValueError, RecursionError):

@@ -1,13 +1,18 @@
 """The durable inbox: every pushed record is in a segment, fsynced, before it is acknowledged.
 
-One process appends to a segment, any number tail it. Rules that make a crash harmless:
+One process appends to a segment, and any number of processes read behind it. Three rules make a crash
+harmless:
 
-1. A writer starts a new segment, so a torn tail is never overwritten; a lock keeps two processes from one name.
-2. A failed write is cut back to the last whole record. A failed fsync takes its records away and ends the segment: the
-   kernel may call their pages clean, so that no later fsync tells whether they are on disk. Nothing is acknowledged.
-3. A reader waits for the rest of a torn record in a writer's newest segment; elsewhere it counts "torn" and goes on.
+1. A writer starts a new segment, so a torn tail is never overwritten. A lock keeps two processes from using
+   one name.
+2. A failed write is cut back to the last whole record. A failed fsync removes its records and ends the
+   segment, because the kernel may mark their pages clean, and then no later fsync shows whether they are on
+   disk. Nothing is acknowledged.
+3. A reader waits for the rest of a torn record in a writer's newest segment. In any other segment it counts
+   "torn" and goes on.
 
-Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent downstream.
+Delivery is at-least-once: a record whose write was refused may still be read. Events are idempotent
+downstream.
 """
 
 import asyncio
@@ -62,7 +67,7 @@ class Position:
 
 @dataclass(slots=True)
 class _Append:
-    """One caller's records on their way to disk."""
+    """One caller's records that wait to be written."""
 
     records: Sequence[bytes]
     kind: int
@@ -71,10 +76,10 @@ class _Append:
 
 
 class InboxWriter:
-    """The writing side of an inbox for one process, from one event loop; a thread writes.
+    """The writing side of an inbox, for one process and one event loop. A thread writes.
 
-    Appends during a commit share the next fsync. The first append makes the folder, so a full or read-only disk refuses
-    records but lets the process start.
+    Appends during a commit share the next fsync. The first append makes the folder. So the process can start
+    with a full or read-only disk, which then refuses records.
     """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -97,7 +102,7 @@ class InboxWriter:
     async def append(self, records: Sequence[bytes], received_ms: int, kind: int = RecordKind.EVENT) -> Position:
         """Append records, and return once they are on disk.
 
-        Raises SourceError if they cannot be: nothing is acknowledged.
+        Raises SourceError if they cannot be written. In this case nothing is acknowledged.
         """
         done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Append(records, kind, received_ms, done))
@@ -124,7 +129,7 @@ class InboxWriter:
                         append.done.set_result(position)
 
     def _commit(self, batch: Sequence[_Append]) -> Position:
-        """Write and fsync, in the writer's thread; raises OSError."""
+        """Write and fsync a batch, in the writer's thread. Raises OSError."""
         blobs = [blob for row in batch for blob in encode_records(row.kind, row.received_ms, row.records)]
         file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
         try:
@@ -147,7 +152,7 @@ class InboxWriter:
         return Position(self._path.name, self._offset)
 
     def _cut_back(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
-        """Leave only whole records behind a write that broke off: a reader may have taken those already."""
+        """Leave only whole records after a write that broke off. A reader may already have read those."""
         whole = 0
         for blob in blobs:
             if whole + len(blob) > written:
@@ -183,7 +188,7 @@ class InboxWriter:
         return file
 
     def _open(self) -> None:
-        """Take a name of the folder, and go on after the last segment that has it."""
+        """Reserve a writer's name in the folder, and continue after the last segment of that name."""
         files.make_folder(self.folder, AREA)
         self.name, self._give_back = _take_name(self.folder, self.name)
         self._number = last_number(self.folder, self.name)
@@ -194,7 +199,7 @@ class InboxWriter:
             self._file = None
 
     async def close(self) -> None:
-        """Wait for what is under way, then give the files and the name back. May be called twice."""
+        """Wait for running commits, then close the file and release the name. May be called twice."""
         if self._commits is not None:
             await self._commits
         self._thread.shutdown(wait=True)
@@ -211,7 +216,10 @@ def _fail(batch: Sequence[_Append], error: Exception) -> None:
 
 
 def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
-    """Reserve a writer's name that no living process holds (name, name.1, …). Return it, and what releases it."""
+    """Reserve a writer's name that no living process holds (name, name.1, …).
+
+    Returns the name and the function that releases it. Raises ValueError if 1000 processes hold such names.
+    """
     for number in range(1000):
         own = name if number == 0 else f"{name}.{number}"
         try:
@@ -222,7 +230,7 @@ def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
 
 
 class Backlog:
-    """The bytes that wait in an inbox, against a bound. Reads the folder once per second at most."""
+    """The bytes that wait in an inbox, with an upper bound. Reads the folder at most once per second."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
@@ -231,7 +239,7 @@ class Backlog:
         self._bytes = 0
 
     def refuse(self) -> None:
-        """Raise SourceError above the bound: senders keep their records and try again."""
+        """Raise SourceError if more bytes wait than the bound. The senders then send their records again."""
         now = time.monotonic()
         if now > self._measured + 1.0 or self._measured < 0:
             self._measured, self._bytes = now, retained_bytes(self.folder)
@@ -241,12 +249,18 @@ class Backlog:
 
 
 class InboxSource(Source):
-    """Tails the segments of all writers. Position: {segment name: offset}, the open segment of each writer."""
+    """A source that follows the segments of all writers.
+
+    Its position is {segment name: offset}, with the open segment of each writer.
+    """
 
     name = "inbox"
 
     def __init__(self, folder: Path, *, poll_s: float = 0.025, writes: WriteDecoder | None = None) -> None:
-        """Set up a reader. `poll_s` is the least wall time between two wake-ups. `writes` decodes remote writes."""
+        """Set up a reader.
+
+        poll_s: the least wall time between two wake-ups. writes: decodes remote writes.
+        """
         self.folder = folder
         self._changes = FileChanges({folder: APPENDED}, poll_s)
         self.writes = writes
@@ -274,15 +288,18 @@ class InboxSource(Source):
         self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
 
     def begins(self) -> bool:
-        """Nothing was deleted yet: the segments of every writer begin with its first."""
+        """Return whether each writer's first segment still exists, so nothing has been deleted yet."""
         return all(rows[0][0] == 1 for rows in segments_of(self.folder).values())
 
     def prune(self, position: Mapping[str, Any]) -> int:
-        """Delete the segments that `position` (one that a snapshot holds) has passed; returns how many."""
+        """Delete the segments that `position`, taken from a snapshot, has passed. Returns their number."""
         return prune(self.folder, position)
 
     def health(self) -> dict[str, Any]:
-        """One row of the ingestion document; `lag_s` is not known to a source that reads as fast as it can."""
+        """Return the source's row of the ingestion document.
+
+        `lag_s` is 0 if nothing waits, and None otherwise: a source that reads as fast as it can does not know it.
+        """
         recent = [row for row in self._rates if row[0] > time.monotonic() - 60.0]
         span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
         rate = sum(count for _, count in recent) / span_s if span_s > 0 else 0.0
@@ -300,11 +317,11 @@ class InboxSource(Source):
         }
 
     def models(self) -> dict[str, str]:
-        """Node -> GPU model, as what was written tells."""
+        """Return node → GPU model, as learnt from the remote writes."""
         return {} if self.writes is None else self.writes.models()
 
     def backlog_bytes(self) -> int:
-        """Bytes on disk that were not read yet."""
+        """Return the number of bytes on disk that have not been read yet."""
         total = 0
         for writer, rows in segments_of(self.folder).items():
             number, offset = self._at.get(writer, (0, 0))
@@ -317,7 +334,7 @@ class InboxSource(Source):
         self._changes.close()
 
     def _read_some(self) -> tuple[list[Record], list[RecordError]]:
-        """About a megabyte from each writer that has something."""
+        """Read about a megabyte from each writer that has unread records."""
         records: list[Record] = []
         bad: list[RecordError] = []
         for writer, rows in sorted(segments_of(self.folder).items()):
@@ -344,7 +361,10 @@ class InboxSource(Source):
 
 
 def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
-    """Read about `most` of the newest events on disk, oldest first: those that a starting receiver took before."""
+    """Yield about `most` of the newest events on disk, oldest first.
+
+    A starting receiver uses them to know which events were accepted before.
+    """
     events = [rows for writer, rows in segments_of(folder).items() if not writer.startswith(WRITES)]
     rows = [path for segments in events for _, path in segments]
     taken: list[list[Record]] = []

@@ -1,4 +1,7 @@
-"""Job and node events from JSON: one record → one event, or a RecordError whose text names the offending value."""
+"""A decoder of job and node events from JSON.
+
+Each record becomes one event, or a RecordError whose text names the offending value.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -49,7 +52,10 @@ Identity = tuple[str, str, str | int, int]
 
 
 def identity(event: JobEvent | NodeEvent) -> Identity:
-    """Identity of an event, equal for repeats: ("job", job, attempt, sequence) or ("node", node, source, sequence)."""
+    """Return the identity of an event, which is equal for repeats.
+
+    It is ("job", job, attempt, sequence) or ("node", node, source, sequence).
+    """
     if isinstance(event, NodeEvent):
         return "node", event.node, event.source, event.sequence
     return "job", event.job, event.attempt, event.sequence
@@ -60,7 +66,7 @@ def decode_event(
 ) -> JobEvent | NodeEvent:
     """Decode one JSON object as an event that arrived at `now_ms`. Raises RecordError.
 
-    archived: it may be one of our own, whose sequences are below 0.
+    archived: the event may be one of our own, which have sequences below 0.
 
     >>> decode_event(b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}', now_ms=10)
     Finished(job='a', attempt=1, sequence=1, time_ms=5)
@@ -86,13 +92,16 @@ def _decode(record: bytes) -> JobEvent | NodeEvent:
 def check_event(
     event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
 ) -> None:
-    """Check what types cannot say: times ahead of the clock, counts, names. Raises RecordError."""
+    """Check what types cannot express: times ahead of the clock, counts, names. Raises RecordError."""
     if type(event) is not Step or not is_usual_step(event, now_ms + future_limit_ms):
         check_fields(event, now_ms, future_limit_ms, archived=archived)
 
 
 def is_usual_step(event: Step, latest_ms: int) -> bool:
-    """Return whether a step clearly passes `check_fields`. Most records are such steps, and one look is faster."""
+    """Return whether a step clearly passes `check_fields`.
+
+    Most records are such steps, and this single expression is faster.
+    """
     return (
         YEAR_2000_MS <= event.time_ms <= latest_ms
         and 0 <= event.sequence <= MAX_COUNT
@@ -114,7 +123,7 @@ def is_usual_step(event: Step, latest_ms: int) -> bool:
 def check_fields(
     event: JobEvent | NodeEvent, now_ms: int, future_limit_ms: int = FUTURE_LIMIT_MS, *, archived: bool = False
 ) -> None:
-    """Check each field of an event by itself. Raises RecordError."""
+    """Check each field of an event. Raises RecordError."""
     _check_time(event.time_ms, now_ms, future_limit_ms)
     _check_count("sequence", abs(event.sequence) if archived else event.sequence)
     if isinstance(event, NodeEvent):
@@ -144,7 +153,7 @@ def _decode_other(record: bytes, error: Exception) -> NodeEvent:
 
 
 def malformed(error: Exception, record: bytes = b"", decode: Any = None) -> RecordError:
-    """Make a decoder's error a RecordError with a short label and the first fault.
+    """Convert a decoder's error into a RecordError with a short label and the first fault.
 
     decode: the decoder that refused the record, or its type.
     """
@@ -273,7 +282,7 @@ def _check_gpus(gpus: tuple[int, ...]) -> None:
 
 
 def _check_place(event: Phase | Step) -> None:
-    """Where a rank says that it runs."""
+    """Check where a rank says that it runs: its rank, node and GPUs. Raises RecordError."""
     _check_count("rank", event.rank)
     if event.node:
         _check_node("node", event.node)

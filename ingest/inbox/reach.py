@@ -15,7 +15,10 @@ End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 
 
 def inbox_end(folder: Path) -> End:
-    """Where the newest segment of each writer of events ends now: every acknowledged event lies before it."""
+    """Return where the newest segment of each writer of events ends now.
+
+    Every acknowledged event lies before it.
+    """
     newest = {writer: rows[-1] for writer, rows in _of_events(folder).items()}
     return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
 
@@ -26,7 +29,10 @@ def inbox_first(folder: Path) -> Mapping[str, int]:
 
 
 def unread(folder: Path, position: Mapping[str, Any]) -> End:
-    """Where the first whole record lies that `position` has not passed; writers that have none are left out."""
+    """Return, for each writer, the place of the first whole record that `position` has not passed.
+
+    Writers without such a record are left out.
+    """
     found: dict[str, tuple[int, int]] = {}
     for writer, row, path, offset in _behind(folder, position):
         if writer not in found and (at := next_record(path, offset)) is not None:
@@ -35,17 +41,23 @@ def unread(folder: Path, position: Mapping[str, Any]) -> End:
 
 
 def covers(unread: End, end: End) -> bool:
-    """Return whether nothing unread lies before `end`. A deleted segment was read: a snapshot covers it."""
+    """Return whether nothing unread lies before `end`.
+
+    A deleted segment counts as read, because a snapshot covers it.
+    """
     return all(unread.get(writer, at) >= at for writer, at in end.items())
 
 
 def unread_types(folder: Path, position: Mapping[str, Any], job: str, attempt: int) -> list[str]:
-    """Return the types of an attempt's events that `position` has not passed: acknowledged, and on no board yet."""
+    """Return the types of an attempt's events that `position` has not passed.
+
+    These events are acknowledged, but not yet on a board.
+    """
     return [head.type for head in _heads(folder, position) if (head.job, head.attempt) == (job, attempt)]
 
 
 class _Head(msgspec.Struct):
-    """The fields that say whose an event is. An event of a node has no job."""
+    """The fields that name the attempt of an event. An event of a node has no job."""
 
     job: str = ""
     attempt: int = 1
@@ -74,7 +86,10 @@ def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
-    """Writer, number and path of the segments that `position` has not passed as a whole, and from which offset on."""
+    """Yield the segments that `position` has not passed as a whole.
+
+    Each is (writer, number, path, offset from which to read on).
+    """
     reached = {writer: (number, offset) for (writer, number), offset in places(position)}
     for writer, rows in _of_events(folder).items():
         number, offset = reached.get(writer, (0, 0))

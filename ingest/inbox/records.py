@@ -1,4 +1,4 @@
-"""Records of the inbox: events as they were sent, samples of remote writes, counts of refused records."""
+"""Records of the inbox: events as they were sent, samples of remote writes, and refusal counts."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,10 @@ VERSIONS = {RecordKind.WRITE: Version.V1, RecordKind.WRITE_V2: Version.V2}
 def decode_records(
     records: Sequence[Record], bad: Sequence[RecordError] = (), writes: WriteDecoder | None = None
 ) -> Batch:
-    """Decode records, whose times were checked on arrival. Without `writes`, samples count as unknown records."""
+    """Decode records whose times were checked on arrival.
+
+    Without `writes`, samples count as unknown records.
+    """
     events: list[JobEvent] = []
     node_events: list[NodeEvent] = []
     samples: list[SampleBatch] = []
@@ -69,7 +72,7 @@ _decode_refusals = msgspec.json.Decoder(_Refusals).decode
 
 
 def encode_refusals(errors: Sequence[RecordError]) -> bytes:
-    """Return the payload of a REFUSED record: how many by reason, with one example each."""
+    """Return the payload of a REFUSED record: counts by reason, with one example each."""
     reasons: dict[str, int] = {}
     examples: dict[str, str] = {}
     for error in errors:
@@ -79,7 +82,10 @@ def encode_refusals(errors: Sequence[RecordError]) -> bytes:
 
 
 def _refusals(payload: bytes) -> list[RecordError]:
-    """One error for each that was refused, at most MAX_REJECTS_A_RECORD; those of a reason are one object."""
+    """Return one error for each refused record, at most MAX_REJECTS_A_RECORD. Raises RecordError.
+
+    Errors of one reason are the same object.
+    """
     try:
         told = _decode_refusals(payload)
     except (ValueError, RecursionError) as error:

@@ -1,11 +1,12 @@
-"""Segments: the inbox's file format, and how a folder of them is read.
+"""Segments: the inbox's file format, and the reader of a folder of them.
 
     folder/api-000000000007.seg     segments of the writer "api", numbered from 1, never reused
     header (16 bytes)               b"FLEETINB", version uint32, zero uint32
     record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
 
-The checksum covers kind, received_ms and payload, which reveals a torn record. Behind damage the next whole record is
-found by its head: kind and a time before the year 2527, which no JSON text can hold.
+The checksum covers kind, received_ms and payload, and so reveals a torn record. After damage, the reader
+finds the next whole record by its head: a kind and a time before the year 2527, which no JSON text can
+hold.
 """
 
 import logging
@@ -61,13 +62,16 @@ def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
 
 
 def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> list[bytes]:
-    """Encode records of one kind that arrived at one time."""
+    """Encode records of one kind that arrived at the same time."""
     sealed, crc32, pack = zlib.crc32(_sealed_part.pack(kind, received_ms)), zlib.crc32, _record_head.pack
     return [pack(len(payload), crc32(payload, sealed), kind, received_ms) + payload for payload in payloads]
 
 
 def scan_records(data: bytes) -> tuple[list[Record], int]:
-    """Return the whole records at the head of `data`, and their bytes. What follows is torn or not there yet."""
+    """Return the whole records at the head of `data`, and the number of their bytes.
+
+    The bytes after them are torn or have not arrived yet.
+    """
     records, at = [], 0
     while at + _record_head.size <= len(data):
         length, crc, kind, received_ms = _record_head.unpack_from(data, at)
@@ -83,7 +87,7 @@ def scan_records(data: bytes) -> tuple[list[Record], int]:
 
 
 def find_record(data: bytes, begin: int) -> int | None:
-    """Where the first whole record lies that starts at `begin` or later."""
+    """Return where the first whole record at or after `begin` starts, or None."""
     for match in _kind_and_time.finditer(data, begin + _before_kind):
         at = match.start() - _before_kind
         (length,) = struct.unpack_from("<I", data, at)
@@ -93,7 +97,10 @@ def find_record(data: bytes, begin: int) -> int | None:
 
 
 def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
-    """Segments by writer, each list in order of age. A folder of such a name is none; the log says so once."""
+    """Return writer → (number, path) of its segments, in order of age.
+
+    A folder with the name of a segment is skipped. The log reports it once.
+    """
     found: dict[str, list[tuple[int, Path]]] = {}
     for writer, number, path in _named(folder):
         if not path.is_dir():
@@ -112,12 +119,12 @@ def folders_in_the_way(folder: Path) -> int:
 
 
 def last_number(folder: Path, writer: str) -> int:
-    """Return the highest number of this writer's names, be it a segment or not. 0 if there is none."""
+    """Return the highest number among this writer's files and folders, or 0 if it has none."""
     return max((number for name, number, _ in _named(folder) if name == writer), default=0)
 
 
 def _named(folder: Path) -> Iterator[tuple[str, int, Path]]:
-    """(writer, number, path) of everything that has the name of a segment."""
+    """Yield (writer, number, path) of each file or folder with the name of a segment."""
     for name in files.listing(folder):
         writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
         if dash and name.endswith(SUFFIX) and number.isdecimal():
@@ -130,7 +137,10 @@ def _name_of(segment: str) -> tuple[str, int]:
 
 
 def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], int, RecordError | None]:
-    """Read whole records from `offset` (at least one if any); return them, the new offset and what was skipped."""
+    """Read whole records from `offset` on, at least one if there is any.
+
+    Returns the records, the new offset, and an error if bytes were skipped.
+    """
     size = files.size_bytes(path)
     if size <= offset:
         return [], offset, None
@@ -154,7 +164,10 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
 
 
 def next_record(path: Path, offset: int) -> int | None:
-    """Where the first whole record lies from `offset` on; None where there is none, and where the file is gone."""
+    """Return where the first whole record at or after `offset` starts.
+
+    Returns None if there is none or the file no longer exists.
+    """
     try:
         with path.open("rb") as file:
             if not file.read(len(HEADER)).startswith(HEADER[:12]):
@@ -175,7 +188,7 @@ def next_record(path: Path, offset: int) -> int | None:
 
 
 def retained_bytes(folder: Path) -> int:
-    """Bytes of segments on disk: unread, or not yet covered by two snapshots."""
+    """Return the number of bytes of segments on disk: unread, or not yet covered by two snapshots."""
     return sum(files.size_bytes(path) for rows in segments_of(folder).values() for _, path in rows)
 
 
@@ -191,9 +204,10 @@ KEEP_LOCK = "backup.lock"  # in the inbox: while a backup holds it, no segment i
 
 
 def prune(folder: Path, position: Mapping[str, Any]) -> int:
-    """Delete the segments that `position` has passed. The newest of each writer stays: it holds the numbering.
+    """Delete the segments that `position` has passed, and return their number.
 
-    While a backup copies the inbox, nothing is deleted: the next snapshot makes up for it.
+    The newest segment of each writer stays, because it holds the numbering. While a backup copies the inbox,
+    nothing is deleted. The next snapshot then deletes more.
     """
     if _is_backed_up(folder):
         return 0
@@ -208,7 +222,7 @@ def prune(folder: Path, position: Mapping[str, Any]) -> int:
 
 
 def _is_backed_up(folder: Path) -> bool:
-    """Return whether a process that lives holds the inbox for a backup."""
+    """Return whether a living process holds the inbox's backup lock."""
     if not (folder / KEEP_LOCK).exists():
         return False
     try:

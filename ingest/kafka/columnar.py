@@ -1,14 +1,16 @@
-"""Telemetry records, schema 1: one node's scrape as columns (example: docs/sources/kafka.md). In two forms:
+"""Telemetry records, schema 1: one node's scrape as columns, in two forms.
+
+Example: docs/sources/kafka.md.
 
     JSON      {"schema": 1, "node", "time_ms", "columns": {kind: {"entities": […], "values": {metric: […]}}}}
     compact   b"FCT1"  header length uint32  time_ms int64  header (msgpack)  float64 × n, all little-endian
     header    {"node", "columns": {kind: {"entities": […], "metrics": […]}}}
     n values  kind after kind, metric after metric, entity after entity, as the header names them
 
-Both may have `gpu_model` and `bad` (what the sender could not read, by reason); other keys are refused. Names and units
-are those of `fleet/metrics.py`; counters are raw. Entities are named within their node: GPU `"3"`, MIG instance
-`"3/7"`, port `"mlx5_0/1"`, the node `""`; kinds that no node owns have their whole names. A missing value is null or
-NaN. Headers repeat, so a decoder caches what they mean.
+Both may have `gpu_model` and `bad` (counts by reason of what the sender could not read). Other keys are
+refused. Names and units are those of `fleet/metrics.py`, and counters are raw. Entities are named within
+their node: GPU `"3"`, MIG instance `"3/7"`, port `"mlx5_0/1"`, the node `""`. Entities that no node owns
+have their full names. A missing value is null or NaN. Headers repeat, so a decoder caches their meaning.
 """
 
 import struct
@@ -47,14 +49,14 @@ Told = TypeVar("Told")
 
 
 class RecordNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows and columns of one kind's values, (metrics, entities)."""
+    """The names of the rows and columns of one kind's values, (metrics, entities)."""
 
     metrics: tuple[str, ...]
     entities: tuple[str, ...] = ("",)
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A record's header: all but time and values."""
+    """The header of a record: everything except its time and values."""
 
     node: str
     columns: dict[str, RecordNames]
@@ -82,7 +84,10 @@ _read_json = msgspec.json.Decoder(_JsonRecord).decode
 
 @dataclass(frozen=True, slots=True)
 class ColumnarRecord:
-    """A record before it is written. values: for each kind of the header (metrics, entities), NaN where missing."""
+    """A record before it is encoded.
+
+    values: for each kind of the header (metrics, entities), NaN where missing.
+    """
 
     header: Header
     time_ms: int
@@ -108,7 +113,10 @@ def encode_json(record: ColumnarRecord) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The series of one kind. rows: those that the catalogue knows; None: all."""
+    """The series of one kind.
+
+    rows: the metrics that the catalogue has, as rows of the values. None: all.
+    """
 
     kind: EntityKind
     metric: NDArray[np.int16]  # (known metrics × entities,)
@@ -131,7 +139,10 @@ class _Plan:
 
 @dataclass(slots=True)
 class RecordDecoder:
-    """Decodes records of all nodes. `noted` counts blanks and unknown_metric by reason; models: node → GPU model."""
+    """A decoder of the records of all nodes.
+
+    `noted`: counts of blanks and of unknown_metric, by reason. models: node → GPU model.
+    """
 
     entities: Entities
     noted: Counter[str] = field(default_factory=Counter)
@@ -141,7 +152,7 @@ class RecordDecoder:
     _held: int = 0
 
     def decode(self, record: bytes, now_ms: int) -> Batch:
-        """Decode the samples of a record in either form. Raises RecordError where it cannot be read at all.
+        """Decode the samples of a record in either form. Raises RecordError if it is unreadable as a whole.
 
         >>> json = b'{"schema":1,"node":"n1","time_ms":5,"columns":{"gpu":{"entities":["0"],"values":{"power_w":[9]}}}}'
         >>> RecordDecoder(Entities()).decode(json, now_ms=10).samples[0].value
@@ -205,7 +216,7 @@ class RecordDecoder:
 
 
 def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
-    """(header, time_ms, values) of the compact form."""
+    """Split the compact form into (header, time_ms, values). Raises RecordError if it is truncated."""
     if len(record) < _HEAD.size:
         raise RecordError("truncated", f"{len(record)} bytes, the head alone has {_HEAD.size}")
     _, length, time_ms = _HEAD.unpack_from(record)
@@ -240,7 +251,10 @@ def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
 
 
 def _plan(header: Header, entities: Entities) -> _Plan:
-    """Register node and entities. Raises RecordError on names that are none."""
+    """Register the node and entities of a header, and return its plan.
+
+    Raises RecordError if a name is invalid.
+    """
     node = node_name(header.node, entities) if header.node else ""
     blocks, at, unknown = [], 0, 0
     unread: list[str] = []
@@ -267,7 +281,10 @@ def _plan(header: Header, entities: Entities) -> _Plan:
 
 
 def _metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
-    """(rows in the catalogue, which of the names they are); a newer sender may know more metrics than we do."""
+    """Return the catalogue rows of the known metrics, and their places among `names`.
+
+    A newer sender may know more metrics than we do.
+    """
     if kind not in METRICS:
         return np.empty(0, np.int16), np.empty(0, np.intp)
     found = [(_row(EntityKind(kind), name), at) for at, name in enumerate(names)]
@@ -284,13 +301,16 @@ def _row(kind: EntityKind, name: str) -> int | None:
 
 @lru_cache(1024)  # the nodes of a fleet have the same columns
 def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
-    """Both (metrics × entities,): each metric as often as there are entities, and which of them."""
+    """Repeat each metric once per entity. Also return the number of the entity in each place.
+
+    Both are (metrics × entities,).
+    """
     row = np.frombuffer(metric, np.int16)
     return np.repeat(row, entities), np.tile(np.arange(entities), len(row))
 
 
 def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
-    """Return the row of what a record calls `name`. Raises RecordError("bad_label")."""
+    """Return the row of the entity that a record calls `name`. Raises RecordError."""
     good = len(name) <= MAX_NAME_LENGTH and name.isprintable() and " " not in name
     if kind is EntityKind.NODE:
         if not node or name:
@@ -322,7 +342,7 @@ def _is_index(text: str) -> bool:
 
 
 def _sender_errors(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
-    """One error for each record that the sender could not read."""
+    """Return one error for each record that the sender could not read, at most MAX_BAD."""
     errors: list[RecordError] = []
     for reason, count in counts.items():
         room = MAX_BAD - len(errors)

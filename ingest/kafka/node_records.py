@@ -1,4 +1,7 @@
-"""Samples → the columnar records that a sender writes: one for each node and moment (`ingest/kafka/columnar.py`)."""
+"""A converter of samples into columnar records, one for each node and moment.
+
+See `ingest/kafka/columnar.py`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +20,11 @@ _Block = tuple[RecordNames, NDArray[np.float64]]
 
 
 def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) -> list[ColumnarRecord]:
-    """Encode a batch by node; the first has the bad records, "" the entities of no node. models: node → GPU model."""
+    """Convert a batch into records by node.
+
+    The first record carries the counts of bad records. The record of the node "" carries the entities that no
+    node owns. models: node → GPU model.
+    """
     found: dict[tuple[int, int], dict[str, _Block]] = defaultdict(dict)
     first = _first_times(batch, entities)
     for samples in batch.samples:
@@ -41,13 +48,16 @@ def _counted(batch: Batch) -> dict[str, int]:
 
 
 def _owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
-    """(n,) the node row of each sample, -1 where no node owns its entity."""
+    """Return (n,) the node row of each sample, -1 if no node owns its entity."""
     owner: NDArray[np.int32] = entities[samples.kind].node[samples.entity]
     return owner
 
 
 def _first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
-    """(nodes + 1,) the earliest time of each node in the batch; at -1 of what no node owns."""
+    """Return (nodes + 1,) the earliest time of each node in the batch.
+
+    The last place is for entities that no node owns.
+    """
     first = np.full(len(entities[EntityKind.NODE]) + 1, np.iinfo(np.int64).max)
     for samples in batch.samples:
         np.minimum.at(first, _owners(samples, entities), samples.time_ms)
@@ -57,7 +67,7 @@ def _first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
 def _blocks(
     samples: SampleBatch, entities: Entities, first: NDArray[np.int64]
 ) -> Iterator[tuple[tuple[int, int], _Block]]:
-    """((node row, time_ms), names and values) of each node and moment."""
+    """Yield ((node row, time_ms), (names, values)) for each node and moment."""
     owner = _owners(samples, entities)
     begin = first[owner]
     time_ms = np.where(samples.time_ms - begin <= MOMENT_MS, begin, samples.time_ms)
@@ -79,7 +89,7 @@ def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> 
 
 
 def _inner_names(kind: EntityKind, rows: Sequence[int], entities: Entities) -> tuple[str, ...]:
-    """Entities as a record names them: without their node."""
+    """Return the names of entities as a record writes them: without their node."""
     if kind is EntityKind.NODE:
         return ("",)
     names = entities[kind].names

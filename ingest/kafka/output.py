@@ -1,6 +1,6 @@
-"""To Kafka: batches of a telemetry source as columnar records, and events as they are.
+"""The output to Kafka: a telemetry source's batches as columnar records, and events unchanged.
 
-A record's key is its node's block if known, else the node, so that one pipeline reads a block in order.
+A record's key is its node's block if known, else the node. So one pipeline reads a whole block in order.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ FORMS: dict[str, tuple[Callable[[ColumnarRecord], bytes], str]] = {
 
 
 class Writer(Protocol):
-    """Returns when the records are written; see `clients.kafka.KafkaWriter`."""
+    """A writer whose `send` returns once the records are written. See `clients.kafka.KafkaWriter`."""
 
     async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
 
 
 @dataclass(slots=True)
 class Sent:
-    """Counts of written records; `bad`: unreadable ones, by reason."""
+    """Counts of written records. `bad`: unreadable records, by reason."""
 
     records: int = 0
     samples: int = 0
@@ -49,7 +49,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Writes to a topic. Waits for brokers that are away, and drops nothing."""
+    """An output to a topic. If the brokers do not answer, it waits and drops nothing."""
 
     writer: Writer
     topic: str
@@ -68,7 +68,7 @@ class Output:
 
 
 def blocks_of(topology: Topology) -> dict[str, str]:
-    """Node → block, of the nodes that have one."""
+    """Return node → block, for nodes that have one."""
     found = ((node.name, node.domains.get(Level.BLOCK, "")) for node in topology.nodes)
     return {name: block for name, block in found if block}
 
@@ -95,7 +95,7 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
 def encoded(
     batch: Batch, entities: Entities, models: Mapping[str, str], blocks: Mapping[str, str], to: tuple[str, str]
 ) -> list[Outgoing]:
-    """Return the records of a batch. to: topic and form."""
+    """Return the encoded records of a batch. to: topic and form."""
     topic, form = to
     encode, kind = FORMS[form]
     headers = (("content-type", kind.encode()),)
@@ -107,7 +107,7 @@ def encoded(
 
 
 async def send_events(body: DecodedBody, output: Output) -> None:
-    """Send the good events of a body, keyed by job or node so that those of one stay in order."""
+    """Send the good events of a body. They are keyed by job or node, so that those of one stay in order."""
     rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
     headers = (("content-type", b"application/json"),)
     await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])

@@ -1,10 +1,11 @@
-"""Values of Kafka records, and their decoders.
+"""Decoders of the values of Kafka records.
 
     telemetry topic   columnar records in JSON or compact form (`ingest/kafka/columnar.py`), exposition text
     events topic      JSON events: one, an array, lines, or CloudEvents in three modes (`ingest/inbox/event_body.py`)
 
-The header `content-type` decides, else the first bytes. A page's node comes from the header `node`, else the page, else
-the record's key; its time from the header `time_ms`, else the record. Lines may carry their own times.
+The header `content-type` decides the form. Without it, the first bytes do. A page's node comes from the
+header `node`, else the page, else the record's key. Its time comes from the header `time_ms`, else the
+record. Lines may carry their own times.
 """
 
 from collections import Counter, OrderedDict
@@ -35,14 +36,17 @@ _BLANKS = b" \t\r\n\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`poison`: why the record belongs with the dead letters; it is among the batch's bad, too."""
+    """The batch of a record.
+
+    `poison`: why the record must become a dead letter. The error is among the batch's bad records, too.
+    """
 
     batch: Batch
     poison: RecordError | None = None
 
 
 class PayloadDecoder:
-    """Reads the records of one source. `noted` counts by reason what is neither good nor bad."""
+    """A decoder of the records of one source. `noted`: counts by reason of what is neither good nor bad."""
 
     def __init__(self, entities: Entities, clock: Clock) -> None:
         self.noted: Counter[str] = Counter()
@@ -52,7 +56,7 @@ class PayloadDecoder:
         self._pages: OrderedDict[tuple[str, str, bytes], PageDecoder] = OrderedDict()
 
     def models(self) -> dict[str, str]:
-        """Node → GPU model, as records and pages say."""
+        """Return node → GPU model, as learnt from records and pages."""
         return {**self._resolver.inventory.models(), **self._columnar.models}
 
     def telemetry(self, message: Message) -> Decoded:
@@ -73,7 +77,7 @@ class PayloadDecoder:
             return _poison(error)
 
     def events(self, message: Message) -> Decoded:
-        """Decode a record of the events topic: its good events, and poison if one of them was refused."""
+        """Decode the good events of a record of the events topic. It is poison if any event was refused."""
         if message.value is None:
             self.noted["tombstone"] += 1
             return Decoded(_TOMBSTONE)
@@ -94,7 +98,7 @@ class PayloadDecoder:
         return Decoded(batch, RecordError(first.reason, where))
 
     def _page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
-        """Decode a page. It is poison if it has bad lines only. Bad lines between good ones are counted."""
+        """Decode a page. It is poison if all of its lines are bad. Bad lines among good ones are counted."""
         assert message.value is not None
         now_ms = self._clock.now_ms()
         time_ms = parse_timestamp(headers["time_ms"].encode()) if "time_ms" in headers else message.time_ms
@@ -108,7 +112,10 @@ class PayloadDecoder:
         return Decoded(batch)
 
     def _decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
-        """Return the decoder of this page's predecessor: of the same node and, by its first comment, exporter."""
+        """Return the decoder of earlier pages of the same node and exporter, or a new one.
+
+        The first comment identifies the exporter.
+        """
         named = headers.get("node", "")
         node = named or (message.key or b"").decode("utf-8", "replace")
         first = page[: page.find(b"\n")][:200] if page.startswith(b"#") else b""
@@ -129,7 +136,10 @@ def _poison(error: RecordError) -> Decoded:
 
 
 def _headers(message: Message) -> dict[str, str]:
-    """Names in lower case; those of CloudEvents as HTTP has them (`ce-id`, which Kafka's binding writes `ce_id`)."""
+    """Return the headers with names in lower case.
+
+    Those of CloudEvents are named as in HTTP: `ce-id`, which Kafka's binding writes `ce_id`.
+    """
     found = {}
     for name, value in message.headers:
         low = name.lower()

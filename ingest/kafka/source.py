@@ -1,12 +1,13 @@
-"""The Kafka source: a telemetry topic divided by partition, and an events topic that every pipeline reads whole.
+"""The Kafka source: a telemetry topic that is divided by partition, and an events topic.
 
     telemetry      partition p belongs to pipeline p mod instances; keyed by block, so a block has one pipeline
     events         every pipeline reads all of it; the pipeline p mod instances alone reports its bad records
     dead letters   unreadable records as they were, with headers reason, detail, topic, partition, offset
 
-The position, in the snapshot, is the next offset of every partition; one without is read from its beginning. Group
-offsets are for lag tools only. A dead letter is written before the position passes its record, so none is lost; after a
-crash the keys of letters since the last snapshot are read, so none is repeated.
+The position in the snapshot is the next offset of every partition. A partition without one is read from
+its beginning. Group offsets are for lag tools only. A dead letter is written before the position passes
+its record, so none is lost. After a crash, the source reads the keys of letters since the last snapshot,
+so none is repeated.
 """
 
 import asyncio
@@ -42,7 +43,10 @@ LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partit
 
 
 class KafkaOptions(KafkaAccess, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`dead_letters` = "": poison is counted and dropped. The pipeline itself fills in `instance` and `instances`."""
+    """The options of the source `kafka`. The pipeline itself fills in `instance` and `instances`.
+
+    If `dead_letters` is "", poison is counted and dropped.
+    """
 
     name: str = "kafka"
     telemetry: str = "fleetcast.telemetry"
@@ -78,7 +82,7 @@ def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
 
 
 class Reader(Protocol):
-    """The Kafka client that the source needs; see `clients.kafka.KafkaReader`."""
+    """The interface of the Kafka client that the source needs. See `clients.kafka.KafkaReader`."""
 
     async def partitions(self, topic: str) -> frozenset[int]: ...
     async def assign(self, starts: Mapping[Place, int | None]) -> None: ...
@@ -92,7 +96,7 @@ class Reader(Protocol):
 
 
 class KafkaSource(Source):
-    """See the head of the file. One task calls `next`."""
+    """The source `kafka`, as the module describes it. Only one task may call `next`."""
 
     divides = True  # every pipeline runs it, on partitions of its own
 
@@ -136,7 +140,7 @@ class KafkaSource(Source):
                 return batch
 
     async def _reach(self, work: Callable[[], Awaitable[None]]) -> None:
-        """`work`, and whether the brokers answered it."""
+        """Run `work`. If it raises SourceError, record that the brokers do not answer."""
         try:
             await work()
         except SourceError:
@@ -145,7 +149,7 @@ class KafkaSource(Source):
             raise
 
     async def _poll_brokers(self) -> None:
-        """Assign what the topics have; at the start, and now and then since topics grow."""
+        """Assign the partitions of the topics, at the start and every POLL_S, because topics grow."""
         if time.monotonic() < self._polled_s + POLL_S:
             return
         if self._known_letters is None:
@@ -175,7 +179,7 @@ class KafkaSource(Source):
         return partition % self.options.instances == self.options.instance
 
     async def _read_letters(self) -> None:
-        """Which dead letters were written after the position that we go on from."""
+        """Read which dead letters were written after the position from which the source continues."""
         topic = self.options.dead_letters
         keys: Sequence[bytes] = ()
         if topic:
@@ -193,7 +197,7 @@ class KafkaSource(Source):
         return ours and offset >= self._next.get((source, partition), 0)
 
     async def _fetch(self) -> None:
-        """Wait for records. Raises SourceError when none came for a while and no broker answers."""
+        """Wait for records. Raises SourceError if none arrived for a while and no broker answers."""
         if self._polling is None:
             self._polling = asyncio.ensure_future(self._reader.poll(POLL_S))
         try:
@@ -224,7 +228,7 @@ class KafkaSource(Source):
         logger.error("%s: %s has no offset %d, %s: going on at %d", self.name, gap.place, gap.wanted, what, gap.begins)
 
     def _take(self) -> Batch:
-        """Decode what waits, up to some bytes; poison becomes letters."""
+        """Decode waiting records, about TAKE_BYTES of them. Poison becomes dead letters."""
         parts, size = [], 0
         while self._waiting and size < TAKE_BYTES:
             message = self._waiting.popleft()
@@ -260,7 +264,7 @@ class KafkaSource(Source):
             self._letters.append(letter)
 
     async def _bury(self) -> None:
-        """Write the dead letters; until that is done nothing goes on."""
+        """Write the dead letters. The source waits until that is done."""
         ends = await self._reader.send(self._letters)
         self._health.letters += len(self._letters)
         self._letters = []
@@ -279,7 +283,10 @@ class KafkaSource(Source):
         self._letters_end = {int(place): int(end) for place, end in position.get("dead_letters", {}).items()}
 
     def prune(self, position: Mapping[str, Any]) -> None:
-        """Commit how far the snapshots are, for lag tools; from a thread. The next snapshot retries what fails."""
+        """Commit the snapshots' offsets, for lag tools. Runs in a thread.
+
+        If it fails, the next snapshot tries again.
+        """
         if not self.options.group:
             return
         own = {place: offset for place, offset in _offsets(position).items() if self._owns(place[1])}
@@ -292,7 +299,10 @@ class KafkaSource(Source):
         return self.decoder.models()
 
     def backlog_bytes(self) -> int:
-        """At least as many as there are events behind: a first board without them would be wrong of what runs."""
+        """Return the number of unread events, a lower bound of their bytes.
+
+        A first board without these events would show wrong running jobs.
+        """
         return self._events_behind + sum(message.place[0] == self.options.events for message in self._waiting)
 
     def health(self) -> dict[str, Any]:
@@ -338,7 +348,7 @@ def _offsets(position: Mapping[str, Any]) -> dict[Place, int]:
 
 
 class _Health:
-    """The source's report of itself. Rates and lag are of wall time, as Kafka's timestamps are."""
+    """The source's health. Rates and lag are in wall time, like Kafka's timestamps."""
 
     def __init__(self) -> None:
         self.up = False
@@ -352,7 +362,7 @@ class _Health:
         self._rates: deque[tuple[float, int]] = deque()
 
     def report(self, behind: Mapping[Place, int]) -> None:
-        """Record an answer of the brokers."""
+        """Record an answer of the brokers: the number of unread records in each partition."""
         self.up = self.reported = True
         self._reported_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())
@@ -365,7 +375,10 @@ class _Health:
             self._rates.popleft()
 
     def row(self, waiting: int) -> dict[str, Any]:
-        """Return the row of the report. waiting: records that were fetched and not consumed yet."""
+        """Return the row of the ingestion document.
+
+        waiting: records that were fetched but not consumed yet.
+        """
         behind = self.behind + waiting
         span_s = time.monotonic() - self._rates[0][0] if self._rates else 0.0
         rate = sum(count for _, count in self._rates) / span_s if span_s > 0 else 0.0

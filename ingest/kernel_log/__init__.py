@@ -1,1 +1,1 @@
-"""Kernel logs: follow files, and turn driver messages into node events."""
+"""Readers of kernel logs: they follow files and turn driver messages into node events."""

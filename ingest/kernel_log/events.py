@@ -1,8 +1,8 @@
-"""Kernel log lines → node events, for followed files and pushes alike.
+"""A converter of kernel log lines into node events, for followed files and pushes.
 
-What happened to which device within five seconds identifies an event, so a storm of one error is one event. Its time is
-the line's: by the wall clock, or since boot (dated by the node's newest line). Times ahead of our clock become now.
-A line of before 2000, or of ten years ahead, is a bad record.
+An event is identified by its kind, its device and an interval of five seconds, so a storm of one error is
+one event. Its time is that of the line: by the wall clock, or since boot (dated by the node's newest line).
+Times ahead of our clock become now. A line from before 2000, or from ten years ahead, is a bad record.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ _HASH_MASK: Final = (1 << _HASH_BITS) - 1
 class KernelReader:
     """The reader of one stream of lines.
 
-    `node`: their node. Empty: the one that a line names. `fallback`: the node of lines of a ring buffer, which name
-    none. boot_ms: when the node booted, 0 until known. `utc_offset_s`: the zone of stamps without one. tally: of the
-    last lines that were read.
+    `node`: the node of all lines. Empty: the node that each line names. `fallback`: the node of lines of a ring
+    buffer, which name none. boot_ms: when the node booted, 0 until known. `utc_offset_s`: the zone of stamps
+    without one. tally: counts of the lines of the last call.
     """
 
     node: str = ""
@@ -50,7 +50,7 @@ class KernelReader:
     _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
-        """Return the events of some lines, each once, and the errors of the others."""
+        """Return the events of some lines, each once, and the errors of unreadable lines."""
         rows = [row for row in lines if row.strip()]
         self._see_boot(rows, now_ms)
         events, bad = [], []
@@ -74,7 +74,7 @@ class KernelReader:
         return events, bad
 
     def _see_boot(self, rows: list[bytes], now_ms: int) -> None:
-        """Infer the boot time: the newest line of a boot is from now, or older."""
+        """Infer the boot time, given that the newest line of a boot was written now or earlier."""
         stamp = None
         with contextlib.suppress(RecordError, IndexError):
             stamp = read_line(rows[-1].decode("utf-8", "replace"), now_ms).boot_ms
@@ -112,7 +112,7 @@ class KernelReader:
         return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
     def _is_new(self, event: NodeEvent) -> bool:
-        """Not the same as one within the last five seconds: a storm costs no events."""
+        """Return whether no equal event occurred in the last five seconds. So a storm is one event."""
         key = (event.node, event.sequence & _HASH_MASK)
         last_ms = self._last.pop(key, None)
         if last_ms is not None and abs(event.time_ms - last_ms) < STORM_MS:
@@ -126,7 +126,7 @@ class KernelReader:
 
 
 def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
-    """Return a finding as the event of a node."""
+    """Convert a finding into an event of a node."""
     what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
     return NodeEvent(
         node=node,

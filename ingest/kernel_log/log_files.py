@@ -1,6 +1,7 @@
-"""Log files that grow, are rotated and truncated, followed line by line from a saved place.
+"""A follower of log files that grow, are rotated and truncated, line by line from a saved position.
 
-Inode and first bytes identify a file. After a rename its rest is read first; a truncated one is read from its start.
+A file is identified by its inode and first bytes. After a rename, the rest of the old file is read first. A
+truncated file is read from its start.
 """
 
 import logging
@@ -34,7 +35,7 @@ class LogFile:
         return {"inode": self._inode, "offset": self._offset, "head": list(self._head)}
 
     def read(self, most: int = READ_BYTES) -> list[bytes]:
-        """Whole lines that are new, about `most` bytes of them. Raises OSError where the file cannot be read."""
+        """Return new whole lines, about `most` bytes of them. Raises OSError if the file cannot be read."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -53,7 +54,7 @@ class LogFile:
         return data[:end].splitlines()
 
     def backlog_bytes(self) -> int:
-        """Unread bytes of this file alone."""
+        """Return the number of unread bytes of this file alone."""
         try:
             status = self.path.stat() if self._file is None else os.fstat(self._file)
         except OSError:
@@ -66,7 +67,10 @@ class LogFile:
             self._file = None
 
     def _open(self) -> bool:
-        """Open the file to read on: the last one, wherever it is now, else the path's."""
+        """Open the last read file wherever it is now, or else the file at the path.
+
+        Returns False if there is none.
+        """
         path = self.path
         if self._inode and _inode(path) != self._inode:
             moved = self._moved()
@@ -85,12 +89,18 @@ class LogFile:
         return True
 
     def _moved(self) -> Path | None:
-        """Where the file with our inode is now: next to its old place, under a name that begins the same."""
+        """Return where the file with our inode is now, or None.
+
+        It is searched for in its old folder, under names that begin with its old name.
+        """
         near = sorted(self.path.parent.glob(f"{_escaped(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
         return next((path for path in near if _inode(path) == self._inode), None)
 
     def _next_file(self, most: int) -> list[bytes]:
-        """At the end of a file: wait, or go on with the one that took its path."""
+        """Continue with the file that has replaced this one at its path. Call at the end of a file.
+
+        Returns no lines if no file has replaced it.
+        """
         now = _inode(self.path)
         if now is None or now == self._inode:
             return []

@@ -1,4 +1,4 @@
-"""Lines of a kernel log → when, which host, what; whatever tool wrote them.
+"""A parser of kernel log lines into time, host and text, in the forms of all common tools.
 
     rsyslog, journalctl -o short       Feb 23 16:24:18 n001 kernel: NVRM: …    no year, the node's own time zone
     journalctl -o short-iso            2025-02-23T16:24:18+0000 n001 kernel: NVRM: …    also with fractions or a blank
@@ -11,8 +11,8 @@
     dmesg -x, --time-format iso        kern  :warn  : 2025-01-21T04:41:44,283302+00:00 NVRM: …
     /dev/kmsg, pstore                  6,3964,206764307,-;NVRM: …    <4>[ 3098.275513] NVRM: …
 
-A line of any other form is a bad record. So is one with a day or an hour that does not exist. Syslog lines of other
-programs than the kernel are left out: anyone may write them.
+A line of any other form is a bad record. So is one with a day or an hour that does not exist. Syslog lines
+of programs other than the kernel are left out, because any program may write them.
 """
 
 import re
@@ -69,8 +69,8 @@ _stream = re.compile(r"\x1e|data: ")  # of journalctl -o json-seq and json-sse
 class LogLine:
     """One line of a kernel log.
 
-    boot_ms: since the node booted. host: empty if unknown. text: empty where the line is not the kernel's. hostless:
-    lines of this form name their host, and this one does not, so it may be another machine's.
+    boot_ms: since the node booted. host: empty if unknown. text: empty if the line is not the kernel's.
+    hostless: lines of this form usually name their host and this one does not, so it may be another machine's.
     """
 
     text: str
@@ -81,7 +81,7 @@ class LogLine:
 
 
 class _Journal(msgspec.Struct):
-    """An entry of `journalctl -o json`; a message that is not UTF-8 comes as a list of bytes."""
+    """An entry of `journalctl -o json`. A message that is not UTF-8 is a list of bytes."""
 
     message: str | list[int] | None = msgspec.field(name="MESSAGE")
     realtime_us: str | int = msgspec.field(name="__REALTIME_TIMESTAMP")
@@ -146,7 +146,10 @@ def _of_journal(line: str) -> LogLine:
 
 
 def _of_program(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
-    """Read what follows a wall-clock time: a zone, a host, and a program that must be the kernel; or a bare message."""
+    """Parse the text after a wall-clock time. Raises RecordError if its form is unknown.
+
+    It has a zone, a host, and a program that must be the kernel. It may also be a bare message.
+    """
     found = _kernel.match(rest)
     if found is not None:
         if zone := found["zone"]:
@@ -168,7 +171,7 @@ def _zone_s(zone: str, utc_offset_s: float) -> float:
 
 
 def _of_ring(rest: str, time_ms: int | None = None, boot_ms: float | None = None) -> LogLine:
-    """Read what follows dmesg's time; a collector may have put a host before it."""
+    """Parse the text after dmesg's time. A collector may have put a host before it."""
     found = _kernel.match(rest)
     if found is not None:
         return LogLine(rest[found.end() :], time_ms, boot_ms, found["host"] or "")
@@ -196,7 +199,7 @@ def _ms(time: datetime) -> int:
 
 
 def _read_syslog(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: float) -> LogLine:
-    """RFC 5424, where "-" stands for what is not known."""
+    """Parse a line of RFC 5424, in which "-" means unknown."""
     if found["program"] != "kernel":
         return NOTHING
     if found[1] is None:
@@ -230,7 +233,10 @@ def _read_short(found: re.Match[str], rest: str, now_ms: int, utc_offset_s: floa
 
 
 def _of_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
-    """Unix ms. Without a year: the latest one in which the stamp is not more than a day ahead. Raises ValueError."""
+    """Convert the parts of a date to Unix ms. Raises ValueError if no such date exists.
+
+    A stamp without a year gets the latest year in which it is at most a day ahead.
+    """
     year, month, day, hour, minute, second = parts
     zone = _zone(utc_offset_s)
     this_year = datetime.fromtimestamp(now_ms / 1000, zone).year

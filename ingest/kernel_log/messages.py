@@ -1,7 +1,8 @@
-"""Driver messages of the kernel log → their meaning for the node. A closed list; other messages are ignored.
+"""A parser of driver messages in the kernel log. Messages outside a closed list are ignored.
 
-NVIDIA: XIDs and SXids, GPUs off the bus (XID 79 even where no number is said), driver and NVLink failures. AMD: resets
-and uncorrectable RAS errors. Network cards: power, cable, link, health. The PCIe bus: uncorrected errors, lost cards.
+NVIDIA: XIDs and SXids, GPUs off the bus (XID 79 even if the message has no number), driver and NVLink
+failures. AMD: resets and uncorrectable RAS errors. Network cards: power, cable, link, health. The PCIe bus:
+uncorrected errors, lost cards.
 """
 
 import re
@@ -53,7 +54,7 @@ _recovery = re.compile(r"changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """The meaning of a line. `severity` None: as grave as the XID's code."""
+    """The meaning of a line. If `severity` is None, the XID's code decides it."""
 
     type: Literal["xid", "health"]
     message: str
@@ -65,13 +66,16 @@ class KernelFinding:
 
 
 class MessageReader:
-    """Reads the messages of one node in order: "fallen off the bus" may stand two lines behind the GPU's address."""
+    """The reader of one node's messages, in order.
+
+    "fallen off the bus" may follow two lines after the GPU's address.
+    """
 
     def __init__(self) -> None:
         self._named = ""
 
     def read(self, text: str) -> KernelFinding | None:
-        """None for what says nothing of the hardware."""
+        """Return the meaning of a message, or None if it says nothing about the hardware."""
         if "NVRM" in text:
             return self._of_driver(text)
         for pattern, read in _OTHERS:
@@ -108,7 +112,7 @@ def _of_xid(found: re.Match[str], text: str) -> KernelFinding | None:
 
 
 def _severity_of(code: int, message: str) -> tuple[Severity | None, str]:
-    """Severity and advice that the line itself gives."""
+    """Return the severity and the advice that the line itself states."""
     if code == RECOVERY:
         action = _recovery.search(message)
         if action is None:
@@ -121,7 +125,7 @@ def _severity_of(code: int, message: str) -> tuple[Severity | None, str]:
 
 
 def _of_switch(found: re.Match[str], text: str) -> KernelFinding | None:
-    """Return an SXid. The line with registers that follows each of them says nothing new."""
+    """Return the finding of an SXid, or None for the line of registers that follows each SXid."""
     switch, code, message = found.groups()
     if int(code) > MAX_CODE or message.startswith(("Data {", "Severity ")):
         return None
@@ -133,7 +137,10 @@ def _of_switch(found: re.Match[str], text: str) -> KernelFinding | None:
 
 
 def _of_bus_error(found: re.Match[str], text: str) -> KernelFinding | None:
-    """Corrected errors are the link's everyday life: DCGM counts them as replays."""
+    """Return the finding of an uncorrected error, or None for a corrected one.
+
+    Corrected errors are normal on a link. DCGM counts them as replays.
+    """
     address, message = found.groups()
     if not message.startswith("Uncorrect"):
         return None

@@ -1,8 +1,8 @@
-"""The source "kernel_log": follows files of kernel logs (paths or globs) and delivers node events.
+"""The source "kernel_log": follows kernel log files (paths or globs) and delivers node events.
 
-Lines belong to the node before `=` (`n7=/mnt/n7/dmesg*`), else in place of `{node}`, else of the option `node`, else
-that the line names. Lines of dmesg name none: without any of these they belong to this host.
-`utc_offset_s`: the zone of stamps that name none.
+The node of a line is the name before `=` (`n7=/mnt/n7/dmesg*`), else the text in place of `{node}`, else
+the option `node`, else the host that the line names. Lines of dmesg name no host: without any of these
+they belong to this host. `utc_offset_s`: the zone of stamps that name none.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class _Pattern:
         return cls(f"{head}*{tail}", "", re.compile(shape))
 
     def files(self) -> Iterator[tuple[str, str]]:
-        """(path, node) of what is there now."""
+        """Yield (path, node) of the files that exist now."""
         for path in sorted(glob.glob(self.glob)):
             if self.node_of is None:
                 yield path, self.node
@@ -90,7 +90,7 @@ class _Followed:
 
 
 class KernelLogSource(Source):
-    """Follows all files of its paths. Position: by path, the place in it and when the node booted."""
+    """The source `kernel_log`. Its position is the offset in each path, and when the node booted."""
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         given = read_options("kernel_log", options, KernelLogOptions)
@@ -146,7 +146,11 @@ class KernelLogSource(Source):
         self._scanned_s = -SCAN_S
 
     def health(self) -> dict[str, Any]:
-        """`up`: there is a file, and all can be read; `files`: how many are followed; `backlog_bytes`: of those."""
+        """Return the source's row of the ingestion document.
+
+        `up`: there is a file, and all files can be read. `files`: number of followed files. `backlog_bytes`: unread
+        bytes of these files.
+        """
         now_s = time.monotonic()
         recent = [row for row in self._rates if row[0] > now_s - 60.0]
         backlog = self.backlog_bytes()
@@ -164,7 +168,7 @@ class KernelLogSource(Source):
         }
 
     def backlog_bytes(self) -> int:
-        """Bytes on disk that were not read yet, of files that can be read."""
+        """Return the number of unread bytes in the files that can be read."""
         return sum(row.file.backlog_bytes() for path, row in self._followed.items() if path not in self._unreadable)
 
     async def close(self) -> None:
@@ -177,9 +181,9 @@ class KernelLogSource(Source):
         self._followed.clear()
 
     def _read_some(self) -> tuple[Batch, bool]:
-        """Read a quarter of a megabyte of what is new, each file in its turn.
+        """Read about a quarter of a megabyte of new lines, from the files in turn.
 
-        Return also whether there may be more now.
+        Also returns whether there may be more now.
         """
         self._scan()
         events, bad, room, tally = [], [], READ_BYTES, RunningTally()
@@ -218,7 +222,7 @@ class KernelLogSource(Source):
         return lines
 
     def _scan(self) -> None:
-        """Begin with files that are new; those that are gone keep their place."""
+        """Begin to follow new files. Files that are gone keep their position."""
         if time.monotonic() - self._scanned_s < SCAN_S:
             return
         self._scanned_s = time.monotonic()

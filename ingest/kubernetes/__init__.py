@@ -1,1 +1,1 @@
-"""Kubernetes: read its workloads, pods and nodes by list and watch."""
+"""The Kubernetes source: it reads workloads, pods and nodes by list and watch."""

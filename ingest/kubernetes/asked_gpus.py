@@ -1,4 +1,4 @@
-"""The GPUs that a pod asks for: resources, device claims (DRA), and annotations of schedulers that divide GPUs.
+"""The GPUs that a pod asks for, by resources, device claims (DRA) and schedulers' annotations.
 
 nvidia.com/gpu, amd.com/gpu, gpu.intel.com/*, habana.ai/gaudi    boards, or shares where the node divides its boards
 nvidia.com/mig-PROFILE                                           parts by the slices of the profile
@@ -36,10 +36,10 @@ _MIG = re.compile(r"mig-(.+?)(\.shared)?$")
 
 
 class AskedGpus(NamedTuple):
-    """GPUs (or MIG instances) of a pod.
+    """The GPUs (or MIG instances) that a pod asks for.
 
-    share: thousandths of a GPU that each is on average. None: whole ones. unread: claims that no object explains, each
-    counted as one GPU.
+    share: the average size of each in thousandths of a GPU. None: whole GPUs. unread: claims that no object
+    explains, each counted as one GPU.
     """
 
     gpus: int
@@ -49,7 +49,10 @@ class AskedGpus(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """The division of GPUs on a pod's node. shares: jobs that may share one. memory_gib: of one, 0 unknown."""
+    """The division of GPUs on a pod's node.
+
+    shares: how many jobs may share one GPU. memory_gib: memory of one GPU, 0 if unknown.
+    """
 
     shares: int = 1
     memory_gib: float = 0.0
@@ -63,9 +66,10 @@ def gpus_of(
     node: NodeGpus | None = None,
     claimed: ClaimedGpus | None = None,
 ) -> AskedGpus:
-    """Return the GPUs that a pod asks for. Raises RecordError on a quantity that is none.
+    """Return the GPUs that a pod asks for. Raises RecordError if a quantity is invalid.
 
-    A MIG instance counts by its slices, one of an unknown profile as a GPU. claimed: what its device claims hold.
+    A MIG instance counts by its slices. One of an unknown profile counts as a GPU. claimed: the GPUs of the
+    pod's device claims.
     """
     node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
     asked = max(
@@ -89,13 +93,16 @@ def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mappin
 
 
 def unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of resources of a pod that look like GPUs and that nothing reads."""
+    """Return the names of a pod's resources that look like GPUs but that no reader knows."""
     names = {name for row in running_containers(spec) for name in row.resources.names if is_unread_gpu(name, resources)}
     return tuple(sorted(name for name in names if any(row.resources.amount(name) for row in running_containers(spec))))
 
 
 def _phases(spec: PodSpec) -> list[list[Container]]:
-    """Return the containers that run together, phase by phase. A pod holds what its largest phase needs, to its end."""
+    """Return the containers that run together, phase by phase.
+
+    A pod holds what its largest phase needs until the pod ends.
+    """
     return [running_containers(spec), *([row] for row in spec.init_containers or () if row.restart_policy != "Always")]
 
 

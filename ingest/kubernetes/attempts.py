@@ -1,12 +1,12 @@
-"""Attempts of one Kubernetes job: its workload and pods as they are now → the events not delivered yet.
+"""Attempts of one Kubernetes job: the current workload and pods give the events not delivered yet.
 
-The current state decides, so a list and a watch, in any order, give the same events. Of a gang:
+The current state decides, so a list and a watch, in any order, give the same events. For a gang:
 
     submitted ─ queued ─ started (all members run) ─┬─ finished, failed, preempted (as the workload says)
                                                     └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
 
-A lost member resizes an elastic job. A member that vanishes or leaves for no reason waits `SETTLE_MS`: mostly the
-workload's own end or suspension, on another stream, explains it.
+A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as lost
+only after `SETTLE_MS`. Usually the workload's own end or suspension, on another stream, explains it.
 """
 
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Track(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a job's current attempt, the first after `base`.
+    """Delivered facts of a job's current attempt. The first attempt is number `base` + 1.
 
-    began: the members it runs with. slots: pod → slot, where no label says. failure: of a gone pod, by uid. lost_ms:
-    since when a member is lost for no reason.
+    began: the members that it runs with. slots: pod → slot, if no label states it. failures: of pods that are
+    gone, by uid. lost_ms: since when a member is lost for no known reason.
     """
 
     uid: str
@@ -59,7 +59,7 @@ class Track(msgspec.Struct, omit_defaults=True):
     lost_ms: int | None = None
 
     def go_on(self, attempt: int) -> None:
-        """To the next attempt."""
+        """Reset the track for the next attempt."""
         self.attempt = attempt
         self.is_submitted = self.is_queued = self.is_started = self.is_ended = False
         self.resizes, self.lost_ms, self.blocked_by, self.queued = 0, None, "", 0
@@ -67,7 +67,10 @@ class Track(msgspec.Struct, omit_defaults=True):
 
 
 class Judgement:
-    """One job at one moment. `events`: the new ones; `is_over`: nothing more will come of this job."""
+    """The evaluation of one job at one moment.
+
+    `events`: the new events. `is_over`: no more events will follow for this job.
+    """
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Judgement:
             self._end(over)
 
     def bound(self) -> list[Member]:
-        """Return the members that hold GPUs, without those of an attempt that runs."""
+        """Return the members that hold GPUs but do not belong to a running attempt."""
         began = self.track.began if self.track.is_started and not self.track.is_ended else {}
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
 
@@ -126,7 +129,7 @@ class Judgement:
         return newest
 
     def _slot_of(self, member: Member, newest: Mapping[Slot, Member]) -> Slot:
-        """Return a slot for a pod without an index: that of one that failed, else the next."""
+        """Return a slot for a pod without an index: that of a failed pod, else the next one."""
         if self.workload.members == 1:
             return (0,)
         slots = self.track.slots
@@ -136,7 +139,10 @@ class Judgement:
         return (slots[member.uid],)
 
     def _over(self) -> Ending | None:
-        """Return how the job ended for good, or None while it goes on. A good end has the category "finished"."""
+        """Return how the job ended for good, or None while it continues.
+
+        A successful end has the category "finished".
+        """
         workload = self.workload
         if workload.finished_ms is not None:
             return Ending(workload.finished_ms, FINISHED)
@@ -147,7 +153,7 @@ class Judgement:
         return self._over_alone() if workload.alone else None
 
     def _over_alone(self) -> Ending | None:
-        """End a job known only by its pods when none of them is alive."""
+        """Return the end of a job known only by its pods, or None while one of them is alive."""
         rows = list(self.members.values())
         if any(row.stage in LIVE for row in rows):
             self.track.lost_ms = None
@@ -173,7 +179,7 @@ class Judgement:
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
     def _is_settled(self) -> bool:
-        """Return whether what is missing was missing for long enough."""
+        """Return whether a member has been missing for `SETTLE_MS`. The first call starts that time."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
         return self.now_ms - self.track.lost_ms >= SETTLE_MS
@@ -195,7 +201,7 @@ class Judgement:
             self._end(missing[2], missing[1].node)
 
     def _is_plain(self, place: MemberPlace) -> bool:
-        """Whether the pod still exists and was not asked to leave."""
+        """Return whether the pod still exists and was not asked to leave."""
         member = self.members.get(place.uid)
         return member is not None and member.left_ms is None
 
@@ -214,7 +220,10 @@ class Judgement:
         return stated
 
     def _renumber(self) -> None:
-        """Begin the next attempt where restart counters or successors show one; never below somebody else's counter."""
+        """Begin the next attempt if restart counters or successor pods show one.
+
+        The number is never below the job's own restart counters.
+        """
         track = self.track
         if not self.workload.elastic:
             told = max((max(row.attempt - 1, row.restarts) for row in self.current.values()), default=0)
@@ -249,7 +258,7 @@ class Judgement:
         track.is_submitted = True
 
     def _start_or_queue(self) -> None:
-        """Start the attempt if enough members run. Otherwise queue it, if it is known why it waits."""
+        """Start the attempt if enough members run. Otherwise queue it if the reason why it waits is known."""
         track = self.track
         ready = {
             slot: row
@@ -270,7 +279,10 @@ class Judgement:
         self._wait()
 
     def _wait(self) -> None:
-        """Queued, when it is known why it waits, and again when it becomes blocked, for another reason, or released."""
+        """Add a `queued` event once the reason why the job waits is known.
+
+        Adds another when the job becomes blocked, is blocked for another reason, or is released.
+        """
         track, wait = self.track, self._waiting()
         blocked_by = wait.reason if wait.is_blocked else ""
         if blocked_by == track.blocked_by and (track.is_queued or not wait.reason):
@@ -290,7 +302,7 @@ class Judgement:
         )
 
     def _generation(self) -> int:
-        """Return the restart, counted from 1, of the pods that are not about to be replaced."""
+        """Return the newest restart, counted from 1. Pods of earlier restarts are about to be replaced."""
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
     def _waiting(self) -> PodWait:
@@ -303,13 +315,13 @@ class Judgement:
         return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=PodWait())
 
     def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
-        """Remember who runs, and give them ranks in the order of their slots."""
+        """Record which members run, and give them ranks in the order of their slots."""
         rows = [ready[slot] for slot in sorted(ready)]
         self.track.began = {row.uid: MemberPlace(row.uid, row.restarts, row.name, row.node) for row in rows}
         return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
 
     def _resize(self) -> None:
-        """Resize an elastic job whenever others hold its GPUs, and a gang when all wanted members run."""
+        """Resize an elastic job whenever its members change, and a gang once all wanted members run."""
         track = self.track
         rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}
         whole = bool(rows) if self.workload.elastic else len(rows) == self.workload.members
@@ -355,7 +367,7 @@ class Judgement:
 
 
 def _own(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
-    """Without those of another of its name, which are on their way out."""
+    """Return the members without those that belong to another object of the same name."""
     if all(row.owner in ("", uid) for row in members.values()):
         return members
     return {key: row for key, row in members.items() if row.owner in ("", uid)}

@@ -1,10 +1,10 @@
-"""Device claims of pods (DRA, resource.k8s.io): how many GPUs a ResourceClaim or a template of one asks for.
+"""Device claims of pods (DRA, resource.k8s.io): the GPUs of a ResourceClaim or of its template.
 
     v1, v1beta2    a request has `exactly` one kind of device, or `firstAvailable` of several
     v1beta1        a request names its device class itself, or `firstAvailable`
 
-An allocation counts more than the request: it lists the devices. Requests with admin access only watch devices that
-others hold.
+An allocation takes precedence over the request, because it lists the devices. Requests with admin access
+only watch devices that others hold.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExactDevices(_Object, frozen=True):
-    """Devices of one class. allocation_mode: ExactCount, or All that a node has."""
+    """Devices of one class. allocation_mode: ExactCount, or All for all that a node has."""
 
     device_class_name: str = ""
     allocation_mode: str = ""
@@ -44,7 +44,7 @@ class DeviceRequest(_Object, frozen=True):
 
     @property
     def choices(self) -> tuple[ExactDevices, ...]:
-        """Return what satisfies the request, in order of preference."""
+        """The choices that satisfy the request, in order of preference."""
         if self.first_available:
             return self.first_available
         own = ExactDevices(self.device_class_name, self.allocation_mode, self.count, self.admin_access)
@@ -60,7 +60,10 @@ class ClaimSpec(_Object, frozen=True):
 
 
 class AllocatedDevice(_Object, frozen=True):
-    """request: the name of the request, and of the choice where it had several (`gpus/big`)."""
+    """A device that was allocated to a claim.
+
+    request: the name of the request, followed by that of the choice if it had several (`gpus/big`).
+    """
 
     request: str = ""
     admin_access: bool | None = None
@@ -100,7 +103,10 @@ class ResourceClaimTemplate(_Object, frozen=True):
 
 
 class ClaimedGpus(NamedTuple):
-    """GPUs of a pod's claims. milli: thousandths of them that are the pod's; unread: claims that no object explains."""
+    """The GPUs of a pod's claims.
+
+    milli: the pod's part of them in thousandths. unread: claims that no object explains.
+    """
 
     gpus: int = 0
     milli: float = 0.0
@@ -108,20 +114,20 @@ class ClaimedGpus(NamedTuple):
 
 
 class KnownClaim(msgspec.Struct, frozen=True, array_like=True):
-    """GPUs that a claim, or each claim of a template, stands for, and how many pods hold it."""
+    """The GPUs of a claim, or of each claim of a template, and how many pods share the claim."""
 
     gpus: int
     pods: int = 1
 
 
 class ClaimTable(msgspec.Struct):
-    """Claims and templates by NAMESPACE/NAME; a part of the source's position."""
+    """Claims and templates by NAMESPACE/NAME. They are a part of the source's position."""
 
     claims: dict[str, KnownClaim] = {}
     templates: dict[str, KnownClaim] = {}
 
     def claimed(self, namespace: str, spec: PodSpec, status: PodStatus) -> ClaimedGpus:
-        """Return the GPUs that a pod's claims stand for. A claim that no object explains counts as one GPU."""
+        """Return the GPUs of a pod's claims. A claim that no object explains counts as one GPU."""
         made = {row.name: row.resource_claim_name for row in status.resource_claim_statuses or ()}
         gpus, milli, unread = 0, 0.0, list[str]()
         for row in spec.resource_claims or ():
@@ -136,7 +142,7 @@ class ClaimTable(msgspec.Struct):
 
 
 def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
-    """Return the GPUs of a claim: those that are allocated, else those that are asked for."""
+    """Return the GPUs of a claim: the allocated ones, else the requested ones."""
     pods = sum(row.resource == "pods" for row in claim.status.reserved_for or ())
     asked = _gpu_requests(claim.spec, classes)
     allocation = claim.status.allocation
@@ -148,12 +154,12 @@ def read_claim(claim: ResourceClaim, classes: tuple[str, ...]) -> KnownClaim:
 
 
 def read_template(template: ResourceClaimTemplate, classes: tuple[str, ...]) -> KnownClaim:
-    """Return the GPUs of each claim that is made of a template."""
+    """Return the GPUs of each claim made from a template."""
     return KnownClaim(sum(_gpu_requests(template.spec.spec, classes).values()))
 
 
 def _gpu_requests(spec: ClaimSpec, classes: tuple[str, ...]) -> Mapping[str, int]:
-    """Return GPUs by name of a request: those of the first choice that asks for GPUs."""
+    """Return name of a request → its GPUs, by the first choice that asks for GPUs."""
     found: dict[str, int] = {}
     for request in spec.devices.requests or ():
         for choice in request.choices:

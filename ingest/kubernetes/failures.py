@@ -1,7 +1,8 @@
-"""Failure category of an ended pod: its disruption decides, else its reason, else the container's output or exit code.
+"""The failure category of an ended pod.
 
-An exit with 1 to 127, 134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's; any other is unknown.
-UnexpectedAdmissionError is hardware: the node has not (any more) the GPUs that it offered.
+Its disruption decides, else its reason, else the container's output or exit code. An exit with 1 to 127,
+134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's. Any other is unknown.
+UnexpectedAdmissionError is hardware: the node does not have, or no longer has, the GPUs that it offered.
 """
 
 import re
@@ -44,7 +45,7 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 
 
 def ending_of(pod: Pod, now_ms: int) -> Ending:
-    """Return why a pod or its container failed. A disruption that came first is the reason."""
+    """Return why a pod or its container failed. A disruption takes precedence."""
     ended = _terminated(pod)
     at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
     disruption = pod.condition("DisruptionTarget")
@@ -55,7 +56,7 @@ def ending_of(pod: Pod, now_ms: int) -> Ending:
 
 
 def disrupted(disruption: Condition, at_ms: int) -> Ending:
-    """Return why a pod was made to leave."""
+    """Return the end of a pod that was evicted or preempted."""
     reason = disruption.reason or ""
     if reason in PREEMPTIONS:
         return Ending(at_ms, "unknown", disruption.text[:MESSAGE_LENGTH], PREEMPTIONS[reason])
@@ -64,7 +65,10 @@ def disrupted(disruption: Condition, at_ms: int) -> Ending:
 
 
 def _terminated(pod: Pod) -> Terminated | None:
-    """Return the container that failed first, else one that ended. One that was restarted has ended before."""
+    """Return the container that failed first, else one that ended. Returns None if none has.
+
+    A restarted container counts only if no current one failed.
+    """
     statuses = pod.status.container_statuses or ()
     now = [status.state.terminated for status in statuses if status.state.terminated]
     before = [status.last_state.terminated for status in statuses if status.last_state.terminated]

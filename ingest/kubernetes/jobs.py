@@ -1,4 +1,7 @@
-"""The fold of workloads and their pods into job events: who belongs to whom, and who has to be judged anew."""
+"""The fold of workloads and their pods into job events.
+
+It records which pods belong to which job, and which jobs must be evaluated again.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,7 +17,7 @@ GONE_KEPT = 20_000  # jobs that are gone, whose successors of the same name go o
 
 
 class JobState(msgspec.Struct):
-    """All that the fold remembers; a part of the source's position."""
+    """The whole state of the fold. It is a part of the source's position."""
 
     workloads: dict[str, Workload] = {}
     members: dict[str, Member] = {}  # by uid
@@ -24,7 +27,10 @@ class JobState(msgspec.Struct):
 
 
 class WorkloadFold:
-    """`lost_nodes`: whose pods, when they vanish, are lost with them."""
+    """The fold of workloads and pods into job events.
+
+    `lost_nodes`: nodes that are lost. A pod that vanishes on one of them is lost with it.
+    """
 
     def __init__(self, state: JobState, lost_nodes: Iterable[str] = ()) -> None:
         self.state = state
@@ -39,13 +45,13 @@ class WorkloadFold:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether events may fall due though nothing changes."""
+        """Return whether events may become due although no object changes."""
         return bool(self._changed)
 
     def _job_of(self, job: str, kind: str) -> str:
-        """Return the name of an object's job. Objects of two kinds may have one name.
+        """Return the name of an object's job. Objects of two kinds may have the same name.
 
-        The second one's job adds its kind to the name, for as long as that job lives.
+        In this case, the second object's job adds its kind to the name, for as long as that job lives.
         """
         own = f"{job} ({kind})"
         return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
@@ -62,7 +68,7 @@ class WorkloadFold:
         self._changed.add(job)
 
     def drop_workload(self, kind: str, job: str, uid: str) -> None:
-        """`job`: as its object or this fold names it."""
+        """Record that a workload was deleted. `job`: the name by its object or by this fold."""
         job = self._job_of(job, kind)
         known = self.state.workloads.get(job)
         if known is not None and known.kind == kind and known.uid == uid:
@@ -70,7 +76,7 @@ class WorkloadFold:
             self._changed.add(job)
 
     def put_member(self, member: Member, alone: Workload | None) -> None:
-        """`alone`: the job as the pod alone describes it."""
+        """Add or update a pod. `alone`: the job as the pod alone describes it."""
         self._rename_kind(member)
         member = msgspec.structs.replace(member, job=self._job_of(member.job, member.kind))
         self._kinds[member.job] = member.kind
@@ -83,7 +89,7 @@ class WorkloadFold:
         self._changed.add(member.job)
 
     def _rename_kind(self, member: Member) -> None:
-        """Accept another kind of a known pod: an earlier version named it without its API group."""
+        """Accept another kind for a known pod. An earlier version named the kind without its API group."""
         before = self.state.members.get(member.uid)
         if before is None or before.kind == member.kind or self._kinds.get(before.job) != before.kind:
             return
@@ -107,7 +113,7 @@ class WorkloadFold:
         self._changed.add(member.job)
 
     def _bind(self, judged: Judgement) -> None:
-        """Record what its pods hold although they run in no attempt."""
+        """Record the GPUs that a job's pods hold although they belong to no running attempt."""
         job, found = judged.workload.submitted.job, Counter[str]()
         for row in () if judged.is_over else judged.bound():
             found[row.node] += judged.workload.submitted.gpus_per_node
@@ -116,7 +122,7 @@ class WorkloadFold:
             self.state.bound[job] = dict(found)
 
     def events(self, now_ms: int) -> list[JobEvent]:
-        """Events that are due by now."""
+        """Return the events that are due by now."""
         jobs, self._changed = self._changed, set()
         return [event for job in sorted(jobs) for event in self._judge(job, now_ms)]
 

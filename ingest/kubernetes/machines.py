@@ -1,8 +1,8 @@
-"""Pods that stand for their machine: nodes of other schedulers, whose jobs are not Kubernetes' jobs, and exporters.
+"""Pods that stand for their machine: nodes of other schedulers, and exporters.
 
-A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it. It is a host
-and no job: its own scheduler knows the jobs. The node's name for such pods, and for exporters that report under their
-pod's name or address, is the Kubernetes node that they are on.
+A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it. It
+is a host and not a job: its own scheduler knows the jobs, which are not Kubernetes' jobs. Such pods, and
+exporters that report under their pod's name or address, count under the name of their Kubernetes node.
 """
 
 import re
@@ -27,9 +27,9 @@ _NAME_LABELS = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 
 
 class PodPlace(msgspec.Struct, frozen=True, array_like=True):
-    """The node of a pod that stands for it, and the names under which that pod reports.
+    """The node that a pod stands for, and the names under which the pod reports.
 
-    gpus: that a host holds, or a pod that runs on every node and is no job.
+    gpus: held by a host, or by a pod that runs on every node and is no job.
     """
 
     node: str
@@ -39,7 +39,7 @@ class PodPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_host(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> bool:
-    """Return whether a pod is a node of another scheduler. labels: patterns KEY=VALUE that say so."""
+    """Return whether a pod is a node of another scheduler. labels: KEY=VALUE patterns of such pods."""
     if owner.kind in OWN_JOBS:
         return False
     return owner.kind in HOST_KINDS or _has_label(pod, labels) or (bool(labels) and _runs_worker(pod))
@@ -56,7 +56,7 @@ def _runs_worker(pod: Pod) -> bool:
 
 
 def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
-    """Return where a pod stands for its machine, or None for a pod that does not. resources: that count as GPUs."""
+    """Return the machine that a pod stands for, or None. resources: the names that count as GPUs."""
     if pod.status.phase in ("Failed", "Succeeded") or not pod.spec.node_name:
         return None
     host, meta = is_host(pod, owner, labels), pod.metadata

@@ -1,11 +1,12 @@
-"""Nodes of Kubernetes → what they are made of, and node events: what changed since the last observation.
+"""A fold of Kubernetes nodes into their specs, and into node events for each change.
 
     cordoned, uncordoned                                     drain, undrain
     Ready False or Unknown, deleted; Ready again             lost, returned
     a condition of a health checker, a provider's label      health
     kept from new pods by a taint, a deletion, maintenance   withhold, release
 
-A condition's event is numbered by the second of its transition, any other by the object's version: repeats are one.
+The event of a condition is numbered by the second of its transition. Any other event is numbered by the
+object's version. So repeats are one event.
 """
 
 import zlib
@@ -54,7 +55,10 @@ MESSAGE_LENGTH = 1_000
 
 
 class KnownNode(msgspec.Struct, omit_defaults=True):
-    """Delivered facts of a node. deleted: gone from the cluster; bad: check → severity; spec: what it is made of."""
+    """Delivered facts of a node.
+
+    deleted: gone from the cluster. bad: check → severity. spec: its hardware.
+    """
 
     cordoned: bool = False
     lost: bool = False
@@ -69,8 +73,8 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
 class NodeFold:
     """The fold of node objects.
 
-    `fatal`: patterns of the conditions that ask for a drain. Other health conditions are warnings. `taints`: the site's
-    patterns of taints → why they withhold a node, empty where they do not. `places`: by uid of a pod.
+    `fatal`: patterns of conditions that require a drain. Other health conditions are warnings. `taints`: the
+    site's patterns of taints → why they withhold a node, empty if they do not. `places`: by uid of a pod.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class NodeFold:
         return {name for name, state in self.states.items() if state.lost}
 
     def specs(self) -> Mapping[str, NodeSpec]:
-        """Node → what it is made of, for nodes of the cluster. The same object until a node changes."""
+        """Return node → spec, for nodes of the cluster. It is the same object until a node changes."""
         if self._specs is None:
             names: dict[str, list[str]] = {}
             lent: Counter[str] = Counter()
@@ -119,7 +123,10 @@ class NodeFold:
             self._specs = None
 
     def gpus(self, node: str) -> NodeGpus:
-        """Return what a node does with its GPUs. For an unknown one: the least shares and memory of all with GPUs."""
+        """Return how a node divides its GPUs.
+
+        For an unknown node, these are the least shares and memory of all nodes with GPUs.
+        """
         state = self.states.get(node)
         if state is not None and state.spec is not None:
             return NodeGpus(state.shares, state.spec.gpu_memory_gib)
@@ -140,7 +147,7 @@ class NodeFold:
         ]
 
     def _describe(self, node: Node, state: KnownNode) -> None:
-        """Record what a node is made of. Labels that cannot be read are a fault, and the last facts stay."""
+        """Record the spec of a node. If its labels cannot be read, record a fault and do not change the spec."""
         name, labels = node.metadata.name, node.metadata.labels or {}
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
         self.unread.update(key for key, text in capacity.items() if text != "0" and is_unread_gpu(key))
@@ -156,7 +163,7 @@ class NodeFold:
             self._specs = self._least = None
 
     def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
-        """Return a deleted node as lost, unless it was lost before. `version`: of its deletion."""
+        """Report a deleted node as lost, unless it was lost before. `version`: that of its deletion."""
         state, self._specs, self._least = self.states.pop(name, None), None, None
         if state is None:
             return []
@@ -218,7 +225,10 @@ class NodeFold:
         yield self._event(node.metadata.name, kind, since, ready.text or kind)
 
     def _withhold(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
-        """Events of reasons that began, changed or ended, of a source of their own. A lost node is more than silent."""
+        """Yield an event for each reason that began, changed or ended.
+
+        They have a source of their own. A lost node is not also withheld as not responding.
+        """
         before, now = state.withheld, withheld(node, self._taints)
         if state.lost:
             now.pop("not_responding", None)
@@ -263,14 +273,17 @@ class NodeFold:
             )
 
     def _severity(self, row: Condition) -> Severity:
-        """Return the severity of a condition. It is a problem, unless its name says that something is ready."""
+        """Return the severity of a condition.
+
+        A true condition is a problem, unless its name says that something is ready.
+        """
         if row.is_true == row.type.endswith(READY):
             return "ok"
         return "fatal" if any(fnmatchcase(row.type, pattern) for pattern in self._fatal) else "warning"
 
 
 def _named(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
-    """Add other names of a machine."""
+    """Return the spec with further names of the machine."""
     others = dict.fromkeys((*spec.other_names, *(name for name in names if name and name != spec.name)))
     return replace(spec, other_names=tuple(others)) if len(others) > len(spec.other_names) else spec
 
@@ -282,7 +295,10 @@ def _addresses(node: Node) -> Iterator[str]:
 
 
 def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
-    """Return the number and the time of a condition's last transition. If it states none, those of the object."""
+    """Return the number and time of a condition's last transition.
+
+    If it states none, the object's version and now are returned.
+    """
     at_ms = time_ms(row.last_transition_time)
     if at_ms is None:
         return _number(node.metadata.resource_version, now_ms), now_ms
@@ -294,6 +310,6 @@ def _number(version: str, now_ms: int) -> int:
 
 
 def _slot(check: str, severity: Severity) -> int:
-    """Behind those of `KINDS`, another for each severity of a check."""
+    """Return the number of a check and its severity, after those of `KINDS`."""
     place = zlib.crc32(check.encode()) % 20
     return len(KINDS) + place * 3 + ("ok", "warning", "fatal").index(severity)

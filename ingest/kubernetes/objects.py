@@ -1,4 +1,4 @@
-"""Kubernetes' objects, the fields that we use; others are skipped unread."""
+"""Kubernetes' objects, with the fields that we use. Other fields are skipped unread."""
 
 import re
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Condition(_Object, frozen=True):
 
     @property
     def text(self) -> str:
-        """Reason and message in one line."""
+        """The reason and message in one line."""
         return ": ".join(filter(None, (self.reason, self.message)))
 
 
@@ -94,7 +94,7 @@ class Container(_Object, frozen=True):
 
 
 class PodClaim(_Object, frozen=True):
-    """A device claim of a pod: an object of its own, or one that is made of a template."""
+    """A device claim of a pod: an object of its own, or one made from a template."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -102,7 +102,7 @@ class PodClaim(_Object, frozen=True):
 
 
 class PodClaimStatus(_Object, frozen=True):
-    """The claim that was made of a template."""
+    """The claim that was made from a template."""
 
     name: str = ""
     resource_claim_name: str | None = None
@@ -275,7 +275,7 @@ class KubernetesNodeSpec(_Object, frozen=True):
 
 
 class NodeAddress(_Object, frozen=True):
-    """type: Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS."""
+    """An address of a node. type: Hostname, InternalIP, ExternalIP, InternalDNS or ExternalDNS."""
 
     type: str
     address: str
@@ -300,7 +300,7 @@ class PriorityClass(_Object, frozen=True):
 
 
 class Unread:
-    """An object that is not what its schema says: `error`, and who it is, as far as that can be read."""
+    """An object that does not match its schema: the error, and its name and uid if they can be read."""
 
     __slots__ = ("error", "name", "uid")
 
@@ -343,7 +343,7 @@ def condition(conditions: Sequence[Condition] | None, kind: str) -> Condition | 
 
 
 def time_ms(moment: datetime | None) -> int | None:
-    """Parse a time as Unix ms; without a zone it is UTC.
+    """Convert a time to Unix ms. A time without a zone is UTC.
 
     >>> time_ms(datetime(2026, 1, 1, tzinfo=UTC))
     1767225600000

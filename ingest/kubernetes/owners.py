@@ -1,7 +1,8 @@
 """The job that a pod belongs to, and the name of its kind.
 
-A kind's identity is its name and its API group: Volcano's Job is not a batch Job. A kind of its usual group has its
-plain name (`Job`), any other the full name that Kubernetes prints (`Job.batch.volcano.sh`).
+A kind is identified by its name and its API group: Volcano's Job is not a batch Job. A kind of its usual
+group has its plain name (`Job`). Any other has the full name that Kubernetes prints
+(`Job.batch.volcano.sh`).
 
     label of a JobSet, LeaderWorkerSet, Ray cluster or notebook    that object, which stands behind the pod's owner
     ReplicaSet of a Deployment or Rollout                          the Deployment or Rollout
@@ -54,7 +55,7 @@ USUAL_CLASSES: dict[str, JobClass] = {
 
 
 class JobOwner(NamedTuple):
-    """The object that a pod is a part of. is_single: the pod itself."""
+    """The object that a pod is a part of. is_single: this object is the pod itself."""
 
     kind: str
     name: str
@@ -74,7 +75,7 @@ def kind_of(kind: str, api_version: str) -> str:
 
 
 def owner_of(pod: Pod) -> JobOwner:
-    """Return the job that a pod belongs to, as labels and owner references say."""
+    """Return the job that a pod belongs to, by its labels and owner references."""
     meta = pod.metadata
     if behind := _behind(meta):
         return behind
@@ -92,7 +93,7 @@ def owner_of(pod: Pod) -> JobOwner:
 
 
 def _behind(meta: Meta) -> JobOwner | None:
-    """Return the object behind a pod's owner, of which only labels tell."""
+    """Return the object behind a pod's owner, or None. Only labels name such an object."""
     for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("Notebook", NOTEBOOK_NAME)):
         if meta.label(label):
             return JobOwner(kind, meta.label(label))
@@ -104,11 +105,14 @@ def _behind(meta: Meta) -> JobOwner | None:
 
 
 def is_stand_in(pod: Pod) -> bool:
-    """Return whether a pod only reserves a GPU for pods that hold parts of it, which are counted themselves."""
+    """Return whether a pod only reserves a GPU for other pods.
+
+    These pods hold parts of the GPU, and are counted themselves.
+    """
     return pod.metadata.namespace in STAND_INS
 
 
 def stated_queue(labels: Mapping[str, str] | None, annotations: Mapping[str, str] | None) -> str:
-    """Return the queue that a scheduler of pods would charge, or an empty text."""
+    """Return the queue that a pod scheduler would charge, or ""."""
     tables = (labels or {}, annotations or {})
     return next((queue for name in QUEUES for table in tables if (queue := table.get(name))), "")

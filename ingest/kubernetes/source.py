@@ -3,8 +3,9 @@
     priority classes, nodes, device claims, Jobs, JobSets, PyTorchJobs, pods
         ── each listed, then watched ── folds ── events
 
-The position holds the observed objects and each collection's version, where a restart resumes, or compares a new list.
-Nothing is delivered until every collection has answered: a pod whose Job is unknown would be misjudged.
+The position holds the observed objects and each collection's version. After a restart, the source resumes
+there, or compares a new list. It delivers nothing until every collection has answered, because a pod whose
+Job is unknown would be misjudged.
 """
 
 import base64
@@ -66,7 +67,7 @@ WORKLOADS = {"jobs": "Job", "jobsets": "JobSet", "pytorchjobs": "PyTorchJob"}
 
 
 class KubernetesOptions(Terms, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a row of pipeline.sources; docs/sources/kubernetes.md says what each means."""
+    """The options of the source `kubernetes`. docs/sources/kubernetes.md explains them."""
 
     name: str = "kubernetes"
     kubeconfig: str = ""
@@ -89,9 +90,9 @@ class _Position(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A pod, its part in its job (None if it has no GPUs), and where it stands for its machine.
+    """A pod, its part in its job (None if it has no GPUs), and the machine that it stands for.
 
-    unread: resources that look like GPUs and that nothing reads.
+    unread: resources that look like GPUs but that no reader knows.
     """
 
     pod: Pod
@@ -105,14 +106,17 @@ class _Seen:
 
 
 class KubernetesSource(Source):
-    """One cluster. Use from one event loop."""
+    """The source for one cluster. Use it from one event loop."""
 
     reports_jobs = True
 
     def __init__(
         self, entities: Entities, clock: Clock, options: Mapping[str, Any], *, server: Server | None = None
     ) -> None:
-        """Set up the source. `server`: another than the options say, for tests. Raises ConfigError."""
+        """Set up the source. Raises ConfigError.
+
+        server: used instead of the one in the options, for tests.
+        """
         self.options = read_options("kubernetes", options, KubernetesOptions)
         unknown = set(self.options.collections) - KINDS.keys()
         if unknown or "pods" not in self.options.collections:
@@ -156,7 +160,10 @@ class KubernetesSource(Source):
                 raise trouble
 
     def position(self) -> dict[str, Any]:
-        """Return the versions and all observed objects, packed: 10,000 pods take a quarter of a megabyte."""
+        """Return the versions and all observed objects, compressed.
+
+        10,000 pods need a quarter of a megabyte.
+        """
         seen = zlib.compress(msgspec.json.encode(self._at), 1)
         return {"versions": dict(self._at.versions), "seen": base64.b64encode(seen).decode()}
 
@@ -175,15 +182,18 @@ class KubernetesSource(Source):
             self._follower.close()
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Node → GPUs, model and domains, as labels and capacity of the node say."""
+        """Return node → GPUs, model and domains, by the node's labels and capacity."""
         return self._nodes.specs()
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Job → node → GPUs of pods that are bound there and run in no attempt."""
+        """Return job → node → GPUs of pods that are bound there but belong to no running attempt."""
         return self._at.jobs.bound
 
     def health(self) -> dict[str, Any]:
-        """One row of the ingestion document; `collections`: what is wrong with each that is not followed."""
+        """Return the source's row of the ingestion document.
+
+        `collections`: "followed", or the reason why a collection is not followed.
+        """
         now = time.monotonic()
         while self._delivered and self._delivered[0][0] < now - RATE_WINDOW_S:
             self._delivered.popleft()
@@ -203,7 +213,10 @@ class KubernetesSource(Source):
         }
 
     def collections(self) -> list[Collection]:
-        """Return the collections to follow. The threads that read also decode, so decoding does what takes time."""
+        """Return the collections to follow.
+
+        The reading threads also decode, so the decoders do all slow work.
+        """
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
             Collection(name, path.format(of), self._decode_pod if kind is Pod else decoder_of(kind), _versions(path))
@@ -212,7 +225,7 @@ class KubernetesSource(Source):
         ]
 
     def _note(self, messages: Sequence[Message]) -> SourceError | None:
-        """Note which collections answer; return the error of one that just stopped."""
+        """Record which collections answer. Returns the error of one that has just stopped answering."""
         trouble = None
         for message in messages:
             before = self._states.get(message.name)
@@ -231,7 +244,10 @@ class KubernetesSource(Source):
         return trouble
 
     def take(self, messages: Sequence[Message]) -> Batch:
-        """Fold what arrived and tell what follows from it. No await in here: a position is that of whole messages."""
+        """Fold the messages, and return the events that follow from them.
+
+        It never awaits, so a position always covers whole messages.
+        """
         if self._early is not None:
             self._early += messages
             answered = {row.name for row in self._early if not isinstance(row, Away)} | self._at.versions.keys()
@@ -264,7 +280,7 @@ class KubernetesSource(Source):
         return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad), tally=tally)
 
     def _fold(self, message: Listing | Changes, bad: list[RecordError], now_ms: int) -> list[NodeEvent]:
-        """Update the tables and deliver node events. A list deletes what it does not name."""
+        """Update the tables and return node events. A list deletes the objects that it does not name."""
         events: list[NodeEvent] = []
         if isinstance(message, Listing):
             changes: list[tuple[str, Any]] = [("ADDED", row) for row in message.objects]
@@ -283,7 +299,7 @@ class KubernetesSource(Source):
         return events
 
     def _missing(self, listing: Listing, uids: set[str], names: set[str], now_ms: int) -> list[NodeEvent]:
-        """Forget what a list does not name any more."""
+        """Drop the objects that a list no longer names."""
         jobs = self._at.jobs
         if listing.name == "pods":
             for uid in jobs.members.keys() - uids:
@@ -310,7 +326,7 @@ class KubernetesSource(Source):
         return []
 
     def _change(self, name: str, kind: str, row: Any, now_ms: int) -> list[NodeEvent]:
-        """One object as it is now, or was when it was deleted."""
+        """Apply one object in its current state, or in its last state if it was deleted."""
         deleted = kind == "DELETED"
         if name == "nodes":
             if deleted:
@@ -375,13 +391,13 @@ class KubernetesSource(Source):
 
 
 def _versions(path: str) -> tuple[str, ...]:
-    """Return the other versions of a collection that an older server has."""
+    """Return the paths of a collection's other versions, for older servers."""
     first, *others = CLAIM_VERSIONS
     return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
 
 
 def decoder_of(kind: type[msgspec.Struct]) -> Any:
-    """Return a decoder: an object of a kind, or an Unread that says why it is none."""
+    """Return a decoder that makes an object of a kind, or an Unread with the error."""
 
     def read(record: bytes) -> Any:
         try:

@@ -58,7 +58,7 @@ def wait_of(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
 
 
 def _never_fits(message: str) -> bool:
-    """Return whether resources that become free would not let a pod start.
+    """Return whether a pod could not start even if resources became free.
 
     >>> _never_fits("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")
     True

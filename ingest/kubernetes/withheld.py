@@ -1,7 +1,8 @@
-"""Reasons why Kubernetes withholds a node from new pods: taints, a deletion that has begun, announced maintenance.
+"""Reasons why Kubernetes withholds a node from new pods.
 
-Only taints that stop pods count (NoSchedule, NoExecute). Taints that merely dedicate a node are none of these, nor is
-our own: a forecast must not feed itself. A cordon is a drain (`nodes.py`).
+They are taints, a deletion that has begun, and announced maintenance. Only taints that stop pods count
+(NoSchedule, NoExecute). Taints that merely dedicate a node do not count. Our own taint does not either: a
+forecast must not feed itself. A cordon is a drain (`nodes.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,7 +58,10 @@ READY = "Ready"
 
 
 def withheld(node: Node, own: Mapping[str, str]) -> dict[str, str]:
-    """Return why a node gets no new pods: reason → what Kubernetes says. own: the site's patterns, which come first."""
+    """Return why a node gets no new pods: reason → Kubernetes' text.
+
+    own: the site's patterns, which take precedence.
+    """
     found: dict[str, list[str]] = {}
     for check, said in _reasons(node, own):
         found.setdefault(check, []).append(said)

@@ -1,4 +1,4 @@
-"""Jobs of Kubernetes of any kind in one form: workloads, and the pods with GPUs that are their members.
+"""Kubernetes jobs of any kind in one form: workloads, and the pods with GPUs that are their members.
 
     JobSet          its pods by label, rank by (job's global index, completion index)
     PyTorchJob      master, then workers by index; with an elastic policy it may start with fewer
@@ -6,7 +6,7 @@
     any other owner (`owners.py`)    as many as there are, grown and shrunk
     a pod without an owner           a job of one
 
-Pods without a GPU (launchers, drivers) are no members.
+Pods without a GPU (launchers, drivers) are not members.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +67,7 @@ Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning of names and labels at a site. A label is looked for among labels, then annotations."""
+    """The meaning of names and labels at a site. A label is searched for in labels, then annotations."""
 
     cluster: str = ""
     prefix: str = ""
@@ -83,10 +83,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job by its own object, or by its first pod where that is not followed (`alone`).
+    """A job as its own object describes it, or its first pod if that object is not followed (`alone`).
 
-    members: pods with GPUs that it wants, and how many it starts with. elastic: they come and go as it runs.
-    awaits_admission: while it is suspended, it waits for a quota rather than for a person.
+    members: the number of pods with GPUs that it wants. least: the number with which it starts. elastic: pods
+    join and leave while it runs. awaits_admission: while suspended, it waits for a quota and not for a person.
     """
 
     kind: str
@@ -107,8 +107,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pod with GPUs.
 
-    slot: its place in the gang, which its successor takes. attempt: as its labels say, or 0. kind, owner: of its owner
-    (Pod for none), with uid where stated. left_ms: since when it is being deleted.
+    slot: its place in the gang, which its successor takes over. attempt: by its labels, or 0. kind, owner: the
+    kind of its owner (Pod if it has none), and the owner's uid if stated. left_ms: since when it is being
+    deleted.
     """
 
     job: str
@@ -131,7 +132,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Pods of one template. status: of the pod, where there is one."""
+    """The pods of one template. status: the pod's status, if there is one pod."""
 
     pods: int
     template: Template
@@ -139,10 +140,10 @@ class _Part:
 
 
 class WorkloadReader:
-    """The reader of objects: it makes workloads and members.
+    """A converter of Kubernetes objects into workloads and members.
 
-    `priorities`: the values of priority classes by name, which may grow. `claims`: device claims. `node_gpus`: what a
-    node does with its GPUs, or any node where none is named.
+    `priorities`: the values of priority classes by name. It may grow. `claims`: device claims. `node_gpus`:
+    how a node divides its GPUs, or how any node does if no node is named.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class WorkloadReader:
         return f"{self.terms.prefix}{meta.namespace}/{name or meta.name}"
 
     def job(self, job: Job, now_ms: int) -> Workload | None:
-        """None of a Job without GPUs, and of one that is a part of a JobSet."""
+        """Return the workload of a Job, or None if it has no GPUs or is part of a JobSet."""
         if job.metadata.label(JOBSET_NAME):
             return None
         spec = job.spec
@@ -203,7 +204,7 @@ class WorkloadReader:
         return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
 
     def alone(self, pod: Pod, member: Member) -> Workload | None:
-        """Read from a pod what it says of its job."""
+        """Return the workload that a pod alone describes, or None if it wants no GPU."""
         part = _Part(1, _template_of(pod), pod.status)
         owner = owner_of(pod)
         made = self._workload(owner.kind, pod.metadata, [part], None, owner.name)
@@ -214,9 +215,9 @@ class WorkloadReader:
         return _of_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
 
     def member(self, pod: Pod, now_ms: int) -> Member | None:
-        """Return the member that a pod is. None for a pod without GPUs, and for a DaemonSet's.
+        """Return the member for a pod, or None if the pod has no GPUs or belongs to a DaemonSet.
 
-        A pod with device claims may have GPUs: `holds_gpus` knows, once the claims are read.
+        A pod with device claims may have GPUs. `holds_gpus` decides once the claims have been read.
         """
         meta = pod.metadata
         kind, name, _ = owner_of(pod)
@@ -251,7 +252,7 @@ class WorkloadReader:
         )
 
     def holds_gpus(self, pod: Pod) -> bool:
-        """Return whether a pod holds GPUs, by what is known of its claims."""
+        """Return whether a pod holds GPUs, given the claims read so far."""
         return self._asked(pod.metadata, _Part(1, _template_of(pod), pod.status)).gpus >= 1
 
     def _asked(self, meta: Meta, part: _Part) -> AskedGpus:
@@ -321,7 +322,7 @@ def _template_of(pod: Pod) -> Template:
 
 
 def _about(wants: AskedGpus) -> dict[str, str]:
-    """Return labels that say how the GPUs were asked for."""
+    """Return labels that describe how the GPUs were requested."""
     unread = ", ".join(wants.unread)[:200]
     return ({"mig": wants.profile} if wants.profile else {}) | ({"unread_claims": unread} if unread else {})
 
@@ -339,7 +340,7 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _pods(spec: JobSpec) -> int:
-    """Pods of a Job that run at once."""
+    """Return the number of a Job's pods that run at once."""
     pods = _or(spec.parallelism, 1)
     return pods if spec.completions is None else min(pods, spec.completions)
 
@@ -349,7 +350,7 @@ def _sum(spec: PodSpec, resource: str) -> float:
 
 
 def _model(spec: PodSpec) -> str:
-    """Return the GPU model that a pod insists on."""
+    """Return the GPU model that a pod requires, or ""."""
     wanted = (spec.node_selector or {}).get
     stated = next((value for label in MODEL_SELECTORS if (value := wanted(label))), "")
     return short_model(stated) if stated else ""
@@ -358,7 +359,7 @@ def _model(spec: PodSpec) -> str:
 def _ended(
     conditions: Sequence[Condition] | None, good: str, now_ms: int, completed: datetime | None = None
 ) -> dict[str, object]:
-    """`finished_ms` or `failed`, as the conditions say."""
+    """Return `finished_ms` or `failed` by the conditions, or nothing."""
     done, failed = condition(conditions, good), condition(conditions, "Failed")
     if done is not None and done.is_true:
         return {"finished_ms": time_ms(completed) or time_ms(done.last_transition_time) or now_ms}
@@ -399,7 +400,10 @@ def _stage(pod: Pod) -> Stage:
 
 
 def _ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
-    """Return how the pod ended, or did before it was restarted. For a pod that has to leave, why."""
+    """Return how the pod ended, also if it has been restarted since.
+
+    For a pod that has to leave, return why. Returns None for any other pod.
+    """
     if stage == "succeeded":
         ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]
         return Ending(max((time_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)

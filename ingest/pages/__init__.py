@@ -1,1 +1,1 @@
-"""Exporter pages: fetch them, parse the text and turn lines into series."""
+"""Exporter pages: how they are fetched, parsed and turned into series."""

@@ -1,9 +1,10 @@
-"""AMD's device metrics exporter → the same GPU series that DCGM fills (docs/sources/amd.md lists them).
+"""Lines of AMD's device metrics exporter, resolved to the GPU series that DCGM fills, too.
 
     gpu_power_usage{gpu_id="0",serial_number="…",card_model="…",hostname="n1"}
 
-Names and units: its metrics list and source, 1.0 to 1.5, with or without `amd_`. A partition is a GPU, as the exporter
-numbers it. Only totals are read: neither the RAS blocks behind an ECC total nor raw profiler counters.
+docs/sources/amd.md lists them. Names and units are those of its metrics list and source, 1.0 to 1.5, with
+or without `amd_`. A partition is a GPU, numbered as the exporter does. Only totals are read: neither the
+RAS blocks behind an ECC total nor raw profiler counters.
 """
 
 import re
@@ -50,12 +51,12 @@ def _gauge(metric: str, scale: float = 1.0) -> _Reading:
 
 
 def _amount(metric: str, scale: float) -> _Reading:
-    """Return the reading of an amount that is never 0, such as a board's memory or the energy that it has used."""
+    """Return the reading of an amount that is never 0, such as a board's memory or its used energy."""
     return _Reading(metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
 
 
 def _sensor(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
-    """Return a gauge that is never 0: virtual functions print 0 for what they cannot see."""
+    """Return the reading of a gauge that is never 0. Virtual functions print 0 for unknown values."""
     return _Reading(metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
 
 
@@ -110,7 +111,7 @@ READINGS = {
 
 
 class AmdResolver(Resolver):
-    """Answers what a line of AMD's exporter stands for."""
+    """A resolver of the lines of AMD's exporter to series."""
 
     names = frozenset(prefix + name for prefix in ("", PREFIX) for name in (*READINGS, "gpu_clock"))
     together = frozenset(prefix + name for prefix in ("", PREFIX) for name in THROTTLING)
@@ -125,7 +126,10 @@ class AmdResolver(Resolver):
         return bare in READINGS or bare == "gpu_clock"
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """None for unknown names, and for pages of others. Raises RecordError bad_label: no GPU, no node."""
+        """Resolve a line. Returns None for unknown names, and for pages of other exporters.
+
+        Raises RecordError bad_label if no label names a GPU or a node.
+        """
         if not any(mark in labels for mark in _MARKS):
             return None
         bare = name.removeprefix(PREFIX)
@@ -160,7 +164,7 @@ def _clock_type(labels: Mapping[str, str]) -> str:
 
 
 def _model(labels: Mapping[str, str]) -> str:
-    """Return the card's short name from its series, model or PCI device id; empty where none names it.
+    """Return the card's short name from its series, model or PCI device id, or "" if none names it.
 
     >>> _model({"card_model": "0x74a1"}), _model({"card_series": "AMD INSTINCT MI300X OAM", "card_model": "102-G30218"})
     ('MI300X', 'MI300X')

@@ -1,11 +1,11 @@
-"""When targets are scraped: in a few bursts per interval, with a bounded number of requests at a time.
+"""The times at which targets are scraped: a few bursts per interval, with bounded concurrency.
 
     interval   |--1--2--3--4--5--6--7--8--9--10-|   each target belongs to one of BURSTS moments, by its URL
     burst      all targets of one moment: at most `limit` requests at a time, first come, first served
 
-A process that wakes for one page at a time spends most of its time on waking. A target that finds all slots busy waits
-for its turn. A slow target never makes a quick one wait for long: its slot is free again after SLOW_S, and from its
-next round on it waits in a lane of slow targets.
+A process that wakes for one page at a time spends most of its time on waking. A target that finds all
+slots busy waits for its turn. A slow target never delays a quick one for long: its slot is free again
+after SLOW_S, and from its next round on it waits in a lane for slow targets.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ SLOW_S = 1.0  # wall
 def phase_of(url: str) -> float:
     """Return the moment of a target's burst as a share of the interval.
 
-    Moments lie between those of the rings' slots. A clock that is slewed by some milliseconds moves no sample into the
-    slot before.
+    The moments lie between the edges of the rings' slots. So a clock that is slewed by some milliseconds moves
+    no sample into the previous slot.
     """
     return (zlib.crc32(url.encode()) % BURSTS + 0.5) / BURSTS
 
@@ -39,7 +39,10 @@ def next_round_ms(now_ms: float, phase: float, period_ms: float) -> float:
 
 
 class FetchSlots:
-    """At most `limit` requests at a time. `is_idle` is set while no quick target holds a slot or waits for one."""
+    """A bound of `limit` requests at a time.
+
+    `is_idle` is set while no quick target holds a slot or waits for one.
+    """
 
     def __init__(self, limit: int) -> None:
         self.is_idle = asyncio.Event()

@@ -1,13 +1,13 @@
-"""dcgm-exporter lines → GPU and MIG-instance series, whatever version printed them.
+"""Lines of any version of dcgm-exporter, resolved to series of GPUs and MIG instances.
 
     labels of       2.x to 4.x                main since May 2026       NVLink totals
     node            Hostname                  hostname                  hostname
     GPU             gpu, UUID, modelName      gpu, UUID, modelName      gpu, gpu_uuid, model_name
     MIG instance    GPU_I_ID                  GPU_I_ID
 
-A field of the whole GPU (temperature, power) repeats on each MIG instance's line and goes to the GPU. Links, switches
-and CPUs are not read. Names go without prefix: `DEV` and `PROF` fields do not overlap. A field renamed in DCGM 4.6 has
-two names. Source: dcgm_fields.h of DCGM 3.3, 4.5 and 4.6.
+A field of the whole GPU (temperature, power) repeats on each MIG instance's line and counts for the GPU.
+Links, switches and CPUs are not read. Names have no prefix, because `DEV` and `PROF` fields do not
+overlap. A field renamed in DCGM 4.6 has two names. Source: dcgm_fields.h of DCGM 3.3, 4.5 and 4.6.
 """
 
 from collections.abc import Mapping
@@ -107,10 +107,10 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 
 @lru_cache(1024)
 def unit_of(name: str, field: int) -> tuple[float, Form]:
-    """Return (scale to our unit, how to read the number).
+    """Return (scale to our unit, form of the number).
 
-    Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them `_RATIO`. Only
-    a fraction below 1, which no int64 can hold, is a ratio (a collector converted it).
+    Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them
+    `_RATIO`. Only a fraction below 1, which no int64 can hold, is a ratio (a collector converted it).
     """
     if field in _RATIO:
         return 1.0, Form.DCGM_RATIO
@@ -123,7 +123,7 @@ _OTHER_ENTITIES = frozenset({"nvlink", "nvswitch", "cpu", "cpucore"})
 
 
 class DcgmResolver(Resolver):
-    """Answers what a DCGM line stands for."""
+    """A resolver of DCGM lines to series."""
 
     names = frozenset({*FIELD_IDS, *EXPORTER_ONLY})
 
@@ -141,7 +141,10 @@ class DcgmResolver(Resolver):
         self._located: dict[int, tuple[Mapping[str, str], str, int, int]] = {}  # what `_locate` found in this state
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """None for a field that is not of the catalogue. Raises RecordError bad_label if no label names the GPU."""
+        """Resolve a line. Returns None for a field outside the catalogue.
+
+        Raises RecordError bad_label if no label names the GPU.
+        """
         if name in EXPORTER_ONLY:
             return SkipRule.REPEATED
         if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
@@ -164,7 +167,10 @@ class DcgmResolver(Resolver):
         return Series(kind, metric, entity, self.entities.node(node), gpu, scale, form)
 
     def _locate_once(self, labels: Mapping[str, str], target: Target) -> tuple[str, int, int]:
-        """Return the node, index and row of a GPU. The fields of one GPU share their labels, so each page asks once."""
+        """Return the node, index and row of a GPU, looked up once for each page.
+
+        All fields of one GPU share their labels.
+        """
         before = self._learnt(target)
         if self._state is None or self._state[0] is not target or self._state[1] != before:
             self._state, self._located = (target, before), {}
@@ -178,13 +184,16 @@ class DcgmResolver(Resolver):
         return node, index, gpu
 
     def _learnt(self, target: Target) -> tuple[int, ...]:
-        """Return numbers that stay equal while the lines of a page only repeat what earlier ones said of boards."""
+        """Return numbers that change when a line of a page says something new about boards."""
         entities, inventory = self.entities, self.inventory
         aliases = entities[EntityKind.NODE].alias_changes
         return target.pages, inventory.machines.changes, inventory.changes, entities.devices.learnt, aliases
 
     def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
-        """(node, GPU index); a line without `gpu` is found by its UUID if another line named that in full."""
+        """Return (node, GPU index). Raises RecordError bad_label.
+
+        A line without `gpu` is found by its UUID if another line has named that UUID in full.
+        """
         uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
         if not labels.get("gpu"):
             slot = self.inventory.slot(uuid)

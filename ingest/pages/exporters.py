@@ -1,6 +1,7 @@
-"""Every exporter we read, behind one `Resolve`: one row of RESOLVERS each.
+"""All exporters that we read, behind one `Resolve`. Each is a row of RESOLVERS.
 
-Names of metrics and labels that differ from known ones in case only are read: relabelling and agents change it.
+Names of metrics and labels that differ from known ones only in case are read as well, because relabelling
+and agents change the case.
 """
 
 import re
@@ -27,7 +28,7 @@ RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingReso
 
 
 class ExporterResolver:
-    """One for all targets of a process: the first row of RESOLVERS that claims a name says what it stands for."""
+    """The resolver for all targets of a process. The first row of RESOLVERS that claims a name decides."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities, self._nodes = entities, entities[EntityKind.NODE]
@@ -43,14 +44,14 @@ class ExporterResolver:
         return next((rule for pattern, rule in _RULES if pattern.match(name)), None)
 
     def epoch(self) -> tuple[int, ...]:
-        """Return what refusals depend on besides labels: bounds, names of nodes, and boards that lines have named."""
+        """Return everything besides labels that refusals depend on: bounds, node names and known boards."""
         nodes = self._nodes
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
     def _labelled(self, series: Series, labels: Mapping[str, str]) -> Series:
-        """Return the series of a GPU with the job that its labels name, if they do.
+        """Return the series of a GPU, with the job if its labels name one.
 
-        Learns a pod that is a node itself.
+        If the labels name a pod that is itself a node, its name is learnt.
         """
         if host := host_pod(labels):
             self._nodes.alias_pod(*host, self._nodes.names[series.node])
@@ -59,7 +60,7 @@ class ExporterResolver:
 
 
 def known_name(name: str) -> str:
-    """Return a metric's name in the spelling of its exporter; an unknown one as it is.
+    """Return a metric's name in the spelling of its exporter, or unchanged if it is unknown.
 
     >>> known_name("dcgm_fi_dev_gpu_temp"), known_name("up")
     ('DCGM_FI_DEV_GPU_TEMP', 'up')
@@ -68,7 +69,7 @@ def known_name(name: str) -> str:
 
 
 def _known_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Labels in the spelling that resolvers ask for."""
+    """Return the labels in the spelling that resolvers expect."""
     odd = _odd_labels(tuple(labels))
     if not odd:
         return labels
@@ -109,7 +110,10 @@ _RULES = (
 
 
 def names_read(names: Iterable[str]) -> list[str]:
-    """Those of `names` that some series of the catalogue may come from; what makes one sample is joined by `|`."""
+    """Return the names that some series of the catalogue may come from.
+
+    Names that together make one sample are joined by `|`.
+    """
     samples: dict[str, list[str]] = {}
     for name in names:
         known = known_name(name)

@@ -24,7 +24,10 @@ _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
 class Line(NamedTuple):
-    """`prefix` is everything before the value, separator included: what a later scrape repeats byte by byte."""
+    """The parts of a line.
+
+    `prefix` is everything before the value, including the separator. Later scrapes repeat it byte by byte.
+    """
 
     prefix: bytes
     name: str
@@ -64,7 +67,7 @@ def parse_line(raw: bytes) -> Line:
 
 @lru_cache(4096)  # the fields of one GPU all carry the same labels
 def _parse_labels(text: str) -> Mapping[str, str]:
-    """Labels of `name="value",...}`, brace included."""
+    """Parse the labels of `name="value",...}`, including the brace. Raises RecordError("bad_label")."""
     labels: dict[str, str] = {}
     at = 0
     while (end := _END.match(text, at)) is None:
@@ -100,7 +103,9 @@ def parse_value(token: bytes) -> float:
 
 
 def parse_timestamp(token: bytes, *, seconds: bool = False) -> int:
-    """Unix ms; raises RecordError("bad_timestamp"). seconds: OpenMetrics counts them, with fractions.
+    """Parse a timestamp as Unix ms. Raises RecordError("bad_timestamp").
+
+    seconds: the unit of OpenMetrics, with fractions.
 
     >>> parse_timestamp(b"1795648400000"), parse_timestamp(b"1795648400.5", seconds=True)
     (1795648400000, 1795648400500)
@@ -129,7 +134,7 @@ def is_sample(line: bytes) -> bool:
 
 
 def metric_name(prefix: bytes) -> str:
-    """Return the name with which the prefix of a sample line begins.
+    """Return the metric's name at the beginning of a sample line's prefix.
 
     >>> metric_name(b'power{gpu="0"} '), metric_name(b"up ")
     ('power', 'up')
@@ -138,7 +143,7 @@ def metric_name(prefix: bytes) -> str:
 
 
 def is_open_metrics(page: bytes) -> bool:
-    """Whether a page ends as OpenMetrics 1.0 asks: its timestamps are seconds."""
+    """Return whether a page ends as OpenMetrics 1.0 requires. Its timestamps are seconds."""
     return page[-16:].rstrip().endswith(b"# EOF")
 
 

@@ -1,4 +1,4 @@
-"""GET one exporter page, bounded in time and size. The only file of `ingest` that knows the HTTP client."""
+"""The fetching of exporter pages, bounded in time and size. Only this file uses the HTTP client."""
 
 import zlib
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ _ACCEPT = "text/plain;version=0.0.4;q=1, */*;q=0.1"
 
 
 class FetchError(Exception):
-    """A failed fetch: no page.
+    """A failed fetch of a page.
 
-    `reason` is a short label: timeout, refused, unreachable, disconnected, truncated, http_status, redirect, bad_http,
-    bad_gzip, bad_encoding, too_large. `detail` names the URL, without what may be secret in it.
+    `reason` is a short label: timeout, refused, unreachable, disconnected, truncated, http_status, redirect,
+    bad_http, bad_gzip, bad_encoding, too_large. `detail` names the URL without its secrets.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -29,7 +29,10 @@ class FetchError(Exception):
 
 
 def open_session(timeout_s: float, keepalive_s: float) -> aiohttp.ClientSession:
-    """One session for all targets: no limit on sockets (a target has at most one request in flight), kept alive."""
+    """Open one session for all targets, with connections kept alive.
+
+    It does not limit sockets, because a target has at most one request in flight.
+    """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_s, ttl_dns_cache=300),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -47,7 +50,7 @@ class FetchedPage:
 
 
 async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -> FetchedPage:
-    """Get a page of at most `max_body_bytes` on the wire and after unpacking. Raises FetchError."""
+    """Fetch a page of at most `max_body_bytes`, both packed and unpacked. Raises FetchError."""
     headers = {"Accept": _ACCEPT, "Accept-Encoding": _encodings(url)}
     try:
         async with session.get(url, headers=headers, allow_redirects=False) as response:
@@ -70,7 +73,10 @@ async def fetch(session: aiohttp.ClientSession, url: str, max_body_bytes: int) -
 
 
 def _encodings(url: str) -> str:
-    """On loopback packing costs more than it saves; over a network it saves nineteen bytes of twenty."""
+    """Return the encodings to accept: none on loopback, where packing costs more than it saves.
+
+    Over a network, gzip saves nineteen bytes of twenty.
+    """
     return "identity" if (urlsplit(url).hostname or "").startswith(_LOOPBACK) else "gzip"
 
 
@@ -94,7 +100,7 @@ async def _read(response: aiohttp.ClientResponse, max_body_bytes: int) -> bytes:
 
 
 def _unpack(body: bytes, encoding: str, max_body_bytes: int, url: str) -> bytes:
-    """Undo Content-Encoding; a zip bomb is stopped at the limit."""
+    """Undo the Content-Encoding, up to the limit, which stops a zip bomb. Raises FetchError."""
     if encoding.lower() in ("", "identity"):
         return body
     if encoding.lower() not in ("gzip", "x-gzip"):

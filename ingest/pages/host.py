@@ -1,7 +1,8 @@
-"""node_exporter's metrics of a host beyond its ports: CPUs, pressure, memory, NUMA, NVMe drives, network, power.
+"""node_exporter's host metrics besides ports: CPUs, pressure, memory, NUMA, NVMe, network, power.
 
-CPU times are means over CPUs; traffic is a sum over NVMe drives or physical interfaces (a bond would count twice).
-Pressure is seconds in which some task waited (PSI). Power comes from the meter that sees the whole board.
+CPU times are means over CPUs. Traffic is a sum over NVMe drives or physical interfaces, because a bond
+would count twice. Pressure is seconds in which some task waited (PSI). Power comes from the meter of the
+whole board.
 """
 
 import re
@@ -24,7 +25,7 @@ _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Metric row; how lines add up; the label that must match, if one does."""
+    """A metric row, the rule by which lines add up, and the label that must match, if any."""
 
     metric: int
     fold: Fold = Fold.WHOLE
@@ -71,7 +72,7 @@ HOST_NAMES = frozenset({*_READINGS, _CPU})
 
 
 class HostResolver(Resolver):
-    """Answers what a line of node_exporter stands for; all of them are of the target's node."""
+    """A resolver of node_exporter lines to series. All of them belong to the target's node."""
 
     names = HOST_NAMES
     together = frozenset({"node_network_receive_errs_total", "node_network_transmit_errs_total"})
@@ -81,9 +82,9 @@ class HostResolver(Resolver):
         return name in HOST_NAMES
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a name. A rule leaves out modes and devices that no sample covers.
+        """Resolve a line. Modes and devices that no sample covers are skipped by a rule.
 
-        Raises RecordError without a node name.
+        Raises RecordError if no node name is known.
         """
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
         if reading is None or not _counts(reading, labels):

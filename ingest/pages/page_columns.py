@@ -1,4 +1,4 @@
-"""The columns of a page's series: where each number of the next page goes."""
+"""The columns of a page's series, which place each number of the next page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ingest.series import Conversion, Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The number of a node's devices on a page."""
+    """The numbers of a node's devices on a page."""
 
     gpus: int = 0
     ports: int = 0
@@ -23,10 +23,10 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class PageColumns:
-    """The columns of n series in page order, without numbers.
+    """The columns of n series in page order, without values.
 
-    kinds: (kind, its rows, metric, entity). folds: one a kind, None where each of its rows is a sample. fold: how each
-    row counts.
+    kinds: (kind, its rows, metric, entity). folds: one for each kind, None if each of its rows is a sample.
+    fold: how each row counts.
     """
 
     conversion: Conversion
@@ -43,7 +43,7 @@ class PageColumns:
 
     @classmethod
     def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
-        """shared: series that are on the page once more, under other labels."""
+        """Build the columns of some series. shared: series that the page repeats under other labels."""
         labelled = any(one.label is not None for one in series)
         metric = np.array([one.metric for one in series], np.int16)
         entity = np.array([one.entity for one in series], np.int32)
@@ -83,7 +83,7 @@ class PageColumns:
         return [found[row] for row in range(len(rows))]
 
     def name(self, row: int) -> str:
-        """Name a sample in words."""
+        """Return a readable name of a sample. Raises IndexError if there is no such row."""
         for kind, rows, metric, entity in self.kinds:
             at = np.flatnonzero(np.arange(len(self.node))[rows] == row)
             if len(at):
@@ -101,7 +101,7 @@ def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
 
 
 def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
-    """Return what labels say of the GPUs on a page. Its time is that of each page."""
+    """Return the labels of the GPUs on a page. The caller sets the time of each page."""
     gpus = dict.fromkeys(one.device for one in series if one.kind is EntityKind.GPU)
     jobs: dict[int, dict[JobLabel, None]] = {}
     divided: dict[int, None] = {}

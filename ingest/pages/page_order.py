@@ -1,7 +1,7 @@
-"""PageOrder: reads a page that holds the lines of a known shape in another order.
+"""PageOrder: reads a page that has the lines of a known shape in another order.
 
-Some exporters print their metrics in the order of a hash table, which is another one at every scrape. The values of
-such a page return in the order of the shape, so that the columns of its samples stay as they are.
+Some exporters print their metrics in the order of a hash table, which differs at every scrape. The values
+of such a page are returned in the order of the shape, so the columns of its samples do not change.
 """
 
 import numpy as np
@@ -15,7 +15,10 @@ _HASH = ord("#")
 
 
 class PageOrder:
-    """The lines of a shape, by prefix. A shape whose lines depend on their place has none, and reads nothing."""
+    """The lines of a shape, by prefix.
+
+    It reads nothing if the shape's lines depend on their place.
+    """
 
     def __init__(self, shape: PageShape) -> None:
         self._lines = shape.lines
@@ -33,14 +36,14 @@ class PageOrder:
             self._rows = {}
 
     def forget(self) -> None:
-        """Forget the order of the last page: a page in the order of the shape came in between."""
+        """Forget the order of the last page, because a page in the shape's order came in between."""
         self._order = 0
 
     def read(self, page: bytes) -> NDArray[np.float64] | None:
         """Return the wanted values (n,) of a page in the order of the shape.
 
-        Returns None if the page has other lines or a broken value, and if it repeats the order of the page before: a
-        shape of its own then reads it faster.
+        Returns None if the page has other lines or a broken value. Also returns None if it repeats the order of the
+        previous page, because its own shape then reads it faster.
         """
         if not self._rows:
             return None

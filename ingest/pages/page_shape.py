@@ -1,14 +1,15 @@
-"""PageShape: the text of a page except its values, laid out so that a few numpy calls compare the next page with it.
+"""PageShape: a page's text without its values, to be compared with the next page by a few numpy calls.
 
-A number that grows a digit moves everything behind it. So a page is cut at its values, and the text between two values
-(a *segment*, with line ends and comments) is compared in windows of WINDOW bytes laid from its end backwards:
+A number that grows by a digit moves everything after it. So a page is cut at its values. The text between
+two values (a *segment*, with line ends and comments) is compared in windows of WINDOW bytes, placed from
+its end backwards:
 
     # TYPE power gauge⏎power{gpu="0",node="n1"} 401⏎power{gpu="1",node="n1"} 399⏎
     └──────────────── segment 0 ──────────────┘   └─────── segment 1 ──────┘   └ tail
          └───window───┘└───window───┘└───window──┘     (the last one overlaps: it begins with its segment)
 
-Windows cover every byte between values, so only the same text fits. Each distinct window is stored once: labels repeat
-line after line, and windows counted from the end repeat with them.
+Windows cover every byte between values, so only the same text fits. Each distinct window is stored once.
+Labels repeat on every line, and so do windows counted from the end.
 """
 
 import struct
@@ -32,7 +33,7 @@ _LINE_END, _COMMA = b"\n,"
 
 
 class LineRole(IntEnum):
-    """The meaning of a line's prefix. A `SkipRule` that leaves the line out is a role, too."""
+    """The meaning of a line's prefix. A `SkipRule` that skips the line is a role, too."""
 
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
     UNREAD = 1  # a value that nothing reads
@@ -76,7 +77,7 @@ class _Plan:
 
 @lru_cache(1024)
 def _plan(heads: bytes, roles: bytes) -> _Plan:
-    """heads: lengths of the prefixes as int32."""
+    """Return the plan for prefixes of these lengths (int32) and roles."""
     head = np.frombuffer(heads, np.int32).astype(np.intp)
     role = np.frombuffer(roles, np.uint8)
     line = np.flatnonzero(~np.isin(role, _WITHOUT_VALUE))
@@ -104,7 +105,7 @@ def _plan(heads: bytes, roles: bytes) -> _Plan:
 
 
 class PageShape:
-    """The shape of a page with a value or more, whose last line has an end."""
+    """The shape of a page that has at least one value and whose last line has an end."""
 
     def __init__(self, prefixes: Sequence[bytes], roles: Sequence[Role]) -> None:
         heads = np.array([len(prefix) for prefix in prefixes], np.int32)
@@ -125,7 +126,10 @@ class PageShape:
         return len(self._plan.roles)
 
     def read(self, page: bytes) -> NDArray[np.float64] | None:
-        """(n,) the wanted values of a page of this shape in order; None when it has another, or a value is broken."""
+        """Return (n,) the wanted values of a page of this shape, in order.
+
+        Returns None if the page has another shape, or a value is broken.
+        """
         plan = self._plan
         first = WINDOW if len(plan.short) else 0
         if first:  # so that no window begins before the page does
@@ -142,9 +146,9 @@ class PageShape:
         return _numbers(page, begin[plan.wanted], end[plan.wanted])
 
     def _fits(self, page: bytes, first: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> bool:
-        """Return whether the text from `first` on is the same but for values.
+        """Return whether the text from `first` on differs only in its values.
 
-        begin, end: (s,) of the values, if it is.
+        begin, end: (s,) places of the values if it does.
         """
         plan = self._plan
         if begin[0] != plan.length[0] + first or np.count_nonzero((begin > end) | (begin < plan.reach)):
@@ -167,12 +171,12 @@ class PageShape:
 
 
 def _windows(text: bytes | bytearray) -> NDArray[np.void]:
-    """(len(text) - WINDOW + 1,) the window that begins at each byte; a view."""
+    """Return (len(text) - WINDOW + 1,) the window that begins at each byte, as a view."""
     return np.ndarray((len(text) - WINDOW + 1,), _TEXT, text, strides=(1,))
 
 
 def _mask(windows: NDArray[np.void], plan: _Plan) -> None:
-    """Blank what short windows (w,) hold of the text before their segments, in place."""
+    """Blank, in place, the part of each short window (w,) that lies before its segment."""
     if len(plan.short):
         windows.view(np.uint8).reshape(-1, WINDOW)[plan.short] &= plan.keep
 
@@ -181,7 +185,10 @@ _JSON_NUMBERS = msgspec.json.Decoder(list[float])
 
 
 def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDArray[np.float64] | None:
-    """(n,) numbers, by JSON's decoder (thrice as fast as `float`); None if one is none, or a timestamp follows."""
+    """Return (n,) the numbers of a page. None if one is invalid or a timestamp follows it.
+
+    Decodes them as JSON, which is three times as fast as `float`.
+    """
     if not len(begin):
         return np.zeros(0)
     size = end - begin + 1  # with the line end, which becomes a comma
@@ -197,13 +204,13 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
 
 
 def parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
-    """Return the numbers (n,) that tokens hold; None if one holds none, or more than one."""
+    """Return (n,) the numbers in tokens. None if a token holds no number, or more than one."""
     numbers = _decode(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
     return _parsed(tokens) if numbers is None else numbers
 
 
 def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
-    """Return the numbers of a JSON list without brackets; None if it is none, or of another length."""
+    """Return the numbers of a JSON list without brackets. None if it is invalid or has another length."""
     try:
         numbers = _JSON_NUMBERS.decode(b"[" + text + b"]")
     except msgspec.DecodeError:

@@ -19,8 +19,8 @@ MAX_NAMES = 8  # unread ones, of a page
 class PageState:
     """The result of reading a page so far.
 
-    refused: how many sample lines. bad: an error of each REFUSED or BROKEN line in order, then of the rest. fresh:
-    those among them that no earlier page had.
+    refused: number of refused sample lines. bad: an error of each REFUSED or BROKEN line in order, then of the
+    rest. fresh: number of these that no earlier page had.
     """
 
     arrival_ms: int
@@ -43,20 +43,20 @@ class PageState:
         self.roles.append(role)
 
     def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
-        """Record a line that is refused."""
+        """Record a refused line and its error."""
         self.note(prefix, role)
         self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
         self.refused += 1
         self.fresh += is_fresh
 
     def refuse_rest(self, error: RecordError, lines: int) -> None:
-        """Record that the rest of the page, so many sample lines, is not read."""
+        """Record that the rest of the page is not read. lines: its number of sample lines."""
         self.bad.append(error)
         self.refused += lines
         self.repeatable = False
 
     def leave_out(self, rows: Collection[int]) -> None:
-        """Leave out some of the series that were read."""
+        """Remove some of the series that were read. rows: their places among the series."""
         at = [line for line, role in enumerate(self.roles) if role is LineRole.WANTED]
         for row in rows:
             self.roles[at[row]] = SkipRule.INCOMPLETE
@@ -66,7 +66,7 @@ class PageState:
         self.time_ms = [self.time_ms[row] for row in keep]
 
     def broken(self) -> tuple[bytes, ...]:
-        """Return the lines that are refused as they are."""
+        """Return the lines that are refused as a whole."""
         lines = zip(self.prefixes, self.roles, strict=True)
         return tuple(line for line, role in lines if role is LineRole.BROKEN) if self.bad else ()
 
@@ -77,7 +77,7 @@ class PageState:
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 
     def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
-        """Return the first names of lines with such a role, each once."""
+        """Return the first MAX_NAMES names of lines whose role is wanted, each once."""
         found: dict[str, None] = {}
         for prefix, role in zip(self.prefixes, self.roles, strict=True):
             if wanted(role):
@@ -87,9 +87,9 @@ class PageState:
         return tuple(found)
 
     def why_unread(self, was_read: bool) -> str:
-        """Return a sentence on a page that holds samples of which none stands for a series. Else "".
+        """Return a sentence about a page with samples of which none is a known series. Otherwise return "".
 
-        was_read: an earlier page was. Its devices may be gone, so that only rules leave out what is there.
+        was_read: an earlier page had known series. The devices may be gone, so that rules skip all remaining lines.
         """
         if LineRole.WANTED in self.roles or self.bad or not any(self.roles):
             return ""

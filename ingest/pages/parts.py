@@ -1,7 +1,8 @@
-"""Samples made of several lines: per CPU, drive, network interface, or reason a request ended.
+"""Samples made of several lines: one for each CPU, drive, interface, or reason why requests ended.
 
-A sum or mean needs all parts of one moment. On a page they stand together (`Folding`). In remote write each comes
-alone: `PartSums` holds a moment back until a later one begins, and passes it when it is as complete as the one before.
+A sum or mean needs all parts of one moment. On a page they stand together (`Folding`). In remote write
+each part arrives alone: `PartSums` holds a moment back until a later one begins. It passes the moment on
+if it is at least as complete as the one before.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from ingest.series import Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """The fold of n rows of a page into k samples.
+    """The fold of a page's n rows into k samples.
 
-    `group`: (n,) sample of each row. `first`: (k,) a row of each sample. grows: which samples are rates. identity: (k,)
-    a number for (metric, entity).
+    group: (n,) sample of each row. first: (k,) one row of each sample. grows: the samples that are rates.
+    identity: (k,) a number for (metric, entity).
     """
 
     group: NDArray[np.intp]
@@ -29,7 +30,7 @@ class Folding:
 
     @classmethod
     def of(cls, series: Sequence[Series]) -> "Folding | None":
-        """None where each row is a sample of its own."""
+        """Build the folding of some series. Returns None if each row is a sample of its own."""
         if all(one.fold is Fold.WHOLE for one in series):
             return None
         samples: dict[object, int] = {}
@@ -45,13 +46,16 @@ class Folding:
         return cls(np.array(group, np.intp), first, divisor, np.array(names, np.int64), grows)
 
     def values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(k,) sums and means of (n,) values; NaN where a part is NaN: without it the sum would be wrong."""
+        """Return (k,) sums and means of (n,) values. A sample with a NaN part is NaN."""
         totals: NDArray[np.float64] = np.bincount(self.group, value, len(self.first)) / self.divisor
         return totals
 
 
 class Growth:
-    """Growth of counters per second since the moment before. A restart costs one moment."""
+    """A converter from counter totals to growth per second since the moment before.
+
+    A counter that restarted has no rate for one moment.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, float]] = {}  # identity -> time in ms, total
@@ -63,7 +67,10 @@ class Growth:
         time_ms: NDArray[np.int64],
         total: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """(k,) `total`, in rows `grows` its growth per second: NaN at first, and where a counter fell."""
+        """Return (k,) `total`, with the growth per second in the rows `grows`.
+
+        It is NaN at first, and if a counter fell.
+        """
         value = total.copy()
         for row in grows[np.isfinite(total[grows])].tolist():
             name, at_ms = int(identity[row]), int(time_ms[row])
@@ -76,7 +83,10 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """Parts as they came: columns of n. identity: number of (kind, metric, entity); part: number of the part."""
+    """Parts in their order of arrival, as columns of n.
+
+    identity: number of (kind, metric, entity). part: number of the part.
+    """
 
     identity: NDArray[np.int64]
     part: NDArray[np.int64]
@@ -107,7 +117,7 @@ class PartRows:
 
 
 class PartSums:
-    """Sums of parts that arrive one by one. A restart costs the moments under way."""
+    """Sums of parts that arrive one by one. A restart loses the unfinished moments."""
 
     def __init__(self, *, max_rows: int = 1_000_000) -> None:
         self._pending = PartRows.none()
@@ -116,7 +126,7 @@ class PartSums:
         self.dropped = 0  # moments with fewer parts than the one before, and what was beyond `max_rows`
 
     def take(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """(identity, time_ms, value) of the moments that are complete now, in order of time."""
+        """Add parts, and return (identity, time_ms, value) of the moments that are now complete, by time."""
         rows = PartRows.joined(self._pending, rows)
         if not len(rows):
             return rows.identity, rows.time_ms, rows.value
@@ -144,7 +154,11 @@ class PartSums:
     def _whole(
         self, identity: NDArray[np.int64], counts: NDArray[np.intp], closed: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """(moment,) closed, and no part fewer than in the moment before; a loop over samples made of parts."""
+        """Return (moment,) whether each moment is closed and complete.
+
+        A moment is complete if it has at least as many parts as the moment before it. The loop runs only over
+        samples that are made of parts.
+        """
         whole = np.zeros(len(identity), np.bool_)
         for row in np.flatnonzero(closed).tolist():
             name, count = int(identity[row]), int(counts[row])

@@ -1,9 +1,9 @@
-"""Recorded exporter pages as a source over a folder.
+"""A source that replays a folder of recorded exporter pages.
 
     pages/1775333003000/n001.dcgm.prom      folder: when scraped, Unix ms; file: node[.anything].prom[.gz]
 
-Pages of one moment make one Batch. `speed`: recorded seconds per second of the clock; None is unlimited. Sample times
-are moved so that the first moment falls on `start_ms`.
+Pages of one moment make one Batch. `speed` is recorded seconds per second of the clock. None is unlimited.
+Sample times are shifted so that the first moment falls on `start_ms`.
 """
 
 import asyncio
@@ -27,14 +27,17 @@ CHUNK_BYTES = 2**18
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpeed:
-    """`start_ms`: fleet time of the first moment, None: as recorded. `speed`: None is as fast as possible."""
+    """The start and speed of a replay.
+
+    `start_ms`: fleet time of the first moment. None: as recorded. `speed`: None is as fast as possible.
+    """
 
     start_ms: int | None = None
     speed: float | None = 1.0
 
 
 class PageReplay(Source):
-    """Recorded pages, moment by moment. Its position is the last moment delivered."""
+    """The source of recorded pages, moment by moment. Its position is the last delivered moment."""
 
     def __init__(self, entities: Entities, folder: Path, clock: Clock, pace: ReplaySpeed | None = None) -> None:
         self.name = f"replay:{folder.name}"
@@ -51,7 +54,7 @@ class PageReplay(Source):
         self._from_ms = first_ms
 
     async def next(self) -> Batch:
-        """Return the next moment's pages when it is due. Raises StopAsyncIteration after the last."""
+        """Return the next moment's pages once it is due. Raises StopAsyncIteration after the last."""
         if self._next >= len(self._moments):
             raise StopAsyncIteration
         recorded_ms, folder = self._moments[self._next]
@@ -91,7 +94,7 @@ class PageReplay(Source):
         self._began_ms = None
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the source holds nothing open."""
 
     def models(self) -> dict[str, str]:
         return self.resolver.inventory.models()
@@ -126,7 +129,10 @@ def _read_page(path: Path) -> bytes | RecordError:
 
 
 def _read_bounded(file: gzip.GzipFile | BinaryIO) -> bytes:
-    """Read a file, at most a little over MAX_PAGE_BYTES; in parts, since one large read would allocate it all."""
+    """Read a file up to a little over MAX_PAGE_BYTES.
+
+    Reads it in parts, because one large read would allocate the whole limit.
+    """
     parts, size = [], 0
     while size <= MAX_PAGE_BYTES and (part := file.read(CHUNK_BYTES)):
         parts.append(part)

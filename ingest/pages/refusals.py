@@ -1,8 +1,8 @@
-"""Lines of pages that are refused: what a decoder remembers of them, and which targets have some at every scrape.
+"""Refused lines of pages: what a decoder remembers about them, and which targets repeat them.
 
-A prefix (name and labels) is refused until what the refusal depends on changes: the bounds, the fleet's names, the
-boards that are known. A line that is refused as it stands, such as one whose value is no number, is refused while it
-stays the same.
+A prefix (name and labels) is refused until what the refusal depends on changes: the bounds, the fleet's
+names, or the known boards. A line may be refused as a whole, for example because its value is no number. It
+is then refused as long as it stays the same.
 """
 
 import logging
@@ -29,8 +29,8 @@ _BY_PLACE = frozenset({"duplicate", "too_many_series"})  # the same line may be 
 class RememberedRefusals:
     """The refusals of a page whose shape is remembered.
 
-    errors: one a reason, with the number of its lines. of_prefix: number of the error of each REFUSED prefix in page
-    order.
+    errors: one for each reason, with the number of its lines. of_prefix: number of the error of each REFUSED
+    prefix in page order.
     """
 
     errors: tuple[RecordError, ...] = ()
@@ -53,7 +53,7 @@ class RememberedRefusals:
         )
 
     def prefixes(self) -> Iterator[RecordError | None]:
-        """Yield the error of each REFUSED prefix; None where only its place on the page was wrong."""
+        """Yield the error of each REFUSED prefix, or None if only its place on the page was wrong."""
         errors = [RecordError(error.reason, error.detail) for error in self.errors]
         for number in self.of_prefix:
             yield None if errors[number].reason in _BY_PLACE else errors[number]
@@ -68,13 +68,13 @@ class _Refused:
 
 @dataclass(slots=True)
 class LastingRefusals:
-    """The targets of which lines were refused at the last scrapes."""
+    """The targets that had refused lines at their last scrapes."""
 
     _targets: dict[str, _Refused] = field(default_factory=dict)  # by URL
     _logged: int = 0
 
     def record(self, url: str, batch: Batch) -> None:
-        """Record a page of a target. Logs a refusal that lasts, and its end."""
+        """Record a page of a target. Logs the beginning and the end of a lasting refusal."""
         refused = batch.counted().refused
         if not refused:
             before = self._targets.pop(url, None)

@@ -1,4 +1,4 @@
-"""The base class of resolvers: what the lines of one exporter stand for."""
+"""The base class of resolvers, which map the lines of an exporter to series."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ingest.pages.text import Found, Target
 
 
 class Resolver(ABC):
-    """One exporter's metric names. `together`: names that make one sample."""
+    """A resolver for one exporter's metric names. `together`: names that make one sample."""
 
     names: frozenset[str] = frozenset()  # that it reads, in the exporter's own spelling
     together: frozenset[str] = frozenset()
@@ -34,18 +34,18 @@ class Resolver(ABC):
 
     @abstractmethod
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Return the series of a claimed name, the rule that leaves the line out, or None for an unknown name.
+        """Return the series of a claimed name, the rule that skips the line, or None for an unknown name.
 
-        Raises RecordError for its labels.
+        Raises RecordError if its labels are bad.
         """
 
     def node(self, labels: Mapping[str, str], target: Target) -> str:
-        """Return the node that a line is about (`ingest.machines.stated_node`). Raises RecordError."""
+        """Return the node of a line (`ingest.machines.stated_node`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
         return target.register(stated_node(label, target), self.entities)
 
     def gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
-        """Return the node of a GPU, which its board's UUID proves (`MachineNames.place`). Raises RecordError."""
+        """Return the node of a GPU, proved by its board's UUID (`MachineNames.place`). Raises RecordError."""
         label = labels.get("Hostname") or labels.get("hostname", "")
         stated = known_name(stated_node(label, target), self.entities[EntityKind.NODE])
         if not is_node_name(stated):

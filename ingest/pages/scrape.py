@@ -1,9 +1,9 @@
-"""The scraper: pulls exporter pages, each target in its own rhythm, and measures how well they answer.
+"""The scraper: it fetches exporter pages, each target in its own rhythm, and measures the answers.
 
     target ── at once, then every interval_s (fleet time) in its burst (`bursts`) ── fetch ── decode ── pending
     next() ── waits for the first page, gathers until its burst ends ── one large Batch
 
-A target has at most one request in flight. A burst with a target that hangs is passed on without it.
+A target has at most one request in flight. If a target hangs, its burst is delivered without it.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ RATE_WINDOW_MS = 60_000
 
 
 class ScrapeOptions(Protocol):
-    """The configuration's [scrape]."""
+    """The section [scrape] of the configuration."""
 
     @property
     def interval_s(self) -> float: ...  # fleet time
@@ -60,7 +60,7 @@ class ScrapeOptions(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ScrapeTarget(PageTarget):
-    """One exporter, and what its last scrapes said."""
+    """One exporter, and the results of its last scrapes."""
 
     spec: TargetSpec
     phase: float  # share of the interval
@@ -70,7 +70,7 @@ class ScrapeTarget(PageTarget):
 
 
 class Scraper(Source):
-    """A Source over all exporters of a configuration. Its position is empty: missed pages are gone."""
+    """A source over all exporters of a configuration. Its position is empty: missed pages are lost."""
 
     name = "scrape"
     misses = True  # what nobody scrapes is gone
@@ -131,7 +131,7 @@ class Scraper(Source):
         return {}
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Nothing to do: the next scrape is the next scrape."""
+        """Do nothing: a scraper always continues with the next scrape."""
 
     async def close(self) -> None:
         tasks, self._tasks = list(self._tasks.values()), {}
@@ -143,11 +143,14 @@ class Scraper(Source):
             self._session = None
 
     def models(self) -> dict[str, str]:
-        """Node -> GPU model, as the pages say."""
+        """Return node → GPU model, as learnt from the pages."""
         return self.resolver.inventory.models()
 
     def health(self) -> dict[str, Any]:
-        """Return numbers for the ingestion document; rates are per second of fleet time, over the last minute."""
+        """Return the source's row of the ingestion document.
+
+        Rates are per second of fleet time, over the last minute.
+        """
         up = sum(target.up is True for target in self.targets.values())
         down = sum(target.up is False for target in self.targets.values())
         now_ms = self._clock.now_ms()
@@ -172,7 +175,10 @@ class Scraper(Source):
         }
 
     def _failing(self) -> list[dict[str, str]]:
-        """Targets that are down with the reason, at most MAX_FAILING; a page of which nothing is read comes first."""
+        """Return at most MAX_FAILING targets that are down, with the reason.
+
+        Targets with a page of which nothing is read come first.
+        """
         down = [target for target in self.targets.values() if target.up is False]
         down.sort(key=lambda target: not target.decoder.why_unread)
         return [{"target": redacted(target.spec.url), "reason": target.fault} for target in down[:MAX_FAILING]]
@@ -206,7 +212,7 @@ class Scraper(Source):
         self._tasks[key] = task
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Note a task that ended by itself, which is a bug: `next` raises it, and this scraper is of no more use."""
+        """Record a task that ended by itself. This is a bug: `next` raises it, and the scraper stops working."""
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._wake.set()
@@ -218,7 +224,7 @@ class Scraper(Source):
                 self._scrape_these(await asyncio.to_thread(self._list.read))
 
     async def _ask_for_targets(self, url: str) -> None:
-        """HTTP service discovery: what it says counts until it says something else; away, it says nothing."""
+        """Poll an HTTP service discovery. Its last good answer counts until the next one."""
         while True:
             assert self._session is not None, "asked before next"
             wait_s = ASK_S
@@ -232,7 +238,7 @@ class Scraper(Source):
             await asyncio.sleep(wait_s)
 
     def _scrape_these(self, listed: dict[str, TargetSpec]) -> None:
-        """Start what the list names, stop what it no longer names."""
+        """Start to scrape the targets that the list names, and stop those that it no longer names."""
         wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
@@ -270,7 +276,7 @@ class Scraper(Source):
             due_ms += (late + 1) * period_ms
 
     async def _scrape_once(self, target: ScrapeTarget) -> None:
-        """Add a page to those that wait for `next`, or skip the round while too many wait."""
+        """Scrape a target and queue its page for `next`. Skips the round while too many pages wait."""
         if len(self._pending) >= MAX_PENDING:
             self.skipped_rounds += 1
             return
@@ -282,14 +288,14 @@ class Scraper(Source):
         return next_round_ms(self._clock.now_ms(), target.phase, self._options.interval_s * 1000)
 
     def _follow_renames(self) -> None:
-        """Resolve all series again after a scheduler reported another name of a known machine."""
+        """Resolve all series again after a scheduler has reported another name for a known machine."""
         if self._renames != self._nodes.renames:
             self._renames = self._nodes.renames
             for target in self.targets.values():
                 target.decoder.target.forgets = True
 
     async def scrape(self, target: ScrapeTarget) -> Batch:
-        """One round of one target. Never raises on what an exporter does."""
+        """Scrape one target once. Never raises, whatever the exporter does."""
         assert self._session is not None, "scrape before next"
         self._follow_renames()
         url = target.spec.url
@@ -316,7 +322,7 @@ class Scraper(Source):
         return self._node_samples(target, batch, not reason, duration_s, why)
 
     def _handle_decoder_bug(self, target: ScrapeTarget, error: Exception) -> str:
-        """Count a page that ends in a bug of the decoder, and begin anew with a decoder that did not see it."""
+        """Count a page on which the decoder failed, and replace the decoder. Returns the reason."""
         self.failures["decoder_bug"] += 1
         if target.up is not False:
             logger.error("%s: its page cannot be decoded, a bug", target.spec.url, exc_info=error)
@@ -324,7 +330,7 @@ class Scraper(Source):
         return f"its page cannot be decoded: {type(error).__name__}: {error}"
 
     def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
-        """Return the batch, with what the scrape says of the target's nodes."""
+        """Return the batch, with samples of the scrape itself for the target's nodes."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
         target.up, target.fault = up, why

@@ -3,7 +3,7 @@
     scrape_up, scrape_duration_s (wall seconds)    of every scrape
     gpus_reported, ports_reported                  of a page, where its exporter ever reported any of that node
 
-Where a node has several exporters, the one that reports GPUs gives the first two.
+If a node has several exporters, the first two samples come from the one that reports GPUs.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ _PORTS = metric_row(EntityKind.NODE, "ports_reported")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PageTarget:
-    """One exporter. nodes: node row -> did it ever report that node's (GPUs, ports)."""
+    """One exporter. nodes: node row -> whether it ever reported that node's (GPUs, ports)."""
 
     decoder: PageDecoder
     rounds: int = 0
@@ -35,7 +35,10 @@ class PageTarget:
 
 
 class ScrapeSamples:
-    """The samples of all scrapes of a process. `failures`: targets whose node cannot be named, by reason."""
+    """The samples of all scrapes of a process.
+
+    `failures`: targets whose node cannot be named, by reason.
+    """
 
     def __init__(self, entities: Entities, failures: Counter[str] | None = None) -> None:
         self._entities = entities
@@ -49,9 +52,10 @@ class ScrapeSamples:
         return (*batch.samples, *self.of(target, up, duration_s, now_ms))
 
     def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
-        """Return one batch about the target's nodes, or none. `up`: its decoder has just read a page.
+        """Return one batch of samples for the target's nodes, or none.
 
-        A page of which nothing is read says nothing about the node that serves it.
+        `up`: its decoder has just read a page. A page of which nothing is read says nothing about the node that
+        serves it.
         """
         if target.decoder.why_unread and not target.nodes:
             return ()
@@ -69,14 +73,17 @@ class ScrapeSamples:
         return (SampleBatch.of(EntityKind.NODE, rows),) if rows else ()
 
     def forget(self, target: PageTarget) -> None:
-        """Forget a target that is no longer scraped: others report its nodes."""
+        """Forget a target that is no longer scraped, so that other targets report for its nodes."""
         for node, targets in list(self._gpu_targets.items()):
             targets.discard(target)
             if not targets:
                 del self._gpu_targets[node]
 
     def _nodes_of(self, target: PageTarget, up: bool) -> list[int]:
-        """Rows of the nodes that the target speaks of; its host's when it has not named any for some rounds."""
+        """Return the rows of the nodes that the target's pages name.
+
+        If its pages have named no node for some rounds, return its host's row.
+        """
         reported = {node: seen for node, seen in target.decoder.reported.items() if up and node != NOWHERE}
         if reported.keys() - target.nodes.keys():  # a new name: those that are gone were its old ones
             target.nodes = {node: devices for node, devices in target.nodes.items() if node in reported}
@@ -98,7 +105,7 @@ class ScrapeSamples:
 
 
 def page_fault(batch: Batch, decoder: PageDecoder) -> tuple[str, str] | None:
-    """(reason, sentence) of a page that is no answer: all its lines are bad, or nothing reads any of them."""
+    """Return (reason, sentence) if all lines of a page are bad or no line is read. Otherwise return None."""
     if batch.bad and not batch.samples:
         return "no_samples", f"the page holds bad lines only: {batch.bad[0]}"
     return ("nothing_read", decoder.why_unread) if decoder.why_unread else None

@@ -1,14 +1,15 @@
-"""Serving engines: pages of vLLM, SGLang, TensorRT-LLM and Triton → series of served models.
+"""Pages of the serving engines vLLM, SGLang, TensorRT-LLM and Triton, resolved to served-model series.
 
-An entity is one *instance* (an engine behind one port), named `pool/model/instance`. Readers add up or average a
-model's instances, so that a replica that comes or goes is no counter that fell.
+An entity is one *instance* (an engine behind one port), named `pool/model/instance`. Readers add up or
+average a model's instances. So a replica that starts or stops does not look like a counter that fell.
 
     pool       label `pool`, else `namespace`, else "default"
     model      label `model_name` (vLLM, SGLang, TensorRT-LLM) or `model` (Triton)
     instance   label `instance`, else host:port of the page; "#1" behind it for the second engine of a data-parallel one
 
-Each data-parallel rank is an engine. Of the tensor- and pipeline-parallel ranks within it only the first counts, and of
-SGLang's queue lengths only the total. Triton's versions of a model are added up.
+Each data-parallel rank is an engine. Among the tensor- and pipeline-parallel ranks within it, only the
+first counts. Among SGLang's queue lengths, only the total counts. Triton's versions of a model are added
+up.
 """
 
 import re
@@ -121,7 +122,7 @@ _NO_PARTS = frozenset(
 
 
 def _spellings(name: str) -> tuple[str, str]:
-    """Return a name with either mark behind the engine's prefix.
+    """Return a name with `_` and with `:` after the engine's prefix.
 
     >>> _spellings("vllm_prompt_tokens_total")
     ('vllm_prompt_tokens_total', 'vllm:prompt_tokens_total')
@@ -131,7 +132,7 @@ def _spellings(name: str) -> tuple[str, str]:
 
 
 class ServingResolver(Resolver):
-    """Answers what a line of a serving engine stands for."""
+    """A resolver of the lines of serving engines to series."""
 
     names = frozenset(spelling for name, _ in _READINGS for spelling in _spellings(name))
     names |= frozenset(spelling + end for name in _TTFT for spelling in _spellings(name) for end in _HISTOGRAM)
@@ -141,7 +142,7 @@ class ServingResolver(Resolver):
         return name.startswith(PREFIXES)
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """None for unknown names. Raises RecordError: bad_label, too_many_models."""
+        """Resolve a line. Returns None for unknown names. Raises RecordError: bad_label, too_many_models."""
         reading = _find(name.replace(":", "_", 1), labels)
         if reading is None or isinstance(reading, SkipRule):
             return reading
@@ -179,10 +180,10 @@ class ServingResolver(Resolver):
 
 
 def _is_other_rank(labels: Mapping[str, str]) -> bool:
-    """Return whether another rank of the same data-parallel one counts the same requests.
+    """Return whether another rank of the same data-parallel rank counts the same requests.
 
-    With data-parallel attention the tensor-parallel rank grows with the data-parallel one. Where several of them share
-    one, the first on the page counts, as of all repeated lines.
+    With data-parallel attention, the tensor-parallel rank grows with the data-parallel rank. If several of them
+    share a data-parallel rank, the first on the page counts, as for all repeated lines.
     """
     ranks = _STAGES if labels.get("dp_rank", "0") not in ("", "0") else (*_STAGES, *_RANKS)
     return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)
@@ -206,7 +207,10 @@ def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
 
 
 def _bucket(le: str, unit_ms: float) -> _Reading | SkipRule:
-    """Return the reading of a bucket that we store: we know some edges, and most engines have most of them."""
+    """Return the reading of a histogram bucket, or a SkipRule if we do not store its edge.
+
+    Raises RecordError bad_label. Most engines have most of the edges that we store.
+    """
     try:
         row = _EDGES.get(round(float(le) * unit_ms, 6))
     except (ValueError, OverflowError):

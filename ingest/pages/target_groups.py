@@ -2,7 +2,8 @@
 
     [{"targets": ["10.0.0.7:9400"], "labels": {"__metrics_path__": "/metrics", "node": "n007"}}]
 
-`__scheme__`, `__metrics_path__`, `__param_NAME` shape the URL; `node` overrides the page's. Bad entries are skipped.
+`__scheme__`, `__metrics_path__` and `__param_NAME` shape the URL. `node` overrides the node on the page.
+Bad entries are skipped.
 """
 
 import logging
@@ -25,7 +26,7 @@ _PARAMETER = "__param_"
 
 
 class Group(msgspec.Struct):
-    """Unknown keys are somebody else's."""
+    """One group of targets with common labels. Unknown keys are ignored."""
 
     targets: list[str]
     labels: dict[str, str] = {}
@@ -36,7 +37,10 @@ _group = msgspec.json.Decoder(Group, strict=False).decode
 
 
 def read_groups(data: bytes, origin: str) -> list[TargetSpec]:
-    """Read the targets of a list of groups. Raises ConfigError if it is none. `origin` names it in log lines."""
+    """Read the targets of a list of groups. Raises ConfigError if the data is not such a list.
+
+    `origin` names the list in log lines.
+    """
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as invalid:
@@ -64,7 +68,7 @@ def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
 
 
 def _yaml(data: bytes, origin: str) -> list[Any]:
-    """Read a list of anything that JSON can express."""
+    """Read a YAML list. Raises ConfigError if the data is not one, or if the origin must be JSON."""
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")
     try:

@@ -1,4 +1,4 @@
-"""One target: the URL of an exporter's page, and the node that it belongs to."""
+"""A scrape target: the URL of an exporter's page, and the page's node."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -9,19 +9,19 @@ from ingest.node_names import check_name
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """`node` is empty unless the configuration names it."""
+    """The URL of a page. `node` is empty unless the configuration names it."""
 
     url: str
     node: str = ""
 
     @property
     def host(self) -> str:
-        """The node's name when nothing else names it."""
+        """The host of the URL, which names the node if nothing else does."""
         return urlsplit(self.url).hostname or self.url
 
     @property
     def address(self) -> str:
-        """host:port, as Prometheus' label `instance` has it."""
+        """The host:port, as in Prometheus' label `instance`."""
         parts = urlsplit(self.url)
         return parts.netloc.rpartition("@")[2] or self.url
 

@@ -1,4 +1,4 @@
-"""Scrape targets: URLs, and files that list them and are read again when they change.
+"""Scrape targets: URLs, and files that list them. A file is read again when it changes.
 
 http://n001:9400/metrics          the node is what the page says, else the host
 http://10.0.0.7:9400 n001         the second word names the node, whatever the page says
@@ -23,7 +23,10 @@ _FILE, _FILE_SD, _HTTP_SD = "file:", "file_sd:", "http_sd:"
 
 @dataclass(slots=True)
 class _Watched:
-    """Files of a path, or a pattern such as targets/*.json. `files`: (when changed, targets); refused: file -> why."""
+    """The files of a path, or of a pattern such as targets/*.json.
+
+    `files`: path → (time of change, targets). `refused`: path → reason.
+    """
 
     path: Path
     groups: bool
@@ -32,7 +35,10 @@ class _Watched:
     absent: bool = False  # and it is told
 
     def read(self) -> Iterator[TargetSpec]:
-        """Targets as of now; a file that did not change is not read again, one of groups that is broken not taken."""
+        """Yield the current targets. A file is read again only when it has changed.
+
+        If a file of groups is broken, its last good targets remain.
+        """
         paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
         self._log_absent(not any(path.exists() for path in paths))
         self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
@@ -61,7 +67,10 @@ class _Watched:
 
 
 class TargetList:
-    """The targets of a configuration. ConfigError on a bad entry. `queried`: URLs whose answers `learn` takes."""
+    """The targets of a configuration. Raises ConfigError on a bad entry.
+
+    `queried`: the URLs to poll. Pass their answers to `learn`.
+    """
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._fixed: list[TargetSpec] = []
@@ -89,23 +98,23 @@ class TargetList:
         return tuple(self._received)
 
     def learn(self, url: str, targets: list[TargetSpec]) -> None:
-        """Take the targets that the service at `url` lists now."""
+        """Replace the targets of the service at `url`."""
         self._received[url] = targets
         self._refused.pop(url, None)
 
     def refuse(self, url: str, why: str) -> bool:
-        """Refuse what the service answered: its answer before stays. Return whether the refusal is news."""
+        """Refuse a service's answer. Its previous answer remains. Returns whether the reason is new."""
         news = self._refused.get(url) != why
         self._refused[url] = why
         return news
 
     def refused(self) -> dict[str, str]:
-        """File or URL -> why its list is not taken; the last good one stays."""
+        """Return file or URL → why its list is refused. The last good list remains in use."""
         files = {str(path): why for watched in self._watched for path, why in watched.refused.items()}
         return {**files, **self._refused}
 
     def read(self) -> dict[str, TargetSpec]:
-        """URL -> target, as of now."""
+        """Return URL → target for all current targets."""
         files = (target for watched in self._watched for target in watched.read())
         received = (target for targets in self._received.values() for target in targets)
         return {target.url: target for target in (*self._fixed, *files, *received)}

@@ -1,9 +1,10 @@
-"""Exposition text → samples, with a cache per target: labels are parsed once in the life of a series.
+"""A decoder of exposition text with a cache for each target: it parses the labels of a series once.
 
-The decoder caches the shape of the last page (`page_shape`) and the columns of its samples: a page that fits costs some
-numpy calls. Any other page (a GPU vanished, a line is broken) takes the line path: look every prefix up in a dict,
-parse new ones, count bad ones, and learn the new shape. A shape frees the dict (4x as large). Refused lines are part of
-the shape (`refusals`).
+The decoder caches the shape of the last page (`page_shape`) and the columns of its samples. So a page of
+this shape costs only some numpy calls. Any other page (a GPU vanished, a line is broken) is read line by
+line: the decoder looks every prefix up in a dict, parses new ones, counts bad ones, and learns the new
+shape. It then frees the dict, which is four times as large. Refused lines are part of the shape
+(`refusals`).
 """
 
 from collections import Counter
@@ -52,20 +53,26 @@ Known = Found | RecordError
 
 
 class Resolve(Protocol):
-    """Says what the lines of pages stand for."""
+    """The interface that maps lines of pages to series."""
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
-        """Return a series, the rule that leaves the line out, or None where nothing reads it.
+        """Return a series, the rule that skips the line, or None if no reader knows it.
 
         Raises RecordError on bad labels.
         """
 
     def epoch(self) -> Hashable:
-        """Return what refusals depend on besides labels: while it stays equal, a refused prefix is refused again."""
+        """Return everything besides labels that refusals depend on.
+
+        While it stays equal, a refused prefix is refused again.
+        """
 
 
 class PageDecoder:
-    """Decodes the pages of one target. `noted` counts by reason what is neither good nor bad (blank, saturated, …)."""
+    """The decoder of one target's pages.
+
+    `noted` counts by reason what is neither good nor bad (blank, saturated, …).
+    """
 
     def __init__(
         self,
@@ -104,11 +111,10 @@ class PageDecoder:
         self._growth = Growth()
 
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
-        """Return samples at `arrival_ms` (fleet time) unless a line carries a timestamp.
+        """Return a page's samples at `arrival_ms` (fleet time), or at the timestamps of their lines.
 
-        Never raises on a page's content.
-
-        open_metrics: by the content type. A page that ends in `# EOF` is OpenMetrics, too.
+        Never raises, whatever the page contains. open_metrics: by the content type. A page that ends in `# EOF` is
+        OpenMetrics, too.
         """
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.compare(page, self.target)
@@ -142,7 +148,7 @@ class PageDecoder:
         return self._order.read(page)
 
     def _recall(self, shape: PageShape) -> None:
-        """Go back to prefixes and what they stand for: the page has another shape than the last one."""
+        """Restore the prefixes and their series from a shape, because the page has another shape."""
         series, errors = iter(self._columns.series()), self._refusals.prefixes()
         for prefix, role in shape.prefixes():
             key = prefix[:-1]
@@ -156,7 +162,7 @@ class PageDecoder:
         self._shape = self._order = None
 
     def _forget_refusals(self) -> None:
-        """Resolve refused prefixes again: there may be room for them now."""
+        """Resolve refused prefixes again, because there may be room for them now."""
         if self._shape is not None:
             self._recall(self._shape)
         refused = {key for key, found in self._cache.items() if isinstance(found, RecordError)}
@@ -166,7 +172,7 @@ class PageDecoder:
         self._refused = {}
 
     def _forget_all(self) -> None:
-        """Resolve all prefixes again: another node has the target's lines, or another board a slot."""
+        """Resolve all prefixes again, because their node or a slot's board has changed."""
         self._forget_refusals()
         self._cache = {}
         self.target.resolve_whole_page()
@@ -237,7 +243,7 @@ class PageDecoder:
         page.keys.add(key)
 
     def _parse(self, line: bytes) -> tuple[Known, bytes, bytes, bytes]:
-        """Return what a line that the cache does not hold stands for, its prefix, value and timestamp.
+        """Resolve a line that is not in the cache. Returns the result, its prefix, value and timestamp.
 
         Raises RecordError if the line has no prefix or no value.
         """
@@ -282,7 +288,7 @@ class PageDecoder:
         page.time_ms.append(time_ms)
 
     def _drop_partial(self, page: PageState) -> None:
-        """Leave out sums of which a broken line took a part: they would look like counters that fell."""
+        """Remove sums that lack a part because its line is broken. They would look like counters that fell."""
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)
         self._partial = 0
@@ -296,7 +302,7 @@ class PageDecoder:
             page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
 
     def _watch_two_boards(self, page: PageState) -> None:
-        """Resolve the next page whole if lines of second boards are refused and the lines that are read have changed.
+        """Resolve the next page whole if second boards are refused and the lines that are read have changed.
 
         The first board of a slot may have left the page.
         """
@@ -307,7 +313,7 @@ class PageDecoder:
             self.target.forgets = self.target.forgets or self._beside_rivals != before
 
     def _learn_node(self, page: bytes) -> None:
-        """Name the target after `node_uname_info`, which node_exporter prints, unless configuration named it."""
+        """Name the target after node_exporter's `node_uname_info`, unless the configuration names it."""
         at = -1 if self.target.fixed else page.find(_UNAME)
         if at < 0 or (at > 0 and page[at - 1 : at] != b"\n"):
             return
@@ -320,9 +326,10 @@ class PageDecoder:
             self._machines.name_host(node, start_of_kernel(page), self.target)
 
     def _remember(self, page: PageState, lines: int) -> None:
-        """Learn the page's shape if it may come again, and forget series of long ago.
+        """Learn the page's shape if it may repeat, and forget series that are long gone.
 
-        Broken lines that differ from page to page would make every shape useless, so they must have come twice.
+        Broken lines that differ from page to page would make every shape useless. So a shape with broken lines is
+        learnt only after they came twice.
         """
         broken = page.broken()
         before, self._broken = self._broken, hash(broken)
@@ -371,13 +378,16 @@ class PageDecoder:
 
 
 def _less(tally: RecordTally, missing: int, infinite: int) -> RecordTally:
-    """Return the tally of a page on which that many read lines have no number, some of them an infinite one or NaN."""
+    """Return the tally without `missing` read lines that have no number.
+
+    infinite: how many of them have an infinite number or NaN.
+    """
     ignored = {**tally.ignored, SkipRule.NO_DATA: missing - infinite} if missing > infinite else tally.ignored
     return replace(tally, read=tally.read - missing, refused=tally.refused + infinite, ignored=ignored)
 
 
 class _New:
-    """Marks a prefix that the cache does not hold (None marks one to ignore)."""
+    """A marker for a prefix that is not in the cache. None marks a prefix to ignore."""
 
 
 _NEW = _New()

@@ -1,4 +1,4 @@
-"""Pages of which nothing is read: the exporter they look like, and what gives the same metrics in a form that is read.
+"""Hints for pages of which nothing is read: their likely exporter, and a readable alternative.
 
     prefix of a name    (exporter, what to do)
 
@@ -75,7 +75,7 @@ def looks_like(name: str) -> tuple[str, str] | None:
 
 
 def unread_page(names: Sequence[str]) -> str:
-    """Say which names a page has of which nothing is read, and what would be read instead.
+    """Return a sentence that names the unread names of a page, and what would be read instead.
 
     >>> unread_page(["kube_pod_info"])
     'nothing on the page is read: it has kube_pod_info (kube-state-metrics); add the source kubernetes'
@@ -84,7 +84,7 @@ def unread_page(names: Sequence[str]) -> str:
 
 
 def unread_samples(names: Sequence[str]) -> str:
-    """Say which names of samples arrive that nothing reads, and what would be read instead."""
+    """Return a sentence that names samples that no reader knows, and what would be read instead."""
     return f"samples arrive and nothing reads them: they are {_names_and_hint(names)}"
 
 

@@ -5,8 +5,9 @@
     Errors for "n001 mlx5_0"                                           an adapter, by its description
        GUID 0x7cfe900300179b31 port 1: [SymbolErrorCounter == 14] [PortXmitWait == 4294967295]
 
-Only the fabric resolves a LID or GUID: set `fabric` to a file with the output of ibnetdiscover, or name the owner:
-"NODE/DEVICE=…". A file's samples have its time of change, so rereading adds nothing. Switch ports are only counted.
+Only the fabric resolves a LID or GUID. So set `fabric` to a file with the output of ibnetdiscover, or name
+the owner: "NODE/DEVICE=…". The samples of a file have its time of change, so reading it again adds nothing.
+Switch ports are only counted.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ _ERROR = re.compile(r"\[(\w{1,40}) == (\d{1,20})(?: \([^)\]]{1,20}\))?\]")
 
 @dataclass(slots=True)
 class PortText:
-    """One port's counters in a text, and its names; None and empty where the text has none."""
+    """The counters and names of one port in a text. They are None or empty if the text has none."""
 
     port: int
     lid: int | None = None
@@ -55,7 +56,10 @@ class PortText:
 
 
 def parse_counters(text: str, bad: list[RecordError]) -> Iterator[PortText]:
-    """Every port of a text; lines that look like counters and are none are appended to `bad`, at most MAX_BAD."""
+    """Yield every port of a text.
+
+    Lines that look like counters but are invalid are appended to `bad`, at most MAX_BAD.
+    """
     current: PortText | None = None
     description = ""
     for line in text.splitlines():
@@ -92,7 +96,11 @@ def _errors(match: re.Match[str], description: str, line: str, bad: list[RecordE
 
 
 class PerfqueryOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`files`: globs; `commands`: as in a shell, without one. "NODE/DEVICE=" before either says whose port it is."""
+    """The options of the source `perfquery`.
+
+    `files`: globs. `commands`: command lines, run without a shell. "NODE/DEVICE=" before either names the
+    port's owner.
+    """
 
     files: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
@@ -110,7 +118,7 @@ class _Entry:
 
 
 class PerfquerySource(PortSource):
-    """Reads texts of counters."""
+    """The source `perfquery`, which reads texts of counters."""
 
     kind = "perfquery"
 
@@ -149,7 +157,7 @@ class PerfquerySource(PortSource):
         return {**self._health(len(self._files) + len(self._commands)), "noted": dict(self.noted)}
 
     async def _run(self, entry: _Entry) -> str:
-        """Run one command and take what it prints; else why it could not."""
+        """Run one command and apply its output. Returns why it failed, or ""."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(entry.what), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
@@ -195,7 +203,7 @@ class PerfquerySource(PortSource):
             logger.warning("%s: %s, going on with the fabric as it was", self._options.fabric, error)
 
     def take(self, text: str, time_ms: int, node: str = "", device: str = "") -> None:
-        """Everything that a text says; `node`, `device`: whose it is where the text does not say."""
+        """Add all counters of a text. `node`, `device`: the owner if the text names none."""
         bad: list[RecordError] = []
         for port in parse_counters(text, bad):
             owner, name = self._owner(port)
@@ -208,7 +216,7 @@ class PerfquerySource(PortSource):
             self._rows.bad(error)
 
     def _owner(self, port: PortText) -> tuple[str, str]:
-        """(node, device), empty where neither the text nor the fabric says."""
+        """Return the (node, device) of a port, empty if neither the text nor the fabric names them."""
         adapter = adapter_of(port.description)
         if not adapter.host:
             fabric = self._fabric[1]
@@ -218,7 +226,7 @@ class PerfquerySource(PortSource):
 
 
 def _entry(text: str) -> _Entry:
-    """Parse an entry. Raises ConfigError on a name that is none."""
+    """Parse an entry. Raises ConfigError if it is invalid."""
     head, equals, what = text.partition("=")
     if not equals or " " in head.strip():
         head, what = "", text

@@ -1,4 +1,4 @@
-"""Port counters that were read one by one (sysfs files, perfquery text): columns of a batch, and their base source."""
+"""Port counters that are read one by one (sysfs, perfquery): their batch columns and base source."""
 
 import re
 from collections.abc import Mapping
@@ -29,7 +29,10 @@ _PORTS = metric_row(EntityKind.NODE, "ports_reported")
 
 
 class PortRows:
-    """Collects one round; `batch` hands it over and begins the next. Series are looked up once in their life."""
+    """The collector of one round. `batch` returns it and begins the next.
+
+    A series is looked up only once.
+    """
 
     def __init__(self, entities: Entities) -> None:
         self.saturated = 0  # readings that stood at their counter's width, since the beginning
@@ -43,7 +46,10 @@ class PortRows:
         self._tally = RunningTally()
 
     def add(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
-        """One port's numbers by their sysfs or perfquery names; of two that mean the same the first counts."""
+        """Add one port's numbers by their sysfs or perfquery names.
+
+        If two names have the same meaning, the first one counts.
+        """
         known = {name: raw for name, raw in readings.items() if name in PORT_READINGS}
         self.leave_out(*(name for name in readings if name not in known))
         left = len(known)
@@ -56,13 +62,13 @@ class PortRows:
             self.bad(error, left)
 
     def leave_out(self, *names: str) -> None:
-        """Count numbers that nothing here reads: known ones are left out by a rule, others are unread."""
+        """Count numbers that are not used: known names are skipped by a rule, others are unread."""
         others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
         ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}
         self._tally.add(RecordTally(ignored=ignored, unread=len(others), names=others))
 
     def skip(self, rule: SkipRule, count: int = 1) -> None:
-        """Count numbers that a rule leaves out."""
+        """Count numbers that a rule skips."""
         self._tally.add(RecordTally(ignored={rule: count}))
 
     def learn_layer(self, node: str, device: str, port: int, layer: str) -> None:
@@ -72,12 +78,12 @@ class PortRows:
             self._entities.learn_trait(name, layer)
 
     def bad(self, error: RecordError, numbers: int = 1) -> None:
-        """Count an error that costs so many numbers."""
+        """Record an error, and count the numbers that it makes unusable."""
         self._bad.append(error.with_traceback(None))
         self._tally.add(RecordTally(refused=numbers))
 
     def batch(self) -> Batch:
-        """Everything since the last call."""
+        """Return everything that was added since the last call."""
         rows, ports, bad = self._rows, self._ports, self._bad
         self._rows, self._taken, self._ports, self._bad = [], set(), {}, []
         tally, self._tally = self._tally.tally(), RunningTally()
@@ -98,7 +104,7 @@ class PortRows:
         return series
 
     def _add(self, series: Series, raw: float, time_ms: int) -> SkipRule | None:
-        """Add a number, or return the rule that leaves it out."""
+        """Add a number, or return the rule that skips it."""
         if (series.metric, series.entity) in self._taken:
             return SkipRule.REPEATED
         self._taken.add((series.metric, series.entity))
@@ -113,7 +119,7 @@ class PortRows:
 
 
 class PortSource(Source):
-    """A source of port counters, read in rounds of `interval_s` of fleet time; it resumes nowhere and holds nothing."""
+    """A source of port counters, read every `interval_s` of fleet time. It has no position."""
 
     misses = True  # what nobody reads is gone
     kind: str
@@ -141,7 +147,7 @@ class PortSource(Source):
         self._due_ms = self._clock.now_ms() + round(self._interval_s * 1000)
 
     def _health(self, inputs: int) -> dict[str, Any]:
-        """Return its row of the ingestion document. `up`: inputs that answered in the last round."""
+        """Return the source's row of the ingestion document. `up`: inputs that answered in the last round."""
         at_ms, samples = self._last or (0, 0)
         return {
             "name": self.name,

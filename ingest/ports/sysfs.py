@@ -1,11 +1,11 @@
-"""Port counters from trees like /sys/class/infiniband: of this host, or of others as a collector copied them.
+"""Port counters from trees like /sys/class/infiniband: of this host, or copied from others.
 
     mlx5_0/ports/1/state                     4: ACTIVE
     mlx5_0/ports/1/rate                      400 Gb/sec (4X NDR)
     mlx5_0/ports/1/counters/port_rcv_data    4-byte words; 32 bits on older adapters, where counters_ext has 64
     mlx5_0/ports/1/hw_counters/np_cnp_sent   refreshed every `lifespan` ms
 
-A counter that the driver has not ("N/A (no PMA)") is missing, not bad.
+A counter that the driver does not have ("N/A (no PMA)") is missing, not bad.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class SysfsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class SysfsSource(PortSource):
-    """Reads trees of counters."""
+    """The source `sysfs`, which reads trees of counters."""
 
     kind = "sysfs"
 
@@ -76,7 +76,7 @@ class SysfsSource(PortSource):
         return self._health(len(self._trees))
 
     def _read(self) -> Batch:
-        """One round over all trees, in a thread."""
+        """Read all trees once. Runs in a thread."""
         up = 0
         for node, path in self._trees:
             found = False
@@ -108,7 +108,10 @@ def _tree(text: str) -> tuple[str, Path]:
 
 
 def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """(device, port, {file name: number}) of each port of a tree. Bad files are counted in `rows`. Raises OSError."""
+    """Yield (device, port, {file name: number}) for each port of a tree. Raises OSError.
+
+    Bad files are counted in `rows`.
+    """
     tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
     for device in sorted(os.listdir(tree))[:MAX_DEVICES]:
         ports = tree / device / "ports"
@@ -118,7 +121,7 @@ def read_tree(path: Path, rows: PortRows) -> Iterator[tuple[str, int, dict[str, 
 
 
 def read_layer(path: Path, device: str, port: int) -> str:
-    """Return the link layer of a port, `InfiniBand` or `Ethernet`; an empty text where its file is missing or odd."""
+    """Return the link layer of a port, `InfiniBand` or `Ethernet`, or "" if its file is missing or odd."""
     tree = next((path / inner for inner in _TREES if (path / inner).is_dir()), path)
     try:
         with (tree / device / "ports" / str(port) / "link_layer").open("rb") as file:

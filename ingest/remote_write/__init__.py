@@ -1,1 +1,1 @@
-"""Prometheus remote write and backfill: decode samples that a Prometheus sends or remembers."""
+"""Prometheus remote write and backfill: samples that a Prometheus sends or has stored."""

@@ -2,7 +2,7 @@
 
     for each window    names of metrics we know ─ ranges of each ─ series of the catalogue ─ archive ─ done, on disk
 
-An interrupted run repeats its window; the archive looks every row up, so each sample is there once.
+An interrupted run repeats its window. The archive looks every row up, so each sample is stored once.
 """
 
 import hashlib
@@ -33,7 +33,10 @@ Window = tuple[int, int]  # from, up to but not with; Unix milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Bounds of a run: a span of time, label matchers (`cluster="a"`, or nothing), steps (0: samples as recorded)."""
+    """The bounds of a run: a span of time, label matchers and a step.
+
+    match: such as `cluster="a"`, or empty. step_ms: 0 for samples as recorded.
+    """
 
     url: str
     first_ms: int
@@ -44,11 +47,11 @@ class Wish:
 
     @property
     def key(self) -> str:
-        """Names what a run may go on with: the same question, whatever its span."""
+        """The key of the progress that a later run may continue: the same question with any span."""
         return hashlib.sha256(repr((self.url, self.match, self.step_ms)).encode()).hexdigest()[:16]
 
     def windows(self) -> list[Window]:
-        """Whole hours (or what `window_ms` is), less what the span does not cover."""
+        """Return the whole windows of `window_ms`, cut to the span."""
         starts = range(self.first_ms // self.window_ms * self.window_ms, self.end_ms, self.window_ms)
         return [(max(start, self.first_ms), min(start + self.window_ms, self.end_ms)) for start in starts]
 
@@ -59,10 +62,13 @@ class Wish:
 
 
 class Progress:
-    """Which windows are done, in a file that is replaced after each. One file a state folder, one row a question."""
+    """The windows that are done, in a file that is replaced after each one.
+
+    Each state folder has one file, and each question has one row in it.
+    """
 
     def __init__(self, path: Path, key: str) -> None:
-        """Open the file. Raises OSError, and ValueError for a file that is not ours."""
+        """Open the file. Raises OSError, or ValueError if the file is not ours."""
         self._path = path
         self._key = key
         rows: dict[str, list[Window]] = {}
@@ -97,7 +103,7 @@ def merged(windows: Iterable[Window]) -> list[Window]:
 
 
 class Ranges(Protocol):
-    """The client that backfill needs; see clients.prometheus.PrometheusClient."""
+    """The interface of the client that backfill needs. See clients.prometheus.PrometheusClient."""
 
     def names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
 
@@ -116,7 +122,7 @@ class Taken:
 
 
 class PrometheusBackfill:
-    """Reads windows into an archive. Blocking; nothing else may write to `archive` meanwhile."""
+    """A blocking reader of windows into an archive. No other writer may use `archive` at the same time."""
 
     def __init__(self, client: Ranges, archive: Archive, entities: Entities, topology: Topology) -> None:
         self.taken = Taken()
@@ -127,7 +133,10 @@ class PrometheusBackfill:
         self._decoder = WriteDecoder(resolver, machines=resolver.inventory.machines)
 
     def run(self, wish: Wish, progress: Progress, now_ms: int) -> Iterator[Window]:
-        """Each window after it is done. Raises SourceError, ConfigError, OSError: the next run goes on there."""
+        """Yield each window once it is done. Raises SourceError, ConfigError or OSError.
+
+        The next run continues at the window that failed.
+        """
         for window in wish.windows():
             if progress.has(window):
                 self.taken.skipped += 1
@@ -173,12 +182,15 @@ class PrometheusBackfill:
 
 
 def known(names: Sequence[str]) -> list[str]:
-    """Those that some series of the catalogue may come from, what names hosts first; see `names_read`."""
+    """Return the names that some series of the catalogue may come from.
+
+    The one that names hosts comes first. See `names_read`.
+    """
     return [*([UNAME] if UNAME in names else []), *names_read(names)]
 
 
 def write_of(rows: Sequence[MatrixRow]) -> WriteRequest:
-    """Return an answer as a remote write of 2.0, so that series are looked up in the same way."""
+    """Convert an answer to a remote write of 2.0, so that series are looked up in the same way."""
     symbols: dict[str, int] = {}
     refs: list[int] = []
     ends = []

@@ -1,8 +1,9 @@
-"""Remote write → samples, with a cache: the labels of a series are parsed once, then found by their bytes.
+"""A decoder of remote writes with a cache: it parses the labels of a series once.
 
-1.0 sends all labels with each series: their bytes are the key. 2.0 sends numbers into a request's table of symbols:
-symbols get stable numbers of ours, whose row is the key. A series belongs to the label `node` (`kubernetes_node`), else
-to the exporter's `Hostname`, else to the host of `instance`, or the `nodename` that node_exporter reported for it.
+1.0 sends all labels with each series, and their bytes are the key. 2.0 sends numbers into a request's table
+of symbols. Symbols get stable numbers of ours, and a row of these is the key. A series belongs to the label
+`node` (`kubernetes_node`), else to the exporter's `Hostname`, else to the host of `instance`, or to the
+`nodename` that node_exporter reported for this host.
 """
 
 from collections import Counter
@@ -45,7 +46,7 @@ _UNREAD, _NEW, _BAD = -1, -2, -3  # a rule that leaves a series out is its numbe
 
 @dataclass(slots=True)
 class _Found:
-    """The series of a request: the bytes they are known by, and rows of columns; labels of those that are new."""
+    """The series of a request: their keys, their rows in the columns, and the labels of new series."""
 
     keys: list[bytes]
     rows: NDArray[np.int64]
@@ -55,7 +56,7 @@ class _Found:
 
 
 class WriteDecoder:
-    """Decodes the requests of all senders. `noted` counts by reason what is neither good nor bad."""
+    """The decoder of all senders' requests. `noted` counts by reason what is neither good nor bad."""
 
     def __init__(
         self,
@@ -65,7 +66,10 @@ class WriteDecoder:
         models: Callable[[], dict[str, str]] = dict,
         machines: MachineNames | None = None,
     ) -> None:
-        """`models`: node -> GPU model, from labels. machines: those of the resolver."""
+        """Set up the decoder.
+
+        `models`: node -> GPU model, from labels. machines: those of the resolver.
+        """
         self.noted: Counter[str] = Counter()
         self._machines = machines or MachineNames(Entities())
         self._machines.noted = self.noted
@@ -120,7 +124,7 @@ class WriteDecoder:
         return RecordTally(int(np.count_nonzero(at >= 0)), refused, ignored, unread, tuple(names))
 
     def _bound(self) -> None:
-        """Forget everything rather than grow without end."""
+        """Forget everything once a table is too large, so that memory stays bounded."""
         many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
             self._table = SeriesTable()
@@ -138,7 +142,7 @@ class WriteDecoder:
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
     def _look_up(self, write: WriteRequest) -> "_Found":
-        """Return what is known of the series of a request, and the labels of those that are new."""
+        """Return the known rows of a request's series, and the labels of new series."""
         self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
         get = self._rows.get
@@ -154,7 +158,7 @@ class WriteDecoder:
         return found
 
     def _place(self, found: "_Found") -> None:
-        """Find out what new series are, once all hosts are named; its rows and errors are filled in."""
+        """Resolve new series, once all hosts are named. Fills in the rows and errors of `found`."""
         for labels in found.labels.values():
             self._name_host(labels)
         for row, labels in found.labels.items():
@@ -169,19 +173,19 @@ class WriteDecoder:
             self._forget(instance)
 
     def _forget(self, instance: str) -> None:
-        """Look the series of a host up anew when they come again."""
+        """Forget the series of a host, so that they are resolved again when they arrive."""
         for key in self._of_instance.pop(instance, ()):
             self._rows.pop(key, None)
 
     def _name_host(self, labels: Mapping[str, str]) -> None:
-        """Learn from `node_uname_info` how the host of an `instance` is called; its series are looked up anew."""
+        """Learn the name of an `instance`'s host from `node_uname_info`. Its series are resolved again."""
         instance, node = labels.get("instance", ""), labels.get("nodename", "")
         if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
             self._nodes[instance] = node
             self._forget(instance)
 
     def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
-        """Return the row of a series' columns, and remember it. Raises RecordError: bad labels."""
+        """Return the row of a series' columns, and store it. Raises RecordError if its labels are bad."""
         known = self._rows.get(key)
         if known is not None:
             return known
@@ -243,9 +247,9 @@ class WriteDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
     def _sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
-        """Return what labels say of the GPUs of a request, by moments. Without labels, only that they are heard of.
+        """Return the labels of a request's GPUs, for each moment.
 
-        A loop over GPUs.
+        Before any label has arrived, return only GPUs that are new. Loops over GPUs.
         """
         told = (columns["kind"] == GPU) | columns["divided"]
         columns, time_ms = columns[told], time_ms[told]
@@ -267,7 +271,7 @@ class WriteDecoder:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> list[SampleBatch]:
-        """Return samples of the moments whose parts are all there now."""
+        """Return samples of the moments whose parts have all arrived."""
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
         part = np.where(columns["part"] != 0, columns["part"], row)
@@ -301,7 +305,7 @@ def _by_kind(columns: NDArray[np.void], time_ms: NDArray[np.int64], value: NDArr
 
 
 def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
-    """Return as many errors as there are rows, all one object that names the first."""
+    """Return one error for each row. All are the same object, which names the first row."""
     if not len(columns):
         return []
     kind = KINDS[int(columns["kind"][0])]
@@ -311,7 +315,7 @@ def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
 
 @dataclass(slots=True)
 class _Sight:
-    """A LabelSight in the making."""
+    """A LabelSight that is being built."""
 
     gpus: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, list[JobLabel]] = field(default_factory=dict)
@@ -327,7 +331,9 @@ class _Sight:
 
 
 def parse_labels(text: bytes) -> dict[str, str]:
-    """Parse consecutive label fields of 1.0. RecordError bad_label: other fields, no UTF-8, no name.
+    """Parse consecutive label fields of 1.0.
+
+    Raises RecordError bad_label: other fields, no UTF-8, no name.
 
     >>> parse_labels(bytes.fromhex("0A0D 0A08 5F5F6E616D655F5F 1201 61".replace(" ", "")))
     {'__name__': 'a'}
@@ -344,7 +350,10 @@ def parse_labels(text: bytes) -> dict[str, str]:
 
 
 def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
-    """(name, value, what follows) of a label as all senders write it: 0A len 0A n name 12 n value, each below 128."""
+    """Return (name, value, end) of a label in the common form, otherwise None.
+
+    The form is 0A len 0A n name 12 n value, with each length below 128.
+    """
     end = at + 2 + text[at + 1]
     name_end = at + 4 + text[at + 3]
     if text[at] != 0x0A or text[at + 2] != 0x0A or end >= at + 130 or name_end + 2 > end or text[name_end] != 0x12:
@@ -355,7 +364,7 @@ def _short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
 
 
 def _any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
-    """Read a label however it is written. The last of two names counts."""
+    """Parse a label in any valid form. If a name or value occurs twice, the last one counts."""
     for number, kind, begin, end in fields(text, at, len(text)):
         if number != 1 or kind != BYTES:
             break

@@ -10,7 +10,7 @@ from ingest.machines import Target
 
 
 class Instances:
-    """Targets by `instance`, and which of them each row of the table of series belongs to."""
+    """Targets by `instance`, and the target of each row in the table of series."""
 
     def __init__(self) -> None:
         self._targets: dict[str, Target] = {}
@@ -20,7 +20,10 @@ class Instances:
         self._now_ms = 0
 
     def hear(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
-        """Record that known series came, and return their targets. rows: (n,), negative for what is no known series."""
+        """Record that known series arrived, and return their targets.
+
+        rows: (n,), negative if the series is unknown.
+        """
         self._now_ms = now_ms
         owned = rows[(rows >= 0) & (rows < len(self._of_row))]  # rows beyond belong to no instance
         numbers = np.unique(self._of_row[owned])
@@ -30,7 +33,10 @@ class Instances:
         return heard
 
     def target(self, address: str, node: str) -> Target:
-        """Return the target of an `instance`, heard now. node: its name where the exporter's labels say none."""
+        """Return the target of an `instance`, and record that it sent now.
+
+        node: its name if the exporter's labels state none.
+        """
         target = self._targets.get(address)
         if target is None:
             target = self._targets[address] = Target(node, address=address)
@@ -46,7 +52,7 @@ class Instances:
         self._of_row[row] = self._numbers.get(address, -1)
 
     def renamed(self) -> list[str]:
-        """Return the instances whose series must be looked up anew, once."""
+        """Return the instances whose series must be resolved again. Each is returned once."""
         found = [address for address, target in self._targets.items() if target.forgets]
         for address in found:
             self._targets[address].forgets = False

@@ -1,4 +1,4 @@
-"""The wire of protobuf, field by field: for what no faster path reads."""
+"""A field-by-field reader of protobuf's wire format, for data that no faster path reads."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and what follows it.
+    """Return the number at `at`, and the position after it.
 
     Raises IndexError at the end, RecordError bad_protobuf above 64 bits.
     """
@@ -25,7 +25,10 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field number, wire type, begin, end) of each field of a message; of a varint, where it lies."""
+    """Yield (field number, wire type, begin, end) of each field of a message.
+
+    For a varint, begin and end are those of its bytes. Raises IndexError or RecordError bad_protobuf.
+    """
     while at < end:
         key, begin = varint(data, at)
         kind = key & 7

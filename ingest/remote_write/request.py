@@ -1,14 +1,15 @@
-"""Remote-write requests of Prometheus, walked on the wire: 1.0 (`WriteRequest`) and 2.0 (`io.….v2.Request`).
+"""Prometheus' remote-write requests on the wire: 1.0 (`WriteRequest`) and 2.0 (`io.….v2.Request`).
 
-Nearly every series of a request holds one sample with a time of six bytes, so its last bytes have one of two forms:
+Nearly every series of a request holds one sample with a time of six bytes, so its last bytes have one of two
+forms:
 
     1.0   0A len ┌ label label … ┐ 12 10 09 ┌ value ┐ 10 ┌ time ┐             12 07 10 ┌ time ┐    (no value: 0)
     2.0   2A len  0A n ┌ refs ┐    12 10 09 ┌ value ┐ 10 ┌ time ┐ 2A n …      refs: numbers of symbols, packed
 
-A loop over lengths finds where the series lie; numpy compares those bytes of all of them at once and takes the numbers
-out. Other series (several samples, histograms, exemplars) are read field by field. In 1.0 bytes may fit by chance: then
-the rest of the series is no labels, and who parses those asks again for an exact walk.
-Specifications: prometheus.io/docs/specs/prw/remote_write_spec and …/remote_write_spec_2_0.
+A loop over lengths finds the series. Then numpy compares those bytes of all series at once and extracts
+the numbers. Other series (several samples, histograms, exemplars) are read field by field. In 1.0, bytes
+may fit by chance. Then the rest of the series is not labels, and the parser of labels asks for an exact
+walk. Specifications: prometheus.io/docs/specs/prw/remote_write_spec and …/remote_write_spec_2_0.
 """
 
 import struct
@@ -34,21 +35,21 @@ _SEVENS = (1 << (7 * np.arange(6))).astype(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A pattern of bytes: three words, each with the bits that count."""
+    """A pattern of bytes: three words, each with a mask of the bits that count."""
 
     mask: tuple[int, int, int]
     want: tuple[int, int, int]
 
     @classmethod
     def of(cls, pattern: str) -> "_Form":
-        """Hex is itself, '..' any byte, '+.' a byte of a varint that goes on, '-.' its last."""
+        """Parse a pattern. Hex is itself, '..' any byte, '+.' a varint's byte before its last, '-.' its last."""
         words = pattern.split()
         mask = bytes({"..": 0, "+.": 0x80, "-.": 0x80}.get(word, 0xFF) for word in words)
         want = bytes({"..": 0, "+.": 0x80, "-.": 0}.get(word, 0) if word[1] == "." else int(word, 16) for word in words)
         return cls(struct.unpack("<3Q", mask), struct.unpack("<3Q", want))
 
     def fits(self, text: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """(s,) of (s, 3) words."""
+        """Return (s,) whether each row of (s, 3) words has the form."""
         answer = np.ones(len(text), np.bool_)
         for word, (mask, want) in enumerate(zip(self.mask, self.want, strict=True)):
             if mask:
@@ -69,7 +70,7 @@ class Version(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """A request. s series, n samples. `of`: (n,) the series of each sample, in the order sent.
+    """A request with s series and n samples. `of`: (n,) the series of each sample, in the order sent.
 
     1.0: `labels`, (s,) the label fields of each series as sent. 2.0: series i has the labels
     `symbols[refs[begin[i]]], symbols[refs[begin[i] + 1]], …` up to `refs[end[i]]`, names and values in turn.
@@ -105,7 +106,10 @@ def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteReque
 
 
 def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
-    """(s,) where the series of a message begin, (s,) where they end, symbols; `series`, `symbol`: the bytes before."""
+    """Return (s,) the begins of a message's series, (s,) their ends, and the symbols.
+
+    `series`, `symbol`: the tag bytes before each.
+    """
     begins: list[int] = []
     ends: list[int] = []
     symbols: list[bytes] = []
@@ -140,7 +144,7 @@ def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDA
 
 
 def _regular(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Return begins and ends of the series from `first` on, when all end in the usual forms; None otherwise."""
+    """Return begins and ends of the series from `first` on, or None if one has an unusual end."""
     byte, size = np.frombuffer(data, np.uint8), len(data)
     follows = byte[1:]
     place = np.flatnonzero((byte[:-1] == 0x12) & ((follows == 0x10) | (follows == 0x07)))
@@ -162,7 +166,7 @@ def _regular(data: bytes, first: int, tag: int) -> tuple[NDArray[np.intp], NDArr
 def _chain(
     byte: NDArray[np.uint8], first: int, tag: int, end: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
-    """Begins and ends of series one behind the other, the first at `first`; None when they are not."""
+    """Return begins and ends of consecutive series, the first at `first`. None if they do not touch."""
     if not 0 < len(end) <= MAX_FIELDS or end[-1] != len(byte):
         return None
     head = np.concatenate([[first], end[:-1]])
@@ -175,14 +179,14 @@ def _chain(
 
 
 def _skip(data: bytes, at: int) -> int:
-    """Behind the field at `at`."""
+    """Return the position after the field at `at`."""
     for _, _, _, end in fields(data, at, len(data)):
         return end
     raise IndexError
 
 
 class _Spans:
-    """The series of a message: where they lie, and the bytes at some place of each."""
+    """The places of a message's series, and access to bytes at some place of each."""
 
     def __init__(self, message: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> None:
         self.message = message
@@ -192,7 +196,7 @@ class _Spans:
         self.byte = np.frombuffer(self._padded, np.uint8)
 
     def at(self, place: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """(s, 3) the 24 bytes from `place` on, (s,) not beyond the message."""
+        """Return (s, 3) the 24 bytes from `place` (s,) on. No place may lie beyond the message."""
         text = np.dtype(f"V{_WINDOW}")
         windows = np.ndarray((len(self._padded) - _WINDOW + 1,), text, self._padded, strides=(1,))
         return windows[place].view("<u8").reshape(-1, 3)
@@ -204,7 +208,7 @@ def _times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _doubles(text: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """(s,) of (s, 8)."""
+    """Decode doubles (s,) from bytes (s, 8)."""
     return np.ascontiguousarray(text).view("<f8").reshape(-1)
 
 
@@ -255,10 +259,13 @@ def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
 
 
 class _Samples:
-    """The samples of all series: those of the fast rows as columns, the others one by one."""
+    """The samples of all series: those in a common form as columns, the others one by one."""
 
     def __init__(self, spans: _Spans, sample: NDArray[np.bool_], zero: NDArray[np.bool_], text: NDArray[np.uint8]):
-        """sample, zero: (s,) which form a series has; text: (s, 18) the sample, a zero in its last nine bytes."""
+        """Decode the samples in a common form. sample, zero: (s,) which form a series has.
+
+        text: (s, 18) the bytes of the sample. Those of the form `zero` are its last nine.
+        """
         self._fast = sample | zero
         self._value = np.where(sample, _doubles(text[:, 3:11]), 0.0)
         self._time_ms = _times(text[:, 12:])
@@ -276,7 +283,7 @@ class _Samples:
                 raise RecordError("too_many_samples", f"more than {MAX_SAMPLES:,} in one request")
 
     def columns(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]:
-        """(n,) the series of each sample, its time and its value."""
+        """Return (n,) the series of each sample, its time and its value."""
         fast = np.flatnonzero(self._fast)
         if len(fast) == len(self._fast):
             return fast, self._time_ms, self._value
@@ -293,7 +300,7 @@ class _Samples:
 
 
 def _walk_labels(spans: _Spans, exact: bool) -> WriteRequest:
-    """1.0: the sample is the end of its series, and what lies before are labels."""
+    """Read a message of 1.0: each series ends in its sample, and the bytes before it are labels."""
     words = spans.at(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
     sample = _LAST_SAMPLE.fits(words) & (size >= _TAIL)
@@ -313,7 +320,10 @@ def _walk_labels(spans: _Spans, exact: bool) -> WriteRequest:
 
 
 def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """(s,) whether what lies before `at` looks like a sample, too: such a series is read field by field."""
+    """Return (s,) whether the bytes before `at` look like a sample, too.
+
+    Such a series is read field by field.
+    """
     whole, zero = np.maximum(at - _TAIL, 0), np.maximum(at - _ZERO_TAIL, 0)
     answer: NDArray[np.bool_] = (byte[whole] == 0x12) & (byte[whole + 1] == 0x10) & (byte[whole + 2] == 0x09)
     answer |= (byte[zero] == 0x12) & (byte[zero + 1] == 0x07) & (byte[zero + 2] == 0x10)
@@ -321,7 +331,7 @@ def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np
 
 
 def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
-    """2.0: references to symbols, one sample, and the series' metadata, which nobody reads."""
+    """Read a message of 2.0: references to symbols, one sample, and metadata that is not used."""
     byte, size = spans.byte, len(spans.message)
     length = byte[np.minimum(spans.begin + 1, size)].astype(np.intp)
     after = np.minimum(spans.begin + 2 + length, size)
@@ -347,7 +357,7 @@ def _walk_refs(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
 def _references(
     spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _Slow]
 ) -> tuple[NDArray[np.uint32], NDArray[np.intp], NDArray[np.intp]]:
-    """All references, and (s,) where those of each series begin and end."""
+    """Return all references, and (s,) where those of each series begin and end."""
     rows = np.flatnonzero(fast)
     size = length[rows]
     stop = np.cumsum(size)
@@ -371,7 +381,10 @@ def _references(
 
 
 def _varints(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint32]:
-    """Numbers of at most 32 bits; `ends`: where the last byte of each lies."""
+    """Decode numbers of at most 32 bits. `ends`: the place of the last byte of each.
+
+    Raises RecordError bad_protobuf if a number is larger.
+    """
     width = np.diff(ends, prepend=-1)
     if len(width) and int(width.max()) > 5:
         raise RecordError("bad_protobuf", "a reference of more than 32 bits")

@@ -22,7 +22,10 @@ COLUMNS = np.dtype(
 
 @dataclass(slots=True)
 class SeriesTable:
-    """Series as rows of columns, appended to. labels: by number in the columns less one; 0 stands for none."""
+    """Series as rows of columns. New rows are appended.
+
+    labels: index is the number in the columns minus one. The number 0 stands for no label.
+    """
 
     _columns: NDArray[np.void]
     _size: int
@@ -36,7 +39,7 @@ class SeriesTable:
 
     @property
     def columns(self) -> NDArray[np.void]:
-        """(rows,) of `COLUMNS`; a view."""
+        """The rows (rows,) with the fields of `COLUMNS`, as a view."""
         return self._columns[: self._size]
 
     def add(self, one: Series) -> int:

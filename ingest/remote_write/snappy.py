@@ -1,4 +1,4 @@
-"""Snappy's block format, bounded: a body says how long it gets before a byte of it is unpacked."""
+"""Snappy's block format with a bound. A body states its length before a byte of it is unpacked."""
 
 import cramjam
 
@@ -7,7 +7,7 @@ from ingest.remote_write.protobuf import varint
 
 
 def unpacked_bytes(body: bytes) -> int:
-    """Read the unpacked size that a snappy block states. RecordError: bad_snappy."""
+    """Read the unpacked size that a snappy block states. Raises RecordError bad_snappy."""
     try:
         return varint(body, 0)[0]
     except IndexError:

@@ -1,1 +1,1 @@
-"""Slurm: read its jobs and nodes by polling, or as it pushes them."""
+"""The Slurm sources: jobs and nodes, polled or pushed by Slurm."""

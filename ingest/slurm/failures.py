@@ -1,7 +1,8 @@
-"""Failure category of an ended Slurm job, the same categories as for all schedulers.
+"""The failure category of an ended Slurm job. All schedulers have the same categories.
 
-The state decides where it can. For FAILED, the signal (125: Slurm's sign of the kernel's killer), Slurm's reason, and
-the comments of an epilog or administrator count, in that order of trust; else a bad status or signal is the user's.
+If the state decides it, it counts. For FAILED, the signal (125: Slurm's sign of the kernel's killer),
+Slurm's reason, and the comments of an epilog or administrator count, in this order of trust. Otherwise a
+bad status or signal is the user's.
 """
 
 import re
@@ -56,7 +57,7 @@ _WORDS: tuple[tuple[re.Pattern[str], FailureCategory], ...] = (
 
 
 def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> FailureCategory:
-    """Return why a job that ended in `state` did. `status`: its exit status and signal.
+    """Return why a job ended in `state`. `status`: its exit status and signal.
 
     >>> category("FAILED", "NonZeroExitCode", "", (1, 0)), category("TIMEOUT", "TimeLimit", "", (0, 15))
     ('user', 'timeout')
@@ -79,7 +80,7 @@ def by_reason(reason: str) -> FailureCategory | None:
 
 
 def by_words(text: str) -> FailureCategory | None:
-    """Find the category that a comment speaks of; None for none that we know."""
+    """Return the category that a comment describes, or None if it describes none that we know."""
     text = text[:4096]
     without_addresses = re.sub(r"\([^()]*\)", "", text)  # "Xid (PCI:0000:1b:00): 79, …"
     if xids := [int(number) for number in _XID.findall(without_addresses)]:

@@ -1,6 +1,7 @@
-"""The small notations of Slurm: times, durations, exit codes, arrays. Each function takes any text.
+"""Parsers of Slurm's small notations: times, durations, exit codes, arrays.
 
-Unreadable text is None or empty. An impossible exit code costs its record: any other answer would be a guess.
+Each accepts any text. Unreadable text gives None or empty. An impossible exit code makes its whole record
+bad, because any other answer would be a guess.
 """
 
 import re
@@ -24,7 +25,7 @@ _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024
 
 @dataclass(frozen=True, slots=True)
 class WaitingTasks:
-    """Tasks that an array still has: MAX_TASKS of them and how many there are.
+    """The waiting tasks of an array: the first MAX_TASKS of them, and their count.
 
     is_cut: the list names only some of them, or none that is readable.
     """
@@ -35,10 +36,11 @@ class WaitingTasks:
 
 
 def tasks(text: str) -> WaitingTasks:
-    """Return the tasks that an array still has, as `1-3,5%2` says. Slurm ends a list that it cuts with dots.
+    """Return the waiting tasks of an array from a text such as `1-3,5%2`.
 
-    slurmdbd stores the tasks as a hexadecimal mask whose lowest bit is task 0. A mask without a bit, or a list without
-    a number, says that all tasks have started. A text of another form counts as a list that was cut.
+    Slurm ends a list that it cuts with dots. slurmdbd stores the tasks as a hexadecimal mask whose lowest bit
+    is task 0. A mask without a bit, or a list without a number, means that all tasks have started. A text of
+    another form counts as a list that was cut.
 
     >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
@@ -67,7 +69,9 @@ def model_name(kind: str) -> str:
 
 
 def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
-    """Unix ms of seconds or of an ISO time, which is local in `zone` (None: this machine's).
+    """Convert Unix seconds, or an ISO time that is local in `zone`, to Unix ms.
+
+    zone: None is this machine's. Returns None if the text is not a time.
 
     >>> from datetime import UTC
     >>> time_ms("1617588440"), time_ms("2021-04-05T02:07:20", UTC), time_ms("Unknown")
@@ -103,7 +107,7 @@ def limit_s(text: str) -> float | None:
 
 
 def size_gib(text: str) -> float | None:
-    """GiB of `1600G`, `8000M` or `60G`; a bare number is MiB.
+    """Convert a size such as `1600G`, `8000M` or `60G` to GiB. A bare number is MiB.
 
     >>> size_gib("1536M"), size_gib("2T"), size_gib("?")
     (1.5, 2048.0, None)
@@ -138,7 +142,7 @@ def _small(text: str) -> int:
 
 
 def wait_status(value: float) -> tuple[int, int]:
-    """(status, signal) of the number that wait(2) gives. Raises RecordError where no machine has such a number.
+    """Split a number of wait(2) into (status, signal). Raises RecordError if it is too large.
 
     >>> wait_status(768), wait_status(9), wait_status(4294967294)
     ((3, 0), (0, 9), (0, 0))

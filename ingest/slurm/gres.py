@@ -1,11 +1,11 @@
-"""Slurm's generic resources in GRES and TRES lists: GPUs, MIG instances, and parts of GPUs (`shard`, `mps`).
+"""Slurm's generic resources in GRES and TRES lists: GPUs, MIG instances and parts of GPUs.
 
     gpu:h100:4(IDX:0-1,6-7)                 GRES of a node that a job holds, with numbers of the GPUs
     cpu=2,gres/gpu=16,gres/gpu:a100=16      TRES of all nodes; a typed count repeats the plain one
     gpu:a100_3g.20gb:2(IDX:9-10)            MIG instances; the numbers count instances, so they name no GPU
     shard:h100:4(4/8,0/8)                   4 of the 8 shards of the first GPU, none of the second
 
-Any text gives an answer; what names no GPU gives none.
+Parts of GPUs are `shard` and `mps`. Any text gives an answer. A text that names no GPU gives none.
 """
 
 import re
@@ -31,7 +31,7 @@ _MIG = re.compile(r"(?:^|[-_.:])((?:[0-9]c\.)?[0-9]g\.[0-9]+gb(?:[.+_][a-z]+)*)"
 
 
 class HeldShards(NamedTuple):
-    """Shards that a job holds of one GPU, and how many the GPU has."""
+    """The shards of one GPU that a job holds, and how many the GPU has."""
 
     gpu: int
     held: int
@@ -40,10 +40,11 @@ class HeldShards(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gres:
-    """GPUs and parts of GPUs in one list. milli: thousandths of GPUs that `gpus` are, less for MIG instances.
+    """The GPUs and parts of GPUs in one list.
 
-    indices: numbers of the GPUs, empty where the list has none or where they count MIG instances. shares: of `unit`
-    (shard or mps), `parts` where the list says of which GPU.
+    milli: size of all `gpus` in thousandths of a GPU, less for MIG instances. indices: numbers of the GPUs,
+    empty if the list has none or they count MIG instances. shares: number of parts of `unit` (shard or mps).
+    parts: the same by GPU, if the list names the GPUs.
     """
 
     gpus: int = 0
@@ -133,7 +134,7 @@ def indices(text: str) -> list[int]:
 
 
 def mig_profile(kind: str) -> str:
-    """Return the MIG profile that a GRES type is named after; empty for other types.
+    """Return the MIG profile in the name of a GRES type, or "" for other types.
 
     >>> [mig_profile(kind) for kind in ("a100_3g.20gb", "1g.5gb", "nvidia_h100_80gb_hbm3_1g.10gb", "h100")]
     ['3g.20gb', '1g.5gb', '1g.10gb', '']
@@ -162,10 +163,11 @@ def resources_of(
     tasks: int | None = None,
     details: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the fields of a `SlurmJob` that say which GPUs it holds or asks for.
+    """Return the fields of a `SlurmJob` for the GPUs that it holds or requests.
 
-    had, asked: TRES of all nodes. per_…: what `--gpus-per-node`, `--gpus`, `--gpus-per-task` and their like ask for.
-    details: GRES that it holds, a text a node. What it holds counts more than what it asks for.
+    had, asked: TRES of all nodes. per_…: the requests of `--gpus-per-node`, `--gpus`, `--gpus-per-task` and
+    similar options. details: GRES that it holds, a text for each node. Held GPUs take precedence over requested
+    ones.
     """
     rows = [read_gres(text) for text in details]
     stated = [read_gres(text) for text in (had, asked, per_job)]

@@ -1,7 +1,8 @@
-"""Prints of what was last issued about a live job, so that a change of Slurm's record becomes a correcting event.
+"""Checksums of the facts last issued about a live job, to detect changes of Slurm's record.
 
-A job's queue, limit, size, reason and release change while it waits. The table keeps the event with the highest
-sequence, so a change gets a later sequence (`ingest.lifecycle`), and what did not change is issued once.
+A job's queue, limit, size, reason and release change while it waits. The table keeps the event with the
+highest sequence. So a change is issued with a later sequence (`ingest.lifecycle`), and an unchanged fact is
+issued once.
 """
 
 import math
@@ -17,10 +18,10 @@ PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a 
 
 
 class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
-    """Prints (CRC-32) of what an attempt's submission says, of its size, and of why it waits.
+    """Checksums (CRC-32) of an attempt's submission, of its size, and of why it waits.
 
-    0 for the last two: it does not wait. `has_several`: it waited in several queues, so the record of its start names
-    the queue at last.
+    The last two are 0 if it does not wait. `has_several`: it waited in several queues, so only the record of
+    its start names its queue.
     """
 
     attempt: int
@@ -31,7 +32,7 @@ class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
 
 
 def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
-    """Return the prints of a record's events; None without a submission."""
+    """Return the checksums of a record's events, or None if no submission is among them."""
     submitted = queued = None
     for event in events:
         match event:
@@ -56,7 +57,7 @@ def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
 def corrected(
     events: Iterable[JobEvent], before: IssuedJob | None, now: IssuedJob | None, now_ms: int
 ) -> Iterator[JobEvent]:
-    """Yield the events, with later sequences where they correct what was issued before about the same attempt."""
+    """Yield the events. An event that corrects an earlier one of the same attempt gets a later sequence."""
     if before is None or now is None or before.attempt != now.attempt:
         yield from events
         return

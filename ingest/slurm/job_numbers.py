@@ -1,8 +1,9 @@
-"""Which job a number of Slurm stands for. Slurm gives numbers again: after MaxJobId, or after it lost its state.
+"""The job that a Slurm number stands for.
 
-A job is its number and its submission. The first job of a number is called by the number alone, a later one also by its
-submission: `7@1795645000`. A requeue submits the same job again, with a higher restart count or, where a record has
-none, by the same user under the same name.
+Slurm reuses numbers after MaxJobId, or if it lost its state. A job is identified by its number and its
+submission. The first job of a number is named by the number alone. A later one also has its submission in
+its name: `7@1795645000`. A requeue submits the same job again. Its restart count is then higher. If the
+record has no restart count, it has the same user and name.
 """
 
 import zlib
@@ -19,10 +20,10 @@ MOST_JOBS = 16  # of one number
 
 
 class NumberedJob(msgspec.Struct, array_like=True):
-    """One job of a number.
+    """One of the jobs that had a number.
 
-    What follows the number in its name, its first and last submission (Unix seconds), its restarts + 1, and prints of
-    its user and name, 0 where unknown. is_counted: a record counted its restarts.
+    suffix: what follows the number in its name. first_s, last_s: its first and last submission (Unix seconds).
+    attempt: restarts + 1. user, name: their checksums, 0 if unknown. is_counted: a record counted its restarts.
     """
 
     suffix: str
@@ -34,7 +35,7 @@ class NumberedJob(msgspec.Struct, array_like=True):
     is_counted: bool = False
 
     def is_other(self, job: SlurmJob) -> bool:
-        """Return whether user or name say that a record is of another job."""
+        """Return whether a record belongs to another job, by its user or name."""
         user, name = who(job)
         return bool((user and self.user and user != self.user) or (name and self.name and name != self.name))
 
@@ -43,14 +44,17 @@ class NumberedJob(msgspec.Struct, array_like=True):
 
 
 class JobNumbers:
-    """The jobs of each number that was seen lately, in order of submission."""
+    """The recent jobs of each number, in order of submission."""
 
     def __init__(self, known: dict[str, list[NumberedJob]] | None = None) -> None:
-        """`known`: by number, the jobs in order of submission. It is changed in place; its rows are replaced."""
+        """Set up the jobs of a state.
+
+        known: number → its jobs in order of submission. It is changed in place, and its rows are replaced.
+        """
         self.known = {} if known is None else known
 
     def placed(self, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
-        """Return the records under the names of their jobs, and remember these."""
+        """Return the records under the names of their jobs, and record these jobs."""
         return [self.place(job) for job in jobs]
 
     def place(self, job: SlurmJob) -> SlurmJob:
@@ -82,7 +86,7 @@ class JobNumbers:
         return found
 
     def _row(self, rows: Sequence[NumberedJob], job: SlurmJob) -> int | None:
-        """Return the place of the record's job among those of its number; None for a job that is not there."""
+        """Return the place of the record's job among the jobs of its number, or None for a new job."""
         if not rows:
             return None
         if job.submit_ms is None:
@@ -98,7 +102,10 @@ class JobNumbers:
 
 
 def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
-    """Return a job with what a record adds to it. Where restarts were counted once, only such a record moves them."""
+    """Return a job with the facts that a record adds.
+
+    Once a record has counted restarts, only such records change the attempt.
+    """
     user, name = who(job)
     submit_s, attempt = (job.submit_ms or 0) // 1000, job.attempt or row.attempt
     if job.attempt is None and row.is_counted:
@@ -117,7 +124,7 @@ def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
 
 
 def who(job: SlurmJob) -> tuple[int, int]:
-    """Return prints of a record's user and name, without what its forms spell differently."""
+    """Return checksums of a record's user and name, independent of the spelling in its form."""
     return _print(job.user), _print("".join(part for part in job.name if part.isascii() and part.isalnum()))
 
 
@@ -126,7 +133,7 @@ def _print(text: str) -> int:
 
 
 def number_of(name: str) -> str:
-    """Return the number that a job is known by at Slurm. Tasks share that of their array.
+    """Return Slurm's number of a job. Tasks share that of their array.
 
     >>> number_of("500_7"), number_of("500_rest@1795645000"), number_of("13+1"), number_of("7@1795645000")
     ('500', '500', '13+1', '7')

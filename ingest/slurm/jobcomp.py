@@ -1,4 +1,4 @@
-"""Pushed Slurm data: completed jobs of its jobcomp plugins, and the environments of its prologs and epilogs.
+"""Pushed Slurm data: completed jobs of jobcomp plugins, and environments of prologs and epilogs.
 
     jobcomp/elasticsearch, /kafka   {"jobid": 7, "state": "FAILED", "@end": "2026-11-21T17:03:39", …}, times in UTC
     jobcomp/script                  the environment of the script: JOBID=7, JOBSTATE=FAILED, END=1795280721, …
@@ -6,11 +6,13 @@
     PrologSlurmctld, EpilogSlurmctld  SLURM_SCRIPT_CONTEXT=epilog_slurmctld, SLURM_JOB_ID=7, …: now it starts, or ends
     squeue --json                   as the source reads it
 
-A job's name can hold line breaks and keys of other records. `env -0` ends each variable with a NUL, which no value can
-hold. Where lines or blanks are all that divides, a record with a doubled key is refused, and so is an array's task
-or a part of a heterogeneous job beside words of its user: nothing shows whose words the id is.
+A job's name can hold line breaks and keys of other records. `env -0` ends each variable with a NUL, which
+no value can hold. If only lines or blanks divide a record, it is refused if a key occurs twice. An
+array's task or a part of a heterogeneous job is also refused if it has variables of free text, because
+nothing shows whether the id belongs to such a text.
 
-A requeued job completes as PENDING. Records omit restarts: `Attempts` tells attempts by their time of submission.
+A requeued job completes as PENDING. Records omit restarts: `Attempts` distinguishes attempts by their
+time of submission.
 """
 
 import re
@@ -81,7 +83,7 @@ _completed = msgspec.json.Decoder(_Completed).decode
 
 
 def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Read[SlurmJob]:
-    """Jobs of a body in any of the forms. `zone`: in which jobcomp/filetxt's times are local."""
+    """Read the jobs of a body in any of the forms. `zone`: the zone of jobcomp/filetxt's local times."""
     read: Read[SlurmJob]
     text = body.strip()
     if b"\0" in text and text[:1] not in (b"{", b"["):
@@ -228,7 +230,10 @@ def _completed_job(job: SlurmJob) -> SlurmJob:
 
 
 def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
-    """Read a prolog or epilog of slurmctld: its moment is the time. It names neither GPUs nor why a job ended."""
+    """Read a prolog or epilog of slurmctld, which happens now.
+
+    It names neither GPUs nor why a job ended.
+    """
     context = row.get("SLURM_SCRIPT_CONTEXT", "").strip()
     starts = context.startswith("prolog")
     if not starts and context != "epilog_slurmctld":
@@ -249,7 +254,10 @@ def _of_hook(row: Mapping[str, str], now_ms: int) -> SlurmJob:
 
 
 class Attempts:
-    """Finds a record's attempt by its time of submission. Drops the job longest unheard, a job's oldest attempts."""
+    """The attempts of jobs by their time of submission.
+
+    Drops the job that was not used for the longest time, and a job's oldest attempts.
+    """
 
     def __init__(self, most: int = MAX_JOBS) -> None:
         self._most = most

@@ -1,6 +1,7 @@
 """A Slurm job in one form, and its events. Attempt = restarts + 1.
 
-squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`; equal facts have one identity (`ingest.lifecycle`).
+squeue, sacct, slurmrestd and the plugins all give a `SlurmJob`. Equal facts have the same identity
+(`ingest.lifecycle`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,11 +37,12 @@ LISTS_KEPT, LIST_KEPT = 8192, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """The known facts of one attempt. Unknown counts are 0, times None.
+    """The known facts of one attempt. Unknown counts are 0, and unknown times are None.
 
-    states: the base state, then flags. gpus: of all nodes. milli: thousandths that `of_gpus` of them are, less for MIG
-    instances. indices: of its GPUs, a row a node. shares: of `unit` (shard or mps) on all nodes, `parts` of which GPUs,
-    a row a node. attempt: None without restarts. tasks: 0 of an array whose tasks have all started.
+    states: the base state, then flags. gpus: on all nodes. milli: size of `of_gpus` of them in thousandths of
+    a GPU, less for MIG instances. indices: numbers of its GPUs, a row for each node. shares: of `unit` (shard
+    or mps) on all nodes. parts: the same by GPU, a row for each node. attempt: None if restarts are unknown.
+    tasks: 0 for an array whose tasks have all started.
     """
 
     id: str
@@ -82,12 +84,12 @@ class SlurmJob:
 
     @property
     def has_gpus(self) -> bool:
-        """It holds or asks for GPUs, or parts of them."""
+        """Return whether it holds or requests GPUs or parts of them."""
         return bool(self.gpus or self.gpus_per_node or any(self.indices) or self.shares or self.shares_per_node)
 
     @property
     def ended(self) -> str:
-        """The state in which it ended; empty while it holds nodes or waits."""
+        """The state in which it ended. Empty while it holds nodes or waits."""
         first = self.states[0] if self.states and "COMPLETING" not in self.states else ""
         return first if first in ENDED_STATES else ""
 
@@ -98,7 +100,10 @@ class SlurmJob:
 
     @property
     def holds(self) -> bool:
-        """It has nodes now. So has a job that the queue lists with nodes in a state that is not known."""
+        """Return whether it has nodes now.
+
+        A job in an unknown state holds the nodes that the queue lists for it.
+        """
         if not self.has_known_state:
             return bool(self.nodes)
         return not self.ended and any(state in HOLDS for state in self.states)
@@ -108,8 +113,8 @@ class SlurmJob:
 class Site:
     """The translation of a site's names into ours.
 
-    classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, as its nodes say. numbered_gpus: node →
-    GPUs that numbers of jobs name there, 0 where they count MIG instances.
+    classes: partition or QOS → class. shares_of_gpu: unit → shards of a GPU, by its nodes. numbered_gpus:
+    node → number of GPUs that GPU numbers in job records refer to, 0 if they count MIG instances.
     """
 
     prefix: str = ""
@@ -125,7 +130,7 @@ SITE = Site()
 
 
 def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
-    """All that a record says has happened, in order. Raises RecordError: no_job_id, no_state, no_time."""
+    """Return all events that a record implies, in order. Raises RecordError: no_job_id, no_state, no_time."""
     if not job.id:
         raise RecordError("no_job_id", repr(job.name[:80]))
     if not job.states:
@@ -134,7 +139,10 @@ def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
 
 
 def check(event: JobEvent, now_ms: int) -> bytes:
-    """Return the event as JSON. Raises RecordError if the event API would refuse it, as a time ahead of the clock."""
+    """Return the event as JSON. Raises RecordError if the event API would refuse it.
+
+    For example, it refuses a time ahead of the clock.
+    """
     raw = msgspec.json.encode(event)
     decode_event(raw, now_ms)
     return raw
@@ -203,7 +211,10 @@ def _submitted(job: SlurmJob, site: Site) -> Submitted:
 
 
 class AskedSize(NamedTuple):
-    """Members of a job, one a node, GPUs of each, and thousandths that a GPU of theirs is; None: whole ones."""
+    """The members of a job, one for each node, with their GPUs.
+
+    gpus_per_node: GPUs of each member. share: size of such a GPU in thousandths. None: whole GPUs.
+    """
 
     gang: int
     gpus_per_node: int
@@ -211,7 +222,7 @@ class AskedSize(NamedTuple):
 
 
 def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
-    """Return what the job holds, or asks for."""
+    """Return the size that the job holds or requests."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
     per_node = min(max(0, -(-total // gang) if total else job.gpus_per_node), MAX_GPUS)
@@ -222,7 +233,7 @@ def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
 
 
 def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
-    """Return the GPUs that shards amount to. Shards of an unknown size count as one GPU: nobody knows how much."""
+    """Return the GPUs that a job's shards amount to. Shards of an unknown size count as one GPU."""
     shares = -(-job.shares // gang) if job.shares else job.shares_per_node
     size = next((part.size for row in job.parts for part in row), 0) or site.shares_of_gpu.get(job.unit, 0)
     size = size or (MPS_OF_A_GPU if job.unit == "mps" else 0)
@@ -234,7 +245,7 @@ def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
 
 
 def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
-    """Return ranks with their GPUs, one a node, where the job's numbers are those of GPUs; else the nodes."""
+    """Return ranks with their GPUs if the job's numbers name GPUs. Otherwise return its nodes."""
     if len(job.parts) == len(job.nodes) and all(job.parts):
         held = [(node, part) for node, row in zip(job.nodes, job.parts, strict=True) for part in row]
         return tuple(RankPlacement(at, node, (part.gpu,), _milli(part)) for at, (node, part) in enumerate(held)), ()
@@ -276,12 +287,18 @@ def _end(job: SlurmJob, name: str) -> JobEvent:
 
 
 def rest_is_named(name: str, time_ms: int) -> Finished:
-    """Return the end of the record of an array's further tasks: all of them have names of their own, or are gone."""
+    """Return the end of the record that stood for an array's further tasks.
+
+    All of these tasks now have their own names or no longer exist.
+    """
     return Finished(job=name, sequence=ENDED, time_ms=time_ms)
 
 
 def requeued(name: str, attempt: int, time_ms: int) -> Failed:
-    """Return the end of an attempt of which only a later one, or no record, is known."""
+    """Return the end of an attempt without a record of its end.
+
+    Only a later attempt is known, or none.
+    """
     said = "Slurm holds it no more, and its accounting does not tell how it ended"
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
 
@@ -290,7 +307,7 @@ _lists: dict[str, tuple[str, ...]] = {}  # short ones, by text: polls repeat the
 
 
 def node_list(text: str) -> tuple[str, ...]:
-    """Names of `n[1-4],m7`. Raises RecordError: bad_nodes."""
+    """Return the names in a list such as `n[1-4],m7`. Raises RecordError bad_nodes."""
     if (known := _lists.get(text)) is not None:
         return known
     if text.strip() in NO_NODES:
@@ -318,10 +335,11 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
 
 
 def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
-    """Return one record a task of an array that Slurm keeps as one while it waits, and one for all further tasks.
+    """Return one record for each waiting task of an array, and one for all further tasks.
 
-    If no task can be read, return the array itself as one record that is marked as cut. If all tasks have started, each
-    has a record of its own: a record without nodes then stands for no task.
+    Slurm keeps the waiting tasks as one record. If no task can be read, return the array itself as one record
+    that is marked as cut. If all tasks have started, each has its own record, and a record without nodes then
+    stands for no task.
     """
     if not waiting.named:
         tasks = 1 if waiting.is_cut or job.nodes else 0

@@ -1,11 +1,12 @@
-"""Slurm's JSON → jobs and nodes, in the shapes that its versions give it.
+"""A reader of Slurm's JSON of all versions into jobs and nodes.
 
     22.05 (openapi v0.0.38)      "job_state": "RUNNING",   "time_limit": 5 | null,    "exit_code": 768
     24.11 (data_parser v0.0.42)  "job_state": ["RUNNING"], "time_limit": {"set": true, "infinite": false, "number": 5},
                                  "exit_code": {"status": ["SUCCESS"], "return_code": {…}, "signal": {…}}
 
-`squeue --json` and slurmrestd's /slurm/…/jobs have one shape, `sacct --json` and /slurmdb/…/jobs another. Nodes come
-from `sinfo --json` (22.05; in 24.11 in groups), `scontrol show nodes --json` and /nodes.
+`squeue --json` and slurmrestd's /slurm/…/jobs have one form. `sacct --json` and /slurmdb/…/jobs have
+another. Nodes come from `sinfo --json` (22.05; in 24.11 in groups), `scontrol show nodes --json` and
+/nodes.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,19 +52,19 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
-    """Jobs of `squeue --json`. A body that is no such answer is one error."""
+    """Read the jobs of `squeue --json`. A body of another form gives one error."""
     return note_cut(_read(body, "jobs", SlurmQueued, lambda raw: _of_queue(_typed(_queued, raw))))
 
 
 def read_accounting(body: bytes) -> Read[SlurmJob]:
-    """Jobs of `sacct --json`; their steps are not looked at."""
+    """Read the jobs of `sacct --json`, without their steps."""
     return note_cut(_read(body, "jobs", Accounted, lambda raw: _of_accounting(_typed(_accounted, raw))))
 
 
 def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
-    """Add an error for each array whose list of tasks Slurm cut or wrote in a form that cannot be read.
+    """Add an error for each array whose list of tasks is cut or unreadable.
 
-    Tasks that can be read count. An array without any counts as one task.
+    Readable tasks count. An array without any readable task counts as one task.
     """
     cut = "Slurm listed only some of its tasks; set SLURM_BITSTR_LEN=0 where its commands run"
     unread = "its list of tasks is no list of numbers such as 0-99:2, so it counts as one task"
@@ -75,7 +76,7 @@ def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
 
 
 def read_nodes(body: bytes) -> Read[SlurmNode]:
-    """Nodes of `sinfo --json` or `scontrol show nodes --json`."""
+    """Read the nodes of `sinfo --json` or `scontrol show nodes --json`."""
     if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
         read = _read(body, "sinfo", NodeGroup, lambda raw: _of_group(_typed(_group, raw)))
         if read.rows:
@@ -114,7 +115,7 @@ def _typed(decode: Callable[[bytes], Told], raw: bytes) -> Told:
 
 
 def number(value: Number, most: float = MAX_NUMBER) -> int | None:
-    """Return a whole number of either shape. None if it is not set, infinite, or out of 0..most."""
+    """Return a whole number of either form. None if it is not set, infinite, or outside 0..most."""
     found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
     if isinstance(found, str):
         return int(found) if found.isdecimal() and found.isascii() and len(found) < 16 else None
@@ -122,7 +123,7 @@ def number(value: Number, most: float = MAX_NUMBER) -> int | None:
 
 
 def _ms(value: Number) -> int | None:
-    """Return a time. Slurm writes 0 where there is none, and NO_VAL where it does not care."""
+    """Return a time in Unix ms, or None. Slurm writes 0 or NO_VAL for an unknown time."""
     seconds = number(value, MAX_SECONDS)
     return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 
@@ -193,7 +194,7 @@ def _of_queue(row: SlurmQueued) -> list[SlurmJob]:
 
 
 def _tres_text(rows: list[Tres]) -> str:
-    """Write GPUs of a list of TRES as Slurm's text has them.
+    """Format the GPUs of a list of TRES like Slurm's text.
 
     >>> _tres_text([Tres("gres", "gpu:a100", 4), Tres("cpu", None, 2)])
     'gres/gpu:a100=4'
@@ -258,7 +259,7 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
 
 
 def _namesakes(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
-    """Return several nodes of one record, which has the names of none."""
+    """Return a copy of a record for each node name, without the record's other names."""
     return [replace(one, name=name, other_names=()) for name in names]
 
 

@@ -1,7 +1,8 @@
-"""A Slurm node, and the events of what changed: drain, undrain, lost, returned, withhold, release.
+"""A Slurm node, and the events of its changes: drain, undrain, lost, returned, withhold, release.
 
-A drain is dated by the time of its reason, so repeats have one identity. Slurm does not date its end, nor what
-withholds a healthy node (maintenance, a reservation, a plan, power saving): now.
+A drain has the time of its reason, so repeats have the same identity. Slurm states no time for the end of
+a drain, nor for what withholds a healthy node (maintenance, a reservation, a plan, power saving). Those
+events happen now.
 """
 
 from collections import Counter
@@ -63,16 +64,16 @@ class SlurmNode:
 
     @property
     def gpus(self) -> int:
-        """Physical GPUs as far as Slurm knows: MIG instances count by their slices."""
+        """The number of physical GPUs that Slurm knows. MIG instances count by their slices."""
         return max(round(self.gres.milli / WHOLE_GPU), min(1, self.gres.gpus))
 
     @property
     def known(self) -> bool:
-        """Return whether slurmctld has heard of the node since it started."""
+        """Return whether the node has reported to slurmctld since slurmctld started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
     def spec(self) -> NodeSpec:
-        """Return what the node is made of. NVLink joins its own GPUs, as far as Slurm knows."""
+        """Return the hardware of the node. NVLink joins its own GPUs, as far as Slurm knows."""
         kind = without_profile(self.gres.kind)
         others = (name for name in self.other_names if name != self.name and is_node_name(name))
         return NodeSpec(
@@ -99,17 +100,17 @@ class SlurmNode:
 
 
 def node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
-    """Return the nodes with GPUs by name. A node of Slurm's future is none yet."""
+    """Return the nodes with GPUs by name. Nodes in state FUTURE are left out."""
     return {node.name: node.spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
 
 
 def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
-    """Return node → GPUs that the numbers of its jobs name; 0 where they count MIG instances."""
+    """Return node → number of GPUs that job records number, or 0 if they number MIG instances."""
     return {node.name: 0 if node.gres.has_mig else node.gres.gpus for node in nodes if node.gres.gpus}
 
 
 def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
-    """Return unit → parts of one GPU, as most nodes divide theirs."""
+    """Return unit → parts of one GPU, as on most nodes."""
     found: dict[str, Counter[int]] = {}
     for node in nodes:
         if node.gres.shares and node.gres.gpus:
@@ -118,9 +119,10 @@ def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 
 
 def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
-    """Return the events that lead from `before` to the node's present conditions, and these.
+    """Return the events from `before` to the node's current conditions, and these conditions.
 
-    A node that slurmctld has not heard since it started keeps its conditions. One without any does not respond.
+    If the node has not reported since slurmctld started, its conditions stay. Without any conditions, it counts
+    as not responding.
     """
     if not node.known:
         if before or node.states[:1] != ("UNKNOWN",):
@@ -140,7 +142,7 @@ def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tu
 
 
 def _begin(node: SlurmNode, source: str, time_ms: int, condition: str) -> NodeEvent:
-    """Return the event that a condition began."""
+    """Return the event for the beginning of a condition."""
     states, said = "+".join(node.states).lower(), label(node.reason)
     if condition in _FAULTS:
         return _event(node.name, source, time_ms, _FAULTS[condition][0], said or f"Slurm: {states}")
@@ -150,7 +152,7 @@ def _begin(node: SlurmNode, source: str, time_ms: int, condition: str) -> NodeEv
 
 
 def _end(node: str, source: str, time_ms: int, condition: str) -> NodeEvent:
-    """Return the event that a condition is over."""
+    """Return the event for the end of a condition."""
     if condition in _FAULTS:
         return _event(node, source, time_ms, _FAULTS[condition][1])
     return _event(node, source, time_ms, "release", check=condition)

@@ -1,4 +1,4 @@
-"""Lists of numbers as Slurm writes them: `1-3,7-11:2`."""
+"""Lists of numbers in Slurm's form: `1-3,7-11:2`."""
 
 import re
 

@@ -1,8 +1,8 @@
-"""Slurm's reasons of waiting jobs: which of them keep a job from starting whatever is free.
+"""Slurm's reasons of waiting jobs, and which of them block a job whatever is free.
 
-A job that waits for machines, its priority, a quota or a licence is demand. One that is held, depends on another job,
-begins later or asks for what its partition never gives is blocked: more free GPUs would not start it. Reasons that this
-file does not name count as waiting.
+A job that waits for machines, its priority, a quota or a licence is demand. A job that is held, depends on
+another job, begins later or requests something that its partition never gives is blocked: more free GPUs
+would not start it. Reasons that this file does not name count as waiting.
 """
 
 import re

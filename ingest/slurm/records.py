@@ -1,7 +1,8 @@
-"""Records of Slurm's answers: the good ones, the bad ones, and those with a byte that was replaced.
+"""Records of Slurm's answers: good ones, bad ones, and those with a replaced byte.
 
-People write names, comments and reasons in any encoding. A byte that is no UTF-8, a control character, half a surrogate
-pair or a backslash that escapes nothing is replaced, and its record counts. NaN and infinities are read as unknown.
+People write names, comments and reasons in any encoding. A byte that is not UTF-8, a control character,
+half a surrogate pair or a backslash that escapes nothing is replaced, and the record counts. NaN and
+infinities are read as unknown.
 """
 
 import json
@@ -17,8 +18,8 @@ Told = TypeVar("Told")
 class Read(Generic[Told]):
     """The good records of a text, and its errors.
 
-    doubled: ids that came more than once where each comes once. replaced: records in which bytes that are no text were
-    replaced. unknown_fields: of JSON records.
+    doubled: ids that occurred more than once where each should occur once. replaced: number of records with
+    replaced bytes. unknown_fields: of JSON records.
     """
 
     __slots__ = ("bad", "doubled", "replaced", "rows", "unknown_fields")
@@ -31,7 +32,10 @@ class Read(Generic[Told]):
         self.unknown_fields = 0
 
     def take(self, make: Callable[[], Iterable[Told]]) -> None:
-        """Add the rows that `make` gives, or its error. A value that no arithmetic bears costs its own record alone."""
+        """Add the rows that `make` returns, or its error.
+
+        A value that no arithmetic can handle makes only its own record bad.
+        """
         try:
             self.rows += make()
         except RecordError as error:
@@ -40,7 +44,7 @@ class Read(Generic[Told]):
             self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
 
     def take_json(self, record: bytes, make: Callable[[bytes], Iterable[Told]]) -> None:
-        """Take the rows of a JSON record. If it cannot be read, try it with bytes replaced that are no text."""
+        """Add the rows of a JSON record. If it is unreadable, try again with invalid bytes replaced."""
         errors = len(self.bad)
         self.take(lambda: make(record))
         if len(self.bad) == errors or (mended := with_text(record)) is None:
@@ -55,7 +59,10 @@ class Read(Generic[Told]):
 
 
 def with_text(record: bytes) -> bytes | None:
-    """Return a JSON document with replacements for what is no text; None if it is text, or no JSON even then."""
+    """Return a JSON document with its invalid text replaced.
+
+    Returns None if nothing had to be replaced, or if it is not JSON even then.
+    """
     try:
         found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_no_number)
         mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
@@ -68,12 +75,12 @@ _ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
 
 
 def _escaped(text: str) -> str:
-    """Escape each backslash that begins no escape of JSON, so that it stands for itself."""
+    """Escape each backslash that does not begin a JSON escape, so that it stands for itself."""
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 
 
 def _no_number(constant: str) -> None:
-    """Read NaN and infinities, which are no JSON, as unknown."""
+    """Read NaN and infinities, which are not JSON, as unknown."""
 
 
 def _refuse_constant(constant: str) -> None:
@@ -90,7 +97,7 @@ def _is_text(record: bytes) -> bool:
 
 
 def count_replaced(body: bytes) -> int:
-    """Count the lines of a text that hold bytes that are no UTF-8."""
+    """Count the lines of a text that are not valid UTF-8."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""JobScan: the new events of one Slurm answer, and which jobs live or ended in it."""
+"""JobScan: the new events of one Slurm answer, and its live and ended jobs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})
 
 
 class JobScan:
-    """One answer: new events, and which jobs live or ended in it."""
+    """One answer of Slurm: its new events, and its live and ended jobs."""
 
     def __init__(self, site: Site, now_ms: int, last: Mapping[str, IssuedJob] = NOTHING) -> None:
-        """`last`: by job, the prints of what was issued before; see `corrects`."""
+        """Set up an empty scan. `last`: job → the checksums of what was issued before."""
         self.site = site
         self.now_ms = now_ms
         self._last = last
@@ -35,10 +35,10 @@ class JobScan:
         self.read = self.repeated = 0  # records that made events, and those that another record decides
 
     def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
-        """Add the events of `jobs`; those in `issued` are no news.
+        """Add the events of `jobs`, except those in `issued`.
 
-        `is_queue`: from slurmctld, whose record corrects what was issued before. Accounts write many facts otherwise:
-        they only name the queue of a job that waited in several.
+        `is_queue`: the records come from slurmctld, and correct what was issued before. Accounts write many facts
+        in another way. So they only correct the queue of a job that waited in several.
         """
         for job in jobs:
             if not job.tasks:
@@ -76,7 +76,7 @@ class JobScan:
         return corrected(events, before, now, self.now_ms) if is_queue or names_queue else events
 
     def tally(self, nodes: int, refused: int) -> RecordTally:
-        """Return what became of all records of a poll; `nodes`: records of nodes that were read."""
+        """Return the tally of all records of a poll. `nodes`: number of node records that were read."""
         ignored = {SkipRule.NOT_USED: self.without_gpus, SkipRule.REPEATED: self.repeated}
         return RecordTally(self.read + nodes, refused, {rule: count for rule, count in ignored.items() if count})
 
@@ -87,7 +87,7 @@ class JobScan:
         self.repeated += other.repeated
 
     def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
-        """Keep the attempts of jobs that the answer says nothing certain about."""
+        """Keep the attempts of live jobs whose state the answer leaves unclear."""
         for name in unclear & live.keys():
             self.live[name] = self.attempts[name] = live[name]
 
@@ -106,12 +106,11 @@ class JobScan:
 
 
 def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
-    """Return the attempts of accounts without restart counts with numbers by submission, up to the latest.
+    """Return the accounts' attempts, numbered by submission up to the latest one.
 
-    A requeue submits the job again, so the record with the queue's time of submission is the queue's attempt.
-
-    The queue decides which attempts there are and which of them live. Drops records that say otherwise: the queue shows
-    an end with its next answer.
+    For accounts without restart counts. A requeue submits the job again, so the record with the queue's time
+    of submission is the queue's attempt. The queue decides which attempts exist and which of them live.
+    Records that contradict it are dropped, because the queue shows an end with its next answer.
     """
     by_job: dict[str, list[SlurmJob]] = {}
     for job in jobs:

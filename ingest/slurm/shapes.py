@@ -1,10 +1,10 @@
-"""Fields of Slurm's JSON that we read, in the shapes of 22.05 and of 24.11 at once."""
+"""The fields of Slurm's JSON that we read, in the forms of both 22.05 and 24.11."""
 
 import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """A number of the newer shape; what is not set, or infinite, is None to us."""
+    """A number in the newer form. If it is not set, or infinite, it counts as None."""
 
     set: bool = True
     infinite: bool = False

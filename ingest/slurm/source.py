@@ -1,10 +1,10 @@
-"""The source "slurm": polls a Slurm, and delivers new job and node events.
+"""The source "slurm": polls a Slurm cluster, and delivers new job and node events.
 
     every interval_s    the queue (jobs that wait, run, lately ended) and the nodes
     every accounting_s  the accounts since the last poll: jobs that came and went between two polls, or meanwhile
     when one is missing the accounts of jobs that ran and are gone, or were requeued: how did they end?
 
-A record always gives the same events (`ingest.slurm.jobs`), so rereading is safe.
+A record always gives the same events (`ingest.slurm.jobs`), so reading it again is safe.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Told = TypeVar("Told")
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a row of pipeline.sources; docs/sources/slurm.md says what each means."""
+    """The options of the source `slurm`. docs/sources/slurm.md explains them."""
 
     name: str = "slurm"
     url: str = ""
@@ -65,7 +65,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_options(options: SlurmOptions) -> Site:
-    """Return the site that the options describe. Raises ConfigError: names the key, the value and what is expected."""
+    """Return the site that the options describe. Raises ConfigError with the key, value and expectation."""
     if options.url and options.folder:
         raise ConfigError("pipeline.sources slurm: url and folder exclude each other")
     if options.url and not options.url.startswith(("http://", "https://", "unix:/")):
@@ -103,7 +103,7 @@ def open_client(options: SlurmOptions) -> SlurmClient:
 
 
 def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
-    """Decode jobs of either form, which the first byte tells apart."""
+    """Decode jobs from JSON or text. The first byte decides the form."""
     if body.lstrip()[:1] == b"{":
         return slurm_json.read_accounting(body) if accounting else slurm_json.read_queue(body)
     return slurm_text.read_jobs(body)
@@ -115,11 +115,11 @@ def decode_nodes(body: bytes) -> Read[SlurmNode]:
 
 @dataclass(slots=True)
 class PollState:
-    """The state between polls. Neither `gone` nor the last two are in the position.
+    """The state between polls. `gone` and the last two fields are not in the position.
 
-    live: job that waits or runs → its attempt. nodes: with a condition. gone: job → attempt, and since when it is
-    missing. prints: of what was issued about live jobs. numbers: the jobs of each. queued, accounted: events of the
-    last polls.
+    live: job that waits or runs → its attempt. nodes: those with a condition. gone: job → attempt, and since
+    when it is missing. prints: checksums of what was issued about live jobs. numbers: the jobs of each
+    number. queued, accounted: events of the last polls.
     """
 
     since_ms: int = 0
@@ -132,7 +132,7 @@ class PollState:
     accounted: set[Identity] = field(default_factory=set)
 
     def copy(self) -> "PollState":
-        """One that may be changed; the sets are replaced, never changed."""
+        """Return a copy that may be changed. The sets are shared, because they are only ever replaced."""
         return PollState(
             self.since_ms,
             dict(self.live),
@@ -146,7 +146,7 @@ class PollState:
 
 
 class SlurmSource(Source):
-    """A Source over one cluster."""
+    """The source `slurm` for one cluster."""
 
     reports_jobs = True
 
@@ -192,7 +192,10 @@ class SlurmSource(Source):
                 return batch
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Node → what Slurm says of it, of nodes with GPUs. The same object until one of them changes."""
+        """Return node → its Slurm facts, for nodes with GPUs.
+
+        It is the same object until one of them changes.
+        """
         return self._specs
 
     def position(self) -> dict[str, Any]:
@@ -214,7 +217,10 @@ class SlurmSource(Source):
         await self._client.close()
 
     def health(self) -> dict[str, Any]:
-        """Rates are events per second of fleet time, over the last minute."""
+        """Return the source's row of the ingestion document.
+
+        Rates are events per second of fleet time, over the last minute.
+        """
         now_ms = self._clock.now_ms()
         recent = [count for at_ms, count in self._rates if at_ms > now_ms - RATE_WINDOW_MS]
         return {
@@ -232,7 +238,7 @@ class SlurmSource(Source):
         }
 
     async def _poll(self, state: PollState) -> Batch:
-        """One look at everything that is due, into `state`. Raises SourceError: then nothing of it counts."""
+        """Poll everything that is due, and update `state`. Raises SourceError, and then nothing of it counts."""
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
         queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
         queue = _readable(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
@@ -264,7 +270,7 @@ class SlurmSource(Source):
         return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
     async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
-        """Events out of the accounts: of all jobs where a look is due, and of those that are missing."""
+        """Return events from the accounts: of all jobs if that is due, and of missing jobs."""
         events: list[JobEvent] = []
         try:
             if self.options.accounting_s and not self._without_accounts:
@@ -294,9 +300,9 @@ class SlurmSource(Source):
     async def _ask_accounts(
         self, which: tuple[int, Sequence[str]], state: PollState, scan: JobScan, bad: list[RecordError]
     ) -> JobScan:
-        """Return the accounts' answer for `which` (as the client takes it).
+        """Return the accounts' answer for `which`, in the form that the client accepts.
 
-        Jobs that ended in it are missing no more.
+        Jobs that ended in it are no longer missing.
         """
         found = JobScan(scan.site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
@@ -315,7 +321,7 @@ class SlurmSource(Source):
         return found
 
     def _give_up(self, state: PollState, scan: JobScan) -> list[JobEvent]:
-        """Return an end for jobs that no record will mention any more."""
+        """Return an end for each job that has been missing for too long to expect a record."""
         patience_ms = GIVEN_UP_MS if self.options.accounting_s and not self._without_accounts else 0
         lost = {job: row for job, row in state.gone.items() if scan.now_ms - row[1] >= patience_ms}
         self._noted["ends_not_told"] += len(lost)
@@ -335,13 +341,13 @@ def _readable(read: Read[Told], what: str) -> Read[Told]:
 
 
 def _named_by_now(state: PollState, scan: JobScan) -> list[JobEvent]:
-    """Return the ends of records that stood for the further tasks of an array, and that Slurm lists no more."""
+    """Return the ends of records for further tasks of an array that Slurm no longer lists."""
     rests = (job for job in state.live if slurm_id(job).endswith(REST))
     return [rest_is_named(job, scan.now_ms) for job in rests if job not in scan.attempts]
 
 
 def _miss(state: PollState, scan: JobScan) -> None:
-    """Note attempts without a known end: jobs that are gone, and attempts that gave way to a later one."""
+    """Record attempts without a known end: of jobs that are gone, or that have a later attempt."""
     for job, attempt in state.live.items():
         if slurm_id(job).endswith(REST):
             continue
@@ -353,7 +359,7 @@ def _miss(state: PollState, scan: JobScan) -> None:
 
 
 def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
-    """Events of the nodes since the last poll."""
+    """Return the events of the nodes since the last poll, and update the state."""
     events: list[NodeEvent] = []
     for node in nodes:
         told, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)

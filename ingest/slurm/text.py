@@ -1,10 +1,12 @@
-"""Slurm's text with separators → jobs and nodes: `sacct -P`, `squeue -O`, `sinfo -O`, each with its header line.
+"""A reader of Slurm's text with separators: `sacct -P`, `squeue -O`, `sinfo -O`, with header line.
 
-Real outputs are broken: a name or comment holds a newline (lines are joined until the record is complete, or dropped
-where a whole line follows) or the separator (a last column that is a name takes the rest, else `field_count`), bytes
-are no UTF-8 (replaced), lines are cut, columns come twice (the first counts), the separator is `|#`, numbers are `N/A`.
-Steps (`7.batch`) are not jobs. A name can also hold a whole line of another job: no line counts of a job that `squeue`
-shows more than once. Our own commands leave names out of such lines (`clients/slurm.py`).
+Real outputs are broken. If a name or comment holds a newline, lines are joined until the record is
+complete, or dropped if a whole line follows. If one holds the separator, a last column that is a name
+gets the rest. Otherwise the record is bad (`field_count`). Bytes that are not UTF-8 are replaced. Lines
+are cut. If a column comes twice, the first one counts. The separator may be `|#`. Numbers may be `N/A`.
+Steps (`7.batch`) are not jobs. A name can also hold a whole line of another job. So no line counts of a
+job that `squeue` shows more than once. Our own commands leave names out of such lines
+(`clients/slurm.py`).
 """
 
 from collections import Counter
@@ -45,7 +47,7 @@ Told = TypeVar("Told")
 
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
-    """Jobs of `sacct -P` or `squeue -O` with a header. `zone`: in which their times are local."""
+    """Read the jobs of `sacct -P` or `squeue -O` with a header. `zone`: the zone of their local times."""
     read = note_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled(read)
@@ -65,7 +67,7 @@ def _drop_doubled(read: Read[SlurmJob]) -> None:
 
 
 def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
-    """Nodes of `sinfo -N` with a header; a node of two partitions is there once."""
+    """Read the nodes of `sinfo -N` with a header. A node of two partitions is returned once."""
     read = _read(body, ("NODELIST", "HOSTNAMES"), lambda row: _nodes(row, zone))
     read.rows = list({node.name: node for node in reversed(read.rows)}.values())[::-1]
     return read
@@ -83,7 +85,7 @@ def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Told]])
 
 
 def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
-    """Yield records as column → text. A header without one of `keys` is the only error."""
+    """Yield records as column → text. A header without any of `keys` gives a single error."""
     lines = body.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
     start = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
     if start == len(lines):
@@ -97,7 +99,7 @@ def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
 
 
 def _records(lines: list[str], names: list[str], separator: str) -> Iterator[Row | RecordError]:
-    """Physical lines joined to records of as many columns as the header has."""
+    """Join physical lines to records with as many columns as the header, and yield them."""
     most, held, size = len(names) - 1, "", 0
     ends_free = next((name for name in reversed(names) if name), "") in FREE_TEXT
     for line in lines:
@@ -133,7 +135,7 @@ def _first(row: Row, *names: str) -> str:
 
 
 def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
-    """Return the job of a line, none for a step's. An array that waits in one line is its tasks."""
+    """Return the job of a line, or no job for a step. An array that waits in one line gives its tasks."""
     name = _first(row, "JobID", "JOBID")
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []

@@ -23,7 +23,7 @@ from ingest.topology.ibnetdiscover import Fabric, cabled_devices
 
 
 def fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
-    """Nodes of an ibnetdiscover output. Raises ConfigError when it names none."""
+    """Return the nodes of an ibnetdiscover output. Raises ConfigError if it names none."""
     leaves: dict[str, set[str]] = {}
     devices: dict[str, dict[str, Device]] = {}
     for host, device, leaf, bytes_per_s in cabled_devices(fabric):
@@ -48,7 +48,7 @@ def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
 
 
 def _by_rail(devices: Iterable[Device]) -> tuple[Device, ...]:
-    """In the order of their numbers; the only one has no rail."""
+    """Return devices in the order of their numbers, with rails. A single device has no rail."""
     ordered = sorted(devices, key=lambda device: _natural(device.name))
     if len(ordered) == 1:
         return tuple(ordered)
@@ -63,7 +63,10 @@ def _natural(name: str) -> tuple[str, int]:
 def place(
     leaves: Mapping[str, set[str]], above: Mapping[str, set[str]], names: Mapping[str, str]
 ) -> dict[str, dict[Level, str]]:
-    """Domains of each node, by what it is cabled to. leaves: node -> its switches; above: switch -> those above it."""
+    """Return the domains of each node, by the switches to which it is cabled.
+
+    leaves: node -> its switches. above: switch -> the switches above it.
+    """
     groups = _alike([frozenset(found) for found in leaves.values()])
     tops = _alike([frozenset(found) for found in above.values() if found])
     places: dict[str, dict[Level, str]] = {}
@@ -82,7 +85,7 @@ def place(
 
 
 def _alike(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
-    """Each set -> the group that it belongs to: the most frequent set that it shares more than half with."""
+    """Return each set -> its group: the most frequent set with which it shares more than half."""
     counts: dict[frozenset[str], int] = {}
     for one in sets:
         counts[one] = counts.get(one, 0) + 1
@@ -131,13 +134,16 @@ class _Compute(msgspec.Struct):
 
 
 def is_netq(document: Any) -> bool:
-    """Return whether it is a list of graphs (topologyGraph.json) or of compute nodes (computeNodes.json)."""
+    """Return whether a document is a list of NetQ's graphs or compute nodes.
+
+    These are topologyGraph.json and computeNodes.json.
+    """
     first = document[0] if isinstance(document, list) and document else None
     return isinstance(first, dict) and ({"links", "nodes"} <= first.keys() or {"Name", "DomainUUID"} <= first.keys())
 
 
 def netq_nodes(document: Any) -> list[NodeSpec]:
-    """Nodes of either of NetQ's documents. Raises ConfigError."""
+    """Return the nodes of either NetQ document. Raises ConfigError."""
     try:
         if "Name" in document[0]:
             return [

@@ -1,12 +1,13 @@
-"""Wiring inside a node: which GPUs sit nearest to which network adapter, and its rail.
+"""Wiring inside a node: the GPUs nearest to each network adapter, and the adapter's rail.
 
     nvidia-smi topo -m      a matrix of GPUs and NICs; PIX and PXB mean the same PCIe switch, NODE and SYS do not
     NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
 
-Some clouds list only PCI addresses by socket (NCCL asks the host for the rest): such a file, like NCCL's graphs of
-rings and trees, is valid and names no adapter. Without a legend NIC3 is mlx5_3; in a cloud's XML the n-th adapter by
-bus is mlx5_n. An adapter's rail is the place of its first GPU among all that have one, as rail-optimised fabrics are
-cabled; where two share it, the first has it.
+Some clouds list only PCI addresses by socket, and NCCL asks the host for the rest. Such a file is valid
+and names no adapter. So are NCCL's graphs of rings and trees. Without a legend, NIC3 is mlx5_3. In a
+cloud's XML, the n-th adapter by bus is mlx5_n. An adapter's rail is the place of its first GPU among all
+GPUs that have an adapter, as rail-optimised fabrics are cabled. If two adapters share this GPU, the first
+one gets the rail.
 """
 
 import re
@@ -31,13 +32,16 @@ _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300"), ("0x0207", "0x0200")
 
 
 def is_matrix(text: str) -> bool:
-    """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or with spaces, as a terminal copies it."""
+    """Return whether a text is a matrix of `nvidia-smi topo`, with tabs or a terminal's spaces."""
     plain = _ESCAPES.sub("", text[:8192])
     return _HEADER.search(plain) is not None and "ROCm" not in plain
 
 
 def parse_matrix(text: str) -> tuple[Device, ...]:
-    """Return the adapters of a `nvidia-smi topo -m`. Raises ConfigError on a matrix that is cut, mixed up or of p2p."""
+    """Return the adapters in a matrix of `nvidia-smi topo -m`.
+
+    Raises ConfigError if it is cut, mixed up or a matrix of `-p2p`.
+    """
     plain = _ESCAPES.sub("", text)
     header = _HEADER.search(plain)
     assert header is not None
@@ -81,7 +85,7 @@ def _devices(header: Sequence[str]) -> list[str]:
 
 
 def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> None:
-    """Check a row. Raises ConfigError if the row, or a cell of it, ends too early."""
+    """Check a row. Raises ConfigError if the row, or one of its cells, is cut or of another matrix."""
     needed = max(columns.values()) + 1
     if len(cells) < needed:
         raise ConfigError(f"nvidia-smi topo: row {name} has {len(cells)} cells, expected {needed}: is the file cut?")
@@ -97,7 +101,10 @@ def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> N
 
 
 def _nearest(codes: list[str]) -> tuple[int, ...]:
-    """GPUs at the shortest distance of a column; none where that is not within one host bridge, or is all of them."""
+    """Return the GPUs at the shortest distance of a column.
+
+    Returns none if they are beyond the host bridge, or if all GPUs are at a host bridge's distance.
+    """
     found = [_NEAR.get(code, 9) for code in codes]
     best = min(found, default=9)
     gpus = tuple(gpu for gpu, distance in enumerate(found) if distance == best)
@@ -105,7 +112,7 @@ def _nearest(codes: list[str]) -> tuple[int, ...]:
 
 
 def _railed(found: list[tuple[str, tuple[int, ...]]]) -> tuple[Device, ...]:
-    """Devices of (name, nearest GPUs), in that order."""
+    """Return devices with rails from (name, nearest GPUs), in that order."""
     first = sorted({gpus[0] for _, gpus in found if gpus})
     rails = {gpu: rail for rail, gpu in enumerate(first)}
     shared: dict[tuple[int, ...], int] = {}
@@ -137,11 +144,9 @@ def is_nccl(text: str) -> bool:
 def parse_nccl(text: str) -> tuple[Device, ...]:
     """Return the adapters of an NCCL topology XML.
 
-    None if it leaves out what its devices are, or is one of NCCL's graphs.
-
-    A dump of a domain that spans hosts has them all, each with its `host_hash`. They are several machines: the result
-    is the wiring that they share. Raises ConfigError if it is no such XML, names no PCI device, or has hosts that
-    are wired in different ways.
+    Returns none if the XML omits the kinds of its devices, or is one of NCCL's graphs. A dump of a domain that
+    spans hosts has all hosts, each with its `host_hash`. The result is then the wiring that they share. Raises
+    ConfigError if it is no such XML, names no PCI device, or has hosts that are wired in different ways.
     """
     root, hosts = _read_xml(text)
     if root.kind == GRAPHS:
@@ -158,7 +163,7 @@ def parse_nccl(text: str) -> tuple[Device, ...]:
 
 
 def count_hosts(text: str) -> int:
-    """Return of how many hosts an NCCL XML tells: one where CPUs state no `host_hash`."""
+    """Return the number of hosts in an NCCL XML. It is one if CPUs state no `host_hash`."""
     return max(1, len(_read_xml(text)[1]))
 
 
@@ -185,7 +190,10 @@ def _walk(top: _Bus) -> list[_Bus]:
 
 
 def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
-    """Give each adapter the GPUs below its lowest bridge that has any; as many of both: one each, in their order."""
+    """Give each adapter the GPUs below its lowest bridge that has any.
+
+    If the bridge has as many adapters as GPUs, each adapter gets one, in order.
+    """
     for bridge in reversed(_walk(top)):  # the lowest first
         below = _walk(bridge)
         gpus = sorted(index[id(bus)] for bus in below if bus.kind == "gpu")
@@ -196,9 +204,9 @@ def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) ->
 
 
 def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
-    """Return the tree of PCI devices, and those of hosts by their `host_hash` if CPUs state it.
+    """Return the tree of PCI devices, and a tree for each `host_hash` that CPUs state.
 
-    A document type is refused: entities are what makes XML dangerous.
+    A document type is refused, because entities make XML dangerous.
     """
     top, hosts = _Bus("", ""), dict[str, _Bus]()
     stack = [top]

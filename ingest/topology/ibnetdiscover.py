@@ -1,4 +1,4 @@
-"""`ibnetdiscover` output → a fabric: switches, adapters, and which port is cabled to which.
+"""A parser of `ibnetdiscover` output into a fabric: switches, adapters and cabled ports.
 
     Switch 65 "S-2c5eab0300b87b40"   # "MF0;leaf-04:MQM9701/U1" enhanced port 0 lid 73 lmc 0
     [1]  "H-e09d7303007a4bd8"[1](e09d7303007a4bd8)   # "n001 mlx5_5" lid 647 4xNDR
@@ -6,8 +6,9 @@
     [1](e09d7303007a4bd8)  "S-2c5eab0300b87b40"[1]   # lid 647 lmc 0 "MF0;leaf-04:MQM9701/U1" lid 73 4xNDR
     CA   134  1 0x7cfe9003003b4bde 4x EDR - SW  1719 10 0x7cfe9003009ce5b0 ( 'o0001 HCA-1' - 'leaf01' )   with -p
 
-An adapter's description is "HOST DEVICE"; older drivers count "HCA-1", "HCA-2", … what today is mlx5_0, mlx5_1, ….
-Adapters that do not say whose they are (fresh firmware, aggregation nodes of a switch) are no node's.
+An adapter's description is "HOST DEVICE". Older drivers count "HCA-1", "HCA-2", … where today's names are
+mlx5_0, mlx5_1, …. Adapters whose description names no host (fresh firmware, aggregation nodes of a switch)
+belong to no node.
 """
 
 import re
@@ -45,7 +46,7 @@ LANE_BYTES_PER_S = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One cabled port: where it leads, and what it runs at (bytes/s, 0 unknown)."""
+    """One cabled port: its other end, and its speed (bytes/s, 0 unknown)."""
 
     peer: str
     peer_port: int
@@ -54,7 +55,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class FabricAdapter:
-    """Whose adapter it is; both empty where it does not say."""
+    """The host and device of an adapter. Both are empty if its description does not name them."""
 
     host: str
     device: str
@@ -76,9 +77,9 @@ def is_ibnetdiscover(text: str) -> bool:
 
 
 def parse_ibnetdiscover(text: str) -> Fabric:
-    """Parse a fabric.
+    """Parse the output of `ibnetdiscover` into a fabric.
 
-    Raises ConfigError if no line names a switch or an adapter, or one names a host that is no name.
+    Raises ConfigError if no line names a switch or an adapter, or if a host's name is invalid.
     """
     fabric = Fabric()
     current = ""
@@ -163,7 +164,7 @@ def _add_report_line(fabric: Fabric, match: re.Match[str]) -> None:
 
 
 def cabled_devices(fabric: Fabric) -> Iterator[tuple[str, str, str, float]]:
-    """(host, device, GUID of its leaf switch, bytes/s) of every adapter port that is somebody's, once a device."""
+    """Yield (host, device, GUID of its leaf switch, bytes/s) for each cabled adapter port of a host."""
     for (guid, _), link in sorted(fabric.links.items()):
         adapter = fabric.adapters.get(guid)
         if adapter is not None and adapter.host and link.peer in fabric.switches:

@@ -1,4 +1,7 @@
-"""Nodes of Kubernetes → `NodeSpec`: domains by their labels, GPUs by `physical_gpus`, CPUs and memory by capacity."""
+"""A converter of Kubernetes nodes to `NodeSpec`.
+
+Labels give the domains, `physical_gpus` the GPUs, and the capacity CPUs and memory.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +52,7 @@ def kubernetes_node(item: Any) -> NodeSpec:
 
 
 def label_table(value: Any, name: object) -> dict[str, str]:
-    """Check a table of texts. Raises ConfigError."""
+    """Convert a value to a table of texts. Raises ConfigError."""
     try:
         return msgspec.convert(value, dict[str, str])
     except msgspec.ValidationError as error:
@@ -62,7 +65,9 @@ def node_from_labels(
     capacity: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> NodeSpec:
-    """Make a node of its Kubernetes labels, `status.capacity` and annotations. Raises ConfigError on a bad number.
+    """Build a node from its Kubernetes labels, `status.capacity` and annotations.
+
+    Raises ConfigError on a bad number.
 
     >>> node_from_labels("n1", {"nvidia.com/gpu.clique": "c.7"}).domains[Level.NVLINK_DOMAIN]
     'c.7'

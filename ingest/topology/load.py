@@ -1,6 +1,8 @@
-"""Topology files → `Topology`: our TOML, topology.conf, node labels, ibnetdiscover, NetQ, and host wiring.
+"""A loader of topology files: our TOML, topology.conf, node labels, ibnetdiscover, NetQ, host wiring.
 
-What a format omits stays unknown, but for the NVLink domain: by default a node is its own (eight GPUs on one board).
+A fact that a format omits stays unknown, except the NVLink domain: by default a node is its own domain
+(eight
+GPUs on one board).
 """
 
 import json
@@ -31,7 +33,10 @@ _TOML = re.compile(r"^[ \t]*+(?:\[\[?[\w\"'. -]+\]\]?|[\w\"'.-]+\s*=)", re.MULTI
 
 
 class Rack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One [[rack]] of our TOML: like nodes that share a rack. `nodes`: names, or ranges such as "n[001-019]"."""
+    """One [[rack]] of our TOML: similar nodes that share a rack.
+
+    `nodes`: names, or ranges such as "n[001-019]".
+    """
 
     name: str
     nodes: str | tuple[str, ...]
@@ -55,8 +60,8 @@ class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_topology(path: Path) -> Topology:
     """Read a file of any known format, or a folder of them, merged by name.
 
-    Host wiring applies to the nodes, pool or GPU model that its file is named after (H100.xml), else to all others.
-    Raises ConfigError that names file and fault.
+    Host wiring applies to the nodes, pool or GPU model in its file's name (H100.xml), otherwise to all other
+    nodes. Raises ConfigError that names the file and the fault.
     """
     nodes: dict[str, NodeSpec] = {}
     wirings: dict[str, tuple[Device, ...]] = {}
@@ -87,14 +92,14 @@ def load_topology(path: Path) -> Topology:
 
 
 def parse_wiring(text: str) -> tuple[Device, ...] | None:
-    """Adapters of a text that says how a host is wired inside; None for any other. Raises ConfigError."""
+    """Return the adapters in a text of a host's wiring, or None for any other text. Raises ConfigError."""
     if is_nccl(text):
         return parse_nccl(text)
     return parse_matrix(text) if is_matrix(text) else None
 
 
 def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """Merge a node that two files state. The first counts where both say something."""
+    """Merge two files' specs of a node. If both state a fact, the first one counts."""
     own = Level.NVLINK_DOMAIN
     domains = {**other.domains, **{level: name for level, name in one.domains.items() if name}}
     if domains.get(own) == one.name:  # its own is what one takes for want of better
@@ -118,7 +123,10 @@ def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
 
 
 def parse_topology(text: str) -> list[NodeSpec]:
-    """Nodes of a TOML, topology.conf, ibnetdiscover or JSON (labels, NetQ) text. Raises ConfigError."""
+    """Return the nodes of a text in any known topology format. Raises ConfigError.
+
+    The formats are TOML, topology.conf, ibnetdiscover and JSON (labels, NetQ).
+    """
     nodes = _nodes_of(text)
     for word in {
         word for node in nodes for word in (node.pool, node.gpu_model, node.power_domain, *node.domains.values())
@@ -148,7 +156,10 @@ def _nodes_of(text: str) -> list[NodeSpec]:
 
 
 def _yaml_nodes(text: str) -> list[NodeSpec]:
-    """Nodes of a YAML text: Slurm's topology.yaml, or what `kubectl` or topograph write. Raises ConfigError."""
+    """Return the nodes of a YAML text. Raises ConfigError.
+
+    It is Slurm's topology.yaml, or the output of `kubectl` or topograph.
+    """
     try:
         document = read_yaml(text)
     except ValueError as error:
@@ -213,7 +224,11 @@ def _check_rack(rack: Rack) -> None:
 
 
 def parse_json(text: str) -> list[NodeSpec]:
-    """`kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels), or a document of NetQ."""
+    """Return the nodes of a JSON text. Raises ConfigError.
+
+    It is the output of `kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels), or a
+    document of NetQ.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -222,7 +237,7 @@ def parse_json(text: str) -> list[NodeSpec]:
 
 
 def nodes_of_document(document: Any) -> list[NodeSpec]:
-    """Nodes of a decoded JSON or YAML document. Raises ConfigError."""
+    """Return the nodes of a decoded JSON or YAML document. Raises ConfigError."""
     if is_netq(document):
         return netq_nodes(document)
     if is_slurm_yaml(document):

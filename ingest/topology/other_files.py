@@ -1,4 +1,4 @@
-"""Say what a file is that no reader of topologies takes, and what would be read instead."""
+"""Hints for files that are no topology: what a file is, and what would be read instead."""
 
 import re
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def what_document_is(document: Mapping[str, Any]) -> str:
 
 
 def what_bytes_are(content: bytes) -> str:
-    """Return what bytes are that are no UTF-8, and what to do.
+    """Return what bytes that are not UTF-8 are, and what to do.
 
     >>> what_bytes_are(bytes.fromhex("1f8b08")), what_bytes_are(bytes.fromhex("6ee9"))
     ('it is gzip: unpack it first', 'it is no UTF-8: byte 1 is 0xe9')

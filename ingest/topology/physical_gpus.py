@@ -1,6 +1,7 @@
-"""The physical GPUs of a Kubernetes node, from what its labels, annotations and resources say.
+"""The physical GPUs of a Kubernetes node, by its labels, annotations and resources.
 
-A resource count is no count of boards: time slicing and MPS multiply it, MIG and AMD's partitions count parts of a GPU.
+A resource count is not a count of boards: time slicing and MPS multiply it, MIG and AMD's partitions count
+parts of a GPU.
 
     nvidia.com/gpu.count            boards or, where the product ends in -MIG-PROFILE, instances of that profile
     nvidia.com/GA102GL_A10          boards, for virtual machines; nvidia.com/NVIDIA_A10-4Q parts of boards
@@ -40,7 +41,10 @@ _PRODUCTS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karp
 
 
 class PhysicalGpus(NamedTuple):
-    """is_certain: something else than a resource count says so; shares: how many jobs may share one."""
+    """The boards of a node, with their product and memory.
+
+    is_certain: the count does not come from a resource count alone. shares: how many jobs may share one board.
+    """
 
     boards: int = 0
     product: str = ""
@@ -50,7 +54,7 @@ class PhysicalGpus(NamedTuple):
 
 
 def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
-    """Return the boards of the vendor that a node has most of. Raises ConfigError on a number that is none."""
+    """Return the boards of the vendor with most boards in the node. Raises ConfigError on a bad number."""
     vendors = (
         _nvidia(name, labels, resources, annotations),
         _amd(name, labels, resources),
@@ -100,13 +104,16 @@ def _from_resources(name: str, resources: Table, instances: int, shares: int) ->
 
 
 def _named_product(resources: Table) -> str:
-    """Return the model after which a resource for virtual machines is named, or an empty text."""
+    """Return the GPU model in the name of a resource for virtual machines, or ""."""
     boards = (named_board(resource) for resource, text in resources.items() if text not in ("", "0"))
     return next((board.model for board in boards if board is not None), "")
 
 
 def _instances_per_gpu(profile: str, board: str) -> int:
-    """Return how many instances of a MIG profile one board has at most; too many only lowers the count of boards."""
+    """Return how many instances of a MIG profile one board has at most.
+
+    If this is too many, it only lowers the count of boards.
+    """
     known = read_profile(profile) if profile else None
     if known is None:
         return 1
@@ -122,7 +129,7 @@ def _nominal_gb(board: str) -> int:
 
 
 def _registered(text: str) -> int:
-    """Return how many boards an annotation of a vGPU scheduler lists; 0 where it lists none."""
+    """Return how many boards an annotation of a vGPU scheduler lists, or 0 if it lists none."""
     try:
         rows = json.loads(text) if text.startswith("[") else None
     except (ValueError, RecursionError):

@@ -1,13 +1,13 @@
-"""Slurm's topology.conf and topology.yaml, and what `scontrol show topology` prints.
+"""A parser of Slurm's topology.conf, topology.yaml and the output of `scontrol show topology`.
 
-They have the tree plugin (SwitchName, Switches, Nodes) or the block plugin (BlockName, Nodes).
+They describe the tree plugin (SwitchName, Switches, Nodes) or the block plugin (BlockName, Nodes).
 
     leaf switch                                   rack
     its parent ... child of the root, if one      block
                                       if more     rail_group (lowest), block (highest)
     root                                          cluster, and block where nothing lies between leaf and root
 
-A node of a tree of leaves alone knows its rack only. Several roots are several clusters.
+A node of a tree that has only leaves knows only its rack. Several roots are several clusters.
 """
 
 import re
@@ -43,7 +43,7 @@ def is_slurm(text: str) -> bool:
 
 
 def parse_slurm(text: str) -> list[NodeSpec]:
-    """Nodes in the order of the file. Raises ConfigError with the line number and the offending value."""
+    """Return nodes in the order of the file. Raises ConfigError with the line number and bad value."""
     switches: dict[str, _Switch] = {}
     blocks: dict[str, str] = {}
     named = 0
@@ -63,7 +63,7 @@ def parse_slurm(text: str) -> list[NodeSpec]:
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    """Yield (number, content) of the lines that say something. A trailing backslash continues a line."""
+    """Return (number, content) of the non-empty lines. A trailing backslash continues a line."""
     lines: list[tuple[int, str]] = []
     pending, start = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -97,7 +97,7 @@ def _need(pairs: dict[str, str], key: str, number: int) -> str:
 
 
 def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
-    """Add the nodes of a line, and return how many it names."""
+    """Add the nodes of a line, and return their number."""
     nodes = expand_nodes(_need(pairs, "nodes", number))
     for node in nodes:
         _place(blocks, node, check_part(pairs["blockname"]))
@@ -105,7 +105,10 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
 
 
 def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
-    """Add the nodes and switches of a line, and return how many it names, each as often as it would be stored."""
+    """Add the switches of a line, and return how many names it adds to the store.
+
+    Each node or child counts once for each switch.
+    """
     names = expand_nodes(pairs["switchname"])
     nodes = tuple(expand_nodes(pairs["nodes"])) if "nodes" in pairs else ()
     children = tuple(expand_nodes(pairs["switches"])) if "switches" in pairs else ()
@@ -121,7 +124,7 @@ def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, st
 
 
 class _YamlSwitch(msgspec.Struct, frozen=True):
-    """One of `tree: switches:` in topology.yaml."""
+    """An entry of `tree: switches:` in topology.yaml."""
 
     switch: str
     nodes: str = ""
@@ -162,7 +165,10 @@ def is_slurm_yaml(document: object) -> bool:
 
 
 def parse_slurm_yaml(document: object) -> list[NodeSpec]:
-    """Nodes of a topology.yaml. A node of several topologies lies where the cluster's default says, else the first."""
+    """Return the nodes of a topology.yaml. Raises ConfigError.
+
+    A node of several topologies gets its place from the cluster's default topology, else from the first.
+    """
     try:
         rows = msgspec.convert(document, list[_YamlTopology])
     except msgspec.ValidationError as error:
@@ -226,7 +232,7 @@ def _tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
 
 
 def _path(leaf: str, parents: dict[str, str]) -> list[str]:
-    """Switches from the leaf up to the root. Raises ConfigError on a cycle."""
+    """Return the switches from the leaf up to the root. Raises ConfigError on a cycle."""
     path = [leaf]
     while path[-1] in parents:
         path.append(parents[path[-1]])
