@@ -1,1 +1,1 @@
-"""Samples to what the models see: windows, frames, fingerprints."""
+"""The models' inputs, computed from samples: windows, frames and fingerprints."""

@@ -1,10 +1,12 @@
-"""Files of named arrays in parts. Checksums reveal a torn file; a reader maps it and pays only for what it copies.
+"""Files of named arrays in parts. Checksums reveal a torn file.
+
+A reader maps the file, and needs memory only for what it copies.
 
 part    magic (8 bytes) | header length (uint32) | header crc32 (uint32) | JSON header | the arrays' bytes
 header  {"about": {...}, "arrays": {name: {"dtype", "shape", "offset", "nbytes", "crc32"}}, "last": bool}
 
-An array that lz4 makes smaller is stored as an lz4 block: `nbytes` and `crc32` are those of the block, and `packed` is
-true. Rows of metrics that no exporter reports, and values that stay the same, then take next to nothing.
+An array that lz4 makes smaller is stored as an lz4 block: `nbytes` and `crc32` are those of the block, and
+`packed` is true. So rows of metrics that no exporter reports, and constant values, need almost no space.
 """
 
 import json
@@ -31,11 +33,11 @@ MOST_UNPACKED = 255  # bytes that one byte of an lz4 block can stand for
 
 
 class TornFileError(Exception):
-    """The file is not whole: cut short, overwritten, or not ours."""
+    """The error of a file that is cut short, overwritten, or not ours."""
 
 
 class ArraysWriter:
-    """Writes parts beside `path`; `finish` makes them the file."""
+    """A writer of parts into a temporary file. `finish` renames it to `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +45,7 @@ class ArraysWriter:
         self._file = files.create(self._beside, AREA)
 
     def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
-        """Write one part. The arrays must hold still meanwhile."""
+        """Write one part. The arrays must not change during the call."""
         rows, blocks, offset = {}, [], 0
         for name, array in arrays.items():
             block, packed = _block(np.ascontiguousarray(array))
@@ -63,7 +65,7 @@ class ArraysWriter:
                 self._file.write(block)
 
     def finish(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write the last part, fsync, rename."""
+        """Write the last part, fsync the file and rename it."""
         self.add(about, arrays or {}, last=True)
         self._file.sync()
         self.close()
@@ -75,7 +77,7 @@ class ArraysWriter:
 
 
 def _block(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
-    """Return what is stored of an array, and whether that is an lz4 block."""
+    """Return the stored bytes of an array, and whether they are an lz4 block."""
     raw: bytes | memoryview = array.reshape(-1).view(np.uint8).data if array.size else b""
     if len(raw) >= PACKED_FROM:
         block = lz4.block.compress(raw, store_size=False)

@@ -1,4 +1,4 @@
-"""CoRuns: which jobs share hardware, and how fast each runs alone and beside the other.
+"""CoRuns: which jobs share hardware, and how fast each runs alone and next to the other.
 
 share      as in features.sharing; an attempt with several neighbours of the tightest kind is not measured
 alone      median step time while nothing is shared, else only wider hardware (sharing a rail, it is alone on its GPU)
@@ -45,9 +45,9 @@ NOT_ALONE = 0  # the level of those that share a GPU
 
 
 def mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArray[np.intp], attempts: int) -> Array:
-    """Return (attempts, 3) compute, bandwidth, memory: means over the GPUs that each attempt holds, NaN unknown.
+    """Return (attempts, 3) compute, bandwidth and memory: means over each attempt's GPUs, NaN if unknown.
 
-    number, rows: (held,) the attempt and the GPU's row, as they were in the last two minutes or are now.
+    number, rows: (held,) the attempt and the GPU's row, now or in the last two minutes.
     """
     found = np.full((attempts, 3), np.nan)
     if not len(gpu.values):
@@ -71,7 +71,10 @@ def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
 
 
 def job_keys(shape: JobShape) -> Keys:
-    """Return the keys of a job (user, name without numbers, GPUs) and of its kind (without GPUs): 64 bits, never 0."""
+    """Return the keys of a job and of its kind: 64 bits, never 0.
+
+    A job's key is its user, name without numbers, and GPUs. That of its kind omits the GPUs.
+    """
     name = shape.words or shape.name
     return _key(shape.user, name, f"{shape.gpus:g}"), _key(shape.user, name)
 
@@ -83,7 +86,7 @@ def _key(*parts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """One attempt beside one partner: `speed` relative to alone."""
+    """One attempt next to one partner. `speed`: relative to running alone."""
 
     share: Share
     keys: Keys
@@ -93,7 +96,7 @@ class CoRun:
 
 @dataclass(slots=True)
 class _Watched:
-    """A running attempt: what it shares, with whom, since when, and its paces."""
+    """A running attempt: the hardware that it shares, its partner, since when, and its paces."""
 
     keys: Keys
     company: Attempt | None  # None: several, or nobody
@@ -103,20 +106,23 @@ class _Watched:
     due_ms: int = 0  # when its steps and its load are looked at again
 
     def goes_on(self, company: Company | None) -> bool:
-        """Whether it still shares the same hardware with the same company."""
+        """Return whether the attempt still shares the same hardware with the same partner."""
         if company is None:
             return self.share == ""
         return company.share == self.share and company.other == self.company
 
     def alone_s(self, share: str) -> float | None:
-        """Seconds of a step where nothing as tight as `share` was shared; the wider the rest was the better."""
+        """Return the step time in seconds while nothing as tight as `share` was shared, or None.
+
+        The time with the widest shared hardware is best.
+        """
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
         return None if level is None else self.paces[level]
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """The keys of an attempt, and what they were made of."""
+    """The keys of an attempt, and the facts from which they were made."""
 
     submission: Submitted | None
     ranks: tuple[RankPlacement, ...]
@@ -124,7 +130,7 @@ class _Named:
 
 
 class KeyTable:
-    """The keys of attempts. It remembers those of its last call."""
+    """The keys of attempts. It stores those of its last call."""
 
     def __init__(self) -> None:
         self._keys: dict[Attempt, _Named] = {}
@@ -142,7 +148,10 @@ class KeyTable:
 
 
 class CoRuns(Stateful):
-    """One writer. Call `observe` at each tick; observing a moment twice changes nothing."""
+    """The co-runs of all running attempts, for one writer.
+
+    Call `observe` at each tick. Observing a moment twice changes nothing.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[Attempt, _Watched] = {}
@@ -162,18 +171,18 @@ class CoRuns(Stateful):
 
     @property
     def going(self) -> dict[tuple[Attempt, Attempt], CoRun]:
-        """Those of `found` that go on."""
+        """The co-runs of `found` that continue."""
         pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
         return {pair: self._found[pair] for pair in pairs if pair in self._found}
 
     @property
     def loads(self) -> Mapping[int, tuple[float, ...]]:
-        """Job and kind -> compute, bandwidth, memory (ratios) as last seen of one that ran alone; NaN: unknown."""
+        """Job and kind -> compute, bandwidth, memory (ratios) when it last ran alone. NaN is unknown."""
         return self._loads
 
     @property
     def turns(self) -> Mapping[int, tuple[float, ...]]:
-        """Job and kind -> seconds of a step alone, and the share of it that is communication, where steps state it."""
+        """Job and kind -> step time alone in seconds, and its share of communication, if steps state it."""
         return self._turns
 
     def observe(
@@ -217,7 +226,7 @@ class CoRuns(Stateful):
         met: Mapping[Attempt, Company],
         now_ms: int,
     ) -> None:
-        """Begin to watch attempts that are new or share hardware in another way, and forget those that are gone."""
+        """Begin to watch attempts that are new or share hardware in another way. Forget ended ones."""
         for key in self._watched.keys() - rows.keys():
             del self._watched[key]
         for key in rows:
@@ -227,7 +236,10 @@ class CoRuns(Stateful):
                 self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
 
     def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
-        """Return the pace since the company last changed, None while unknown; keep what the attempt shows alone."""
+        """Return the pace since the partner last changed, or None while unknown.
+
+        Stores the load and step times of an attempt that runs alone.
+        """
         level = LEVELS[watched.share]
         steps = _since(attempt, watched.since_ms, now_ms)
         pace_s = _pace(steps) if len(steps) >= FEWEST_STEPS else None
@@ -245,7 +257,7 @@ class CoRuns(Stateful):
         return pace_s
 
     def _match(self) -> None:
-        """Make the co-runs whose two paces are known. Drop a pace beside another once its own job has ended."""
+        """Make the co-runs whose two paces are known. Drop the shared pace of a job that has ended."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
             if watched is None:
@@ -260,7 +272,7 @@ class CoRuns(Stateful):
             del self._together[next(iter(self._together))]
 
     def move(self, by_ms: int) -> None:
-        """Shift the times of running attempts with a clock that was set."""
+        """Shift the times of running attempts after the clock was set."""
         for row in self._watched.values():
             row.since_ms += by_ms
             row.due_ms += by_ms
@@ -284,7 +296,7 @@ class CoRuns(Stateful):
         return about, {}
 
     def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Skips values that are no speeds."""
+        """Restore what `dump` returned, into an empty object. Skips values that are no speeds."""
         for job, attempt, keys, company, share, since_ms, paces, due_ms in kept["watched"]:
             other = tuple(company) if company else None
             self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
@@ -302,13 +314,16 @@ class CoRuns(Stateful):
 
 
 def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
-    """When the younger of the two started."""
+    """Return when the younger of the two started."""
     both = (key, company.other if company else None)
     return max(rows[one].started_ms or now_ms for one in both if one is not None)
 
 
 def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
-    """Start a new watch after company or size changed, from when the younger of the two began if that was lately."""
+    """Start a new watch after the partner or size changed.
+
+    It begins when the younger of the two started, if that was recently, and otherwise now.
+    """
     if last is not None and last.keys != keys:
         last = None
     share: Share | Literal[""] = "" if company is None else company.share
@@ -322,7 +337,10 @@ def _pair(keys: Sequence[int]) -> Keys:
 
 
 def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
-    """Return the unmixed steps since `since_ms`. Skips steps in the future: they came before the clock was set back."""
+    """Return the unmixed steps since `since_ms`.
+
+    Skips steps in the future, which arrived before the clock was set back.
+    """
     if not attempt.steps or attempt.steps[-1].time_ms <= since_ms:
         return []
     found: list[Step] = []
@@ -336,7 +354,7 @@ def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
 
 
 def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
-    """Store `values` for the job and for its kind; the oldest entries make room."""
+    """Store `values` for the job and for its kind. Drops the oldest entries if there are too many."""
     for key in keys:
         table.pop(key, None)
         table[key] = values
@@ -349,11 +367,11 @@ def _clipped(speed: float) -> float:
 
 
 def _pace(steps: Sequence[Step]) -> float | None:
-    """Median seconds of a step; None where that is no pace."""
+    """Return the median step time in seconds, or None if it is not a valid pace."""
     pace_s = _median(step.duration_s for step in steps)
     return pace_s if 0 < pace_s < math.inf else None
 
 
 def _median(values: Iterable[float]) -> float:
-    """Median of some tens of numbers, for which numpy takes longer."""
+    """Return the median of some tens of numbers, for which numpy is slower."""
     return float(statistics.median(values))

@@ -1,4 +1,4 @@
-"""Contribution: what an attempt adds to the demand series, and the scopes that it counts in."""
+"""Contribution: the demand that an attempt adds to the series, and the scopes in which it counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ OTHERS_PLACE = 8  # of `Contribution.others` in its row
 
 
 class DemandScope(NamedTuple):
-    """Whose demand: EVERYTHING where it is not divided.
+    """The scope of a demand series. A field is EVERYTHING if the demand is not divided by it.
 
     It is divided by queue, or by pool of machines, never by both.
     """
@@ -39,7 +39,7 @@ class DemandScope(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """queue, class, group or pool: which bound it counts against."""
+        """The bound against which the scope counts: queue, class, group or pool."""
         if self.pool != EVERYTHING:
             return "pool"
         return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "queue"
@@ -68,7 +68,7 @@ class Contribution:
     names_quota: bool = False  # its scheduler says that it waits for a quota
 
     def row(self) -> tuple[Any, ...]:
-        """Its fields, in order."""
+        """Return its fields, in order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
         whose = self.queue, self.milli, self.arrives, *times, self.class_, self.group, self.others, self.jobs
         return *whose, self.weights, self.allowed, self.names_quota
@@ -85,11 +85,14 @@ class Contribution:
 
     @property
     def waits_for_quota(self) -> bool:
-        """Whether it waits, and more machines would not start it."""
+        """Return whether it waits and more machines would not start it."""
         return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
 
     def in_pools(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
-        """Yield what it adds to each of its pools. The first pool counts the jobs, so that pools add up to all."""
+        """Yield its part in each of its pools.
+
+        Only the first pool counts the jobs, so that pools add up to all.
+        """
         jobs = self.jobs
         for pool, milli in _divide_milli(self.milli, dict(self.weights)).items() if self.weights else ():
             yield DemandScope(pool=pool), replace(self, milli=milli, jobs=jobs)
@@ -111,7 +114,7 @@ class Contribution:
         return edges
 
     def scopes(self) -> tuple[DemandScope, ...]:
-        """Return the scopes by queue that it counts in, where there is room for them."""
+        """Return the scopes by queue in which it counts, if there is room for them."""
         return _scopes((self.queue, *self.others), self.class_, self.group)
 
 
@@ -136,7 +139,7 @@ def _scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandSco
 
 
 def edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, Edge]]:
-    """Yield (sign, edge) of what changes from old to new. An attempt that goes on keeps the edges that it has."""
+    """Yield (sign, edge) for each change from old to new. Edges that are the same in both are omitted."""
     before, after = old.edges(), new.edges()
     same = 0
     while same < min(len(before), len(after)) and before[same] == after[same]:
@@ -146,9 +149,9 @@ def edges_between(old: Contribution, new: Contribution) -> Iterator[tuple[int, E
 
 
 def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
-    """Return what an attempt adds to the series.
+    """Return the contribution of an attempt to the series.
 
-    Returns None when it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
+    Returns None if it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
     """
     milli, told = min(wanted_milli(attempt), MOST), attempt.submission
     if milli <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
@@ -183,7 +186,10 @@ def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
 
 
 def allowed_pools(changes: Iterable[Contribution]) -> dict[str, frozenset[str]]:
-    """Return, by queue, the pools that its attempts may run in. A queue whose attempts may run anywhere has no row."""
+    """Return queue → the pools that its attempts may run in.
+
+    Omits queues with an attempt that may run anywhere.
+    """
     found: dict[str, set[str]] = {}
     anywhere: set[str] = set()
     for change in changes:

@@ -1,7 +1,8 @@
-"""Counters: from raw readings to increments.
+"""A converter of raw counter readings to increments.
 
-A counter that fell was reset and counts from zero. Old 32-bit counters wrap. Classic InfiniBand counters stick at their
-largest value until reset, so their rate is unknown (InfiniBand Architecture Specification 1, 16.1.3.5, PortCounters).
+A counter that fell was reset and counts from zero. Old 32-bit counters wrap. Classic InfiniBand counters
+stop at their largest value until they are reset, so their rate is unknown (InfiniBand Architecture
+Specification 1, 16.1.3.5, PortCounters).
 """
 
 import numpy as np
@@ -43,10 +44,11 @@ def increments(
     saturates: NDArray[np.float64],
     wraps: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """(n,) increments between two readings; NaN where `before` is NaN or a counter stands at its largest value.
+    """Return (n,) the increments between two readings.
 
-    `saturates`, `wraps`: (n,) largest value and modulus, inf for none. A fall from the last tenth of the modulus to the
-    first tenth is a wrap, any other fall a reset.
+    NaN if `before` is NaN or a counter stays at its largest value. `saturates`, `wraps`: (n,) largest value
+    and modulus, inf for none. A fall from the last tenth of the modulus to the first tenth is a wrap. Any
+    other fall is a reset.
 
     >>> inf = np.inf
     >>> increments(np.array([5.0, 9.0, 255.0]), np.array([8.0, 2.0, 255.0]), np.array([inf, inf, 255.0]),

@@ -1,4 +1,4 @@
-"""DeltaBins: changes by bin of event time; levels are their running sums."""
+"""DeltaBins: changes in bins of event time. Levels are their running sums."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,12 @@ MOST_NARROW = 2**30  # bins with more than this take 8 bytes a number instead of
 
 
 class DeltaBins:
-    """The newest `size` bins up to the clock; `before` sums all earlier ones.
+    """The newest `size` bins up to the clock. `before` sums all earlier ones.
 
-    Changes wait in a list until read. Only the reader's clock moves the window, so an event from a wrong clock wipes
-    nothing. When too many bins wait, those up to `floor` are summed. MARKS counts a bin's entries: 0 in an unused one.
-    GPUs are in thousandths.
+    Changes wait in a list until a reader needs them. Only the reader's clock moves the window, so an event
+    from a
+    wrong clock deletes nothing. When too many bins wait, those up to `floor` are summed. MARKS counts a bin's
+    entries: 0 in an unused one. GPUs are in thousandths.
     """
 
     def __init__(self, bin_ms: int, size: int) -> None:
@@ -47,18 +48,18 @@ class DeltaBins:
         self._waiting = [tuple(row) for row in about["waiting"]]
 
     def is_idle(self) -> bool:
-        """Nothing happened in any bin, and no level stands."""
+        """Return whether nothing happened in any bin and all levels are zero."""
         levels = self.before[[RUNNING, QUEUED]]
         return not self._waiting and not self.bins.any() and not levels.any()
 
     def add(self, time_ms: int, amounts: tuple[int, ...]) -> None:
-        """Add (ROWS,) amounts to the bin of a time; negative ones take off what was added."""
+        """Add (ROWS,) amounts to the bin of a time. Negative amounts subtract what was added."""
         self._waiting.append((time_ms // self.bin_ms, *amounts))
         if len(self._waiting) > self._patience:
             self._fold_waiting()
 
     def _fold_waiting(self) -> None:
-        """Sum up what waits by bin, and put it where it belongs."""
+        """Sum waiting changes by bin, and add them to their bins."""
         if not self._waiting:
             return
         rows = np.array(self._waiting, np.int64)
@@ -79,14 +80,17 @@ class DeltaBins:
         self._patience = 2 * (self.size + len(self._waiting)) + 4096
 
     def _oldest(self, waiting: NDArray[np.int64]) -> int:
-        """Return the first bin that is stored by itself. Folds what waits first, if that is too much."""
+        """Return the first bin that is stored separately.
+
+        Raises `floor` first if too many bins wait.
+        """
         if self.head is None and len(waiting) > 2 * self.size:
             self.floor = int(waiting[-2 * self.size - 1])
         kept = -1 if self.head is None else self.head - self.size
         return max(kept, -1 if self.floor is None else self.floor) + 1
 
     def advance(self, head: int) -> None:
-        """Take in what waits, and move the window's last bin to `head`; never back."""
+        """Move the window's last bin to `head`, never back, and apply waiting changes."""
         if self.head is not None and head > self.head:
             leaving = np.arange(max(self.head + 1, head - self.size + 1), head + 1) % self.size
             self.before += self.bins[:, leaving].sum(axis=1)
@@ -99,11 +103,11 @@ class DeltaBins:
         return np.roll(self.bins[row], -((self.head + 1) % self.size))
 
     def sums(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
-        """(bin,) amounts of the bins up to `last`; NaN outside the window."""
+        """Return (bin,) the amounts of the bins up to `last`, NaN outside the window."""
         return self._cut(self._ordered(row), last, bins)
 
     def levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
-        """(bin,) running sums at the ends of the bins up to `last`; NaN outside the window."""
+        """Return (bin,) the running sums at the ends of the bins up to `last`, NaN outside the window."""
         return self._cut(self.before[row] + np.cumsum(self._ordered(row), dtype=np.int64), last, bins)
 
     def _cut(self, values: NDArray[Any], last: int, bins: int) -> NDArray[np.float64]:
@@ -116,7 +120,7 @@ class DeltaBins:
         return cut
 
     def oldest_bin(self) -> int:
-        """Return the first bin that is stored by itself."""
+        """Return the first bin that is stored separately."""
         assert self.head is not None
         return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
 
@@ -130,6 +134,6 @@ class DeltaBins:
 
 
 def fitting(values: NDArray[Any]) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return a copy of numbers in the smallest type of bins that holds them."""
+    """Return a copy of numbers in the smallest bin type that can hold them."""
     is_narrow = np.abs(values).max(initial=0) <= MOST_NARROW
     return values.astype(np.int32) if is_narrow else values.astype(np.int64)

@@ -1,6 +1,6 @@
 """DemandSeries: requested and used capacity as regular series, from job attempts in event time.
 
-A change of an attempt replaces what it contributed before, so order and repetition of events do not matter.
+A change of an attempt replaces its earlier contribution, so order and repetition of events do not matter.
 
     submitted ──────────── started ───────────── ended         first attempts only: arriving + gpus, arriving_jobs + 1
     queued  + gpus         queued - gpus                       an attempt that ends unstarted leaves the queue
@@ -8,12 +8,14 @@ A change of an attempt replaces what it contributed before, so order and repetit
 
 An attempt that is blocked (held, dependent, gated) is no demand until it is released.
 A request of our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised.
-An attempt without a submission arrives as it starts; one without GPUs is no demand; a resized one counts as if it
-always had its present size. Amounts are thousandths of GPUs, so that parts of GPUs add up. `series` returns GPUs.
-Scopes are all queues, a queue, and in it a job class or a user group. A scope takes 130 kB, so a queue beyond MOST
-counts in "all" only, and a class or group beyond its bound in its queue only. The group "other" is the queue's
-remainder, so that groups add up. There is also a scope for each pool of machines (features/pool_inventory.py). Pools
-add up to "all".
+An attempt without a submission arrives when it starts. An attempt without GPUs is no demand. A resized
+attempt counts as if it always had its current size. Amounts are thousandths of GPUs, so that parts of GPUs
+add up. `series` returns GPUs.
+Scopes are all queues, a queue, and in it a job class or a user group. A scope needs 130 kB. So a queue
+beyond
+MOST counts in "all" only, and a class or group beyond its bound in its queue only. The group "other" is the
+queue's remainder, so that groups add up. There is also a scope for each pool of machines
+(features/pool_inventory.py). Pools add up to "all".
 """
 
 from collections import Counter
@@ -49,7 +51,7 @@ UNKNOWN_SCOPES = (DemandScope(), DemandScope(UNKNOWN), DemandScope(EVERYTHING, U
 
 
 class DemandSeries(Stateful):
-    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days, with related records of attempts."""
+    """Series by scope, at 1 minute for a day and at 10 minutes for 35 days, with records of attempts."""
 
     def __init__(self) -> None:
         self.requests = RequestSeries()  # rates of served models
@@ -69,16 +71,20 @@ class DemandSeries(Stateful):
         self._runs = FinishedRuns()
 
     def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
-        """Count an attempt as it is now; costs nothing if nothing changed. heard_ms: as in `JobRecords.update`."""
+        """Count an attempt in its current state. An unchanged attempt costs nothing.
+
+        heard_ms: as in `JobRecords.update`.
+        """
         self._runs.update(attempt)
         self.records.update(attempt, heard_ms)
         key = (attempt.job, attempt.attempt)
         self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
 
     def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NOBODY) -> None:
-        """Set what running attempts hold whose events state another amount. sizes: thousandths of GPUs, by occupancy.
+        """Set the GPUs of running attempts whose occupancy differs from their events.
 
-        One that still runs and is not in `sizes` has named its GPUs meanwhile. displaced: as in `ShownSizes`.
+        sizes: thousandths of GPUs, by occupancy. If a running attempt is not in `sizes`, its events now name its
+        GPUs. displaced: as in `ShownSizes`.
         """
         for key in self.shown.outdated(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
@@ -90,8 +96,8 @@ class DemandSeries(Stateful):
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count open requests of the placer's ledger, each once.
 
-        requests: those that wait, and those whose GPUs are promised and that no event shows running or over. promised:
-        since when, Unix ms.
+        requests: those that wait, and those whose GPUs are promised and that no event shows running or over.
+        promised: since when, Unix ms.
         """
         found = {(row.job, row.attempt): contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
@@ -126,7 +132,7 @@ class DemandSeries(Stateful):
             self._know(key, new, frozenset(scopes) - frozenset(kept))
 
     def _move_pools(self, old: Contribution, new: Contribution) -> None:
-        """Change what an attempt adds to its pools."""
+        """Change the contribution of an attempt to its pools."""
         if (old.weights, old.milli, old.jobs) != (new.weights, new.milli, new.jobs):
             self._add_to_pools(old, -1)
             self._add_to_pools(new, 1)
@@ -140,7 +146,10 @@ class DemandSeries(Stateful):
             self._add(part, sign, [scope] if self._has(scope) else [])
 
     def use_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
-        """Divide demand among pools. attempts: those that are awake. now_ms: nothing is known of first pools before."""
+        """Divide demand among pools. attempts: those that are awake.
+
+        now_ms: the first pools have no known demand before this time.
+        """
         if now_ms and not self.inventory.models:
             self._since.update({DemandScope(pool=pool): now_ms for pool in inventory.models})
         if inventory != self.inventory:
@@ -152,7 +161,10 @@ class DemandSeries(Stateful):
             self._has(DemandScope(pool=pool))
 
     def count_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
-        """Count GPUs at work that no job holds, from `time_ms` on: they run, in a queue UNKNOWN and in their pools."""
+        """Count GPUs that work although no job holds them, from `time_ms` on.
+
+        They run in a queue UNKNOWN and in their pools.
+        """
         parts = {DemandScope(pool=pool): part for pool, part in (by_pool or {}).items()}
         before = [scope for scope in self._unknown_use if scope.kind == "pool"]
         for scope in (*UNKNOWN_SCOPES, *dict.fromkeys((*before, *parts))):
@@ -186,7 +198,7 @@ class DemandSeries(Stateful):
                     del self._sizes[scope]
 
     def known(self) -> Collection[Contribution]:
-        """Return what each attempt that is awake adds."""
+        """Return the contribution of each attempt that is awake."""
         return self._known.values()
 
     def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
@@ -198,7 +210,7 @@ class DemandSeries(Stateful):
                 self._attempts[scope] += sign
 
     def _add_edges(self, edges: Iterable[tuple[int, Edge]], scopes: Iterable[DemandScope]) -> None:
-        """Add edges, each times its sign."""
+        """Add edges, each multiplied by its sign."""
         holders = [self._bins[scope, bin_s] for scope in scopes for bin_s in BINS]
         for sign, (time_ms, arriving, jobs, running, queued) in edges:
             amounts = (sign * arriving, sign * jobs, sign * running, sign * queued, sign)
@@ -206,7 +218,10 @@ class DemandSeries(Stateful):
                 bins.add(time_ms, amounts)
 
     def _has(self, scope: DemandScope) -> bool:
-        """Return whether a scope has bins. Make them for a new scope, unless its kind is full or its queue has none."""
+        """Return whether a scope has bins.
+
+        Makes bins for a new scope, unless its kind is full or its queue has none.
+        """
         if scope in self:
             return True
         if not self._has_queue(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
@@ -221,21 +236,24 @@ class DemandSeries(Stateful):
         return scope.kind in ("queue", "pool") or DemandScope(scope.queue) in self
 
     def queues(self) -> tuple[str, ...]:
-        """Names of queues that attempts named, sorted, and "all" at the end."""
+        """Return the names of queues that attempts named, sorted, with "all" at the end."""
         return (*sorted(scope.queue for scope in self.scopes("queue")), EVERYTHING)
 
     def pools(self) -> tuple[str, ...]:
-        """Pools of machines: those of the inventory, and those that have demand, sorted."""
+        """Return the pools of the inventory and those that have demand, sorted."""
         found = {scope.pool for scope in self.scopes("pool")}
         return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
 
     @property
     def lists_no_more_queues(self) -> bool:
-        """Whether demand of further queues counts in "all" only."""
+        """Return whether demand of further queues counts in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
     def scopes(self, kind: str) -> list[DemandScope]:
-        """Scopes of a kind that attempts count in, sorted; without `DemandScope()` and the rest of the groups."""
+        """Return the scopes of a kind in which attempts count, sorted.
+
+        `DemandScope()` and the remainder of the groups are not among them.
+        """
         return sorted(scope for scope, attempts in self._attempts.items() if attempts > 0 and scope.kind == kind)
 
     def series(
@@ -249,10 +267,11 @@ class DemandSeries(Stateful):
         group: str = EVERYTHING,
         pool: str = EVERYTHING,
     ) -> NDArray[np.float64]:
-        """Return a series (bin,), oldest first. NaN before the first event of any queue, and for an unknown scope.
+        """Return a series (bin,), oldest first.
 
-        `bin_s`: 60 or 600. Levels are as of a bin's end, the last bin holding `now_ms`. Arrivals are sums, the last bin
-        being full. GPUs may have a fraction, since parts of GPUs add up.
+        NaN before the first event of any queue, and for an unknown scope. `bin_s`: 60 or 600. Levels are those at a
+        bin's end, and the last bin holds `now_ms`. Arrivals are sums, and the last bin is complete. GPUs may have a
+        fraction, since parts of GPUs add up.
         """
         if group == OTHER:
             amounts = self._left_over(queue, target, now_ms, bin_s, bins)
@@ -276,7 +295,7 @@ class DemandSeries(Stateful):
         return values
 
     def _left_over(self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """Return what a queue has beyond its listed groups, GPUs in thousandths."""
+        """Return a queue's amounts without its listed groups, with GPUs in thousandths."""
         rest = self._amounts(DemandScope(queue), target, now_ms, bin_s, bins)
         for scope in self.scopes("group"):
             if scope.queue == queue:
@@ -284,7 +303,10 @@ class DemandSeries(Stateful):
         return np.maximum(rest, 0.0)
 
     def rank_groups(self, now_ms: int) -> None:
-        """Let a few groups with clearly more GPUs replace the smallest; they start with their awake attempts only."""
+        """Let a few groups with clearly more GPUs replace the smallest ones.
+
+        The new groups start with only their awake attempts.
+        """
         if self._listed["group"] < MOST["group"]:
             return
         sizes = self._sizes
@@ -298,7 +320,7 @@ class DemandSeries(Stateful):
             self._swap(frozenset(swaps.values()), frozenset(swaps), now_ms)
 
     def _swap(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
-        """List `come` in the places of `gone`."""
+        """List the scopes `come` instead of `gone`."""
         for scope in gone:
             self._drop(scope)
         for scope in come:
@@ -326,13 +348,16 @@ class DemandSeries(Stateful):
         return self._runs.quantiles()
 
     def forget(self, attempt: JobAttempt) -> None:
-        """Drop the memory of an attempt that changes no more; its part of the series stays."""
+        """Forget an attempt that will not change any more. Its part of the series stays."""
         key = (attempt.job, attempt.attempt)
         self._unknow(key)
         self.shown.rest(key, self._known)
 
     def recall(self, attempt: JobAttempt) -> None:
-        """Undo `forget` before an attempt changes after all; a group listed since it arrived does not hold it."""
+        """Undo `forget` for an attempt that changes again.
+
+        A group does not count the attempt if the group was first listed after the attempt had arrived.
+        """
         added = self.shown.contribution(attempt, self.inventory)
         if added is not None:
             arrived_ms = added.edges()[0][0]
@@ -365,7 +390,10 @@ class DemandSeries(Stateful):
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Skips scopes without use in all of their bins."""
+        """Restore what `dump` returned, into an empty object.
+
+        Skips scopes that are unused in all of their bins.
+        """
         about, arrays = in_thousandths(about, arrays)
         for number, row in enumerate(about["bins"]):
             scope = DemandScope.from_row(row)

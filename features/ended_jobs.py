@@ -1,4 +1,4 @@
-"""EndedJobs: the attempts that ended within the last hour, which answers and outcomes are made of."""
+"""EndedJobs: the attempts that ended within the last hour, for answers and outcomes."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -10,23 +10,23 @@ MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each
 
 
 class EndedJobs:
-    """The newest MOST_ENDED, in the order in which their ends became known."""
+    """The newest MOST_ENDED attempts, in the order in which their ends became known."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobAttempt] = {}
 
     def resume(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
-        """Begin with those that a snapshot held, in order of their ends."""
+        """Begin with the attempts of a snapshot, in order of their ends."""
         self.note(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
 
     def note(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
-        """Take in those of these attempts that have ended."""
+        """Add those of these attempts that have ended."""
         for attempt in attempts:
             if _ended_within(attempt, now_ms):
                 self._rows[attempt.job, attempt.attempt] = attempt
 
     def lately(self, now_ms: int) -> list[JobAttempt]:
-        """Those that ended within the hour before `now_ms`; the others are dropped."""
+        """Return the attempts that ended within the hour before `now_ms`. Drops all others."""
         late = {key: row for key, row in self._rows.items() if _ended_within(row, now_ms)}
         self._rows = dict(islice(late.items(), max(0, len(late) - MOST_ENDED), None))
         return list(self._rows.values())

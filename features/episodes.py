@@ -1,4 +1,4 @@
-"""Checkpoints of a whole gang, from begins and ends that carry no rank.
+"""Checkpoints of a whole gang, from beginnings and ends that carry no rank.
 
 begin begin begin ── end ── end ── end        one checkpoint: from the first begin to the end of the last rank
 """
@@ -15,7 +15,10 @@ LONGEST_MS = 3_600_000  # an end that comes later ends nothing
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One checkpoint. end_ms: of the last rank, None while one writes. bytes: of all ranks, None if unstated."""
+    """One checkpoint.
+
+    end_ms: end of the last rank, None while one still writes. bytes: of all ranks, None if unstated.
+    """
 
     begin_ms: int
     end_ms: int | None
@@ -28,7 +31,7 @@ class Episode:
 
 @dataclass(slots=True)
 class _Gang:
-    """The edges of one checkpoint in order of time. still: ranks that began and did not end."""
+    """The edges of one checkpoint in order of time. still: number of ranks that began but have not ended."""
 
     edges: list[Edges]
     still: int = 0
@@ -44,9 +47,9 @@ class _Gang:
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
     def takes(self, edge: Edges) -> bool:
-        """Return whether an end without a beginning belongs here: only if it comes soon.
+        """Return whether an end without a beginning belongs here.
 
-        Else its own beginning was lost.
+        It does only if it comes soon. Otherwise its own beginning was lost.
         """
         if self.still > 0:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
@@ -63,7 +66,10 @@ class _Gang:
 
 
 def episodes(edges: Sequence[Edges]) -> list[Episode]:
-    """In order of their beginnings. One whose last end never came ends with its last end, once the next begins."""
+    """Return the checkpoints in order of their beginnings.
+
+    If an end is missing, the checkpoint ends with its last known end, once the next one begins.
+    """
     gangs: list[_Gang] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):
         if edge.edge == "begin" and (not gangs or gangs[-1].is_over_before(edge)):

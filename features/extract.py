@@ -1,10 +1,10 @@
-"""The only feature path, for training and for serving: the store as of a time, as frames.
+"""The only feature path, for training and for serving: the store at a time, as frames.
 
 <metric>                                 newest value (counter: rate per second), NaN once older than STALE_S
 <metric>_mean_2m, _mean_30m, _std_30m    over a window of slots up to now, at most the fine ring
 <metric>_count_10m, _count_30m           exact increments of an event counter
 max_<metric>                             largest value of the last day
-age_s, first_seen_s, frozen_s, silent_s  seconds; silence counts only while somebody listens
+age_s, first_seen_s, frozen_s, silent_s  seconds; our own downtime does not count as silence
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ NODE_FEATURES = _names(EntityKind.NODE)
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The features that the models see at one time. Rows as in the tables of `Entities`."""
+    """The features that the models receive at one time. Rows as in the tables of `Entities`."""
 
     gpu: FeatureFrame
     port: FeatureFrame
@@ -73,7 +73,10 @@ class Frames:
 
 
 def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
-    """Frames of every GPU, port and node as of `now_ms`, as copies. No window ends before the store's latest time."""
+    """Return copied frames of every GPU, port and node at `now_ms`.
+
+    No window ends before the store's latest time.
+    """
     store.advance(now_ms)
     gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
     gpu.fill()
@@ -87,7 +90,7 @@ def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Fr
 
 
 class _Columns:
-    """A frame in the making. values, since_ms: (feature, entity), so that a feature is contiguous."""
+    """A frame that is being built. values, since_ms: (feature, entity), so that a feature is contiguous."""
 
     def __init__(self, store: WindowStore, kind: EntityKind, names: tuple[str, ...], now_ms: int) -> None:
         self.kind = kind
@@ -105,7 +108,7 @@ class _Columns:
         self.values[self.index[name]] = column
 
     def fill(self) -> None:
-        """Everything that all kinds have."""
+        """Compute the features that all kinds have."""
         ring = self.ring
         ring.settle()
         self._newest()
@@ -153,29 +156,29 @@ class _Columns:
 
 
 def _last_ms(ring: Ring) -> NDArray[np.int64]:
-    """(entity,) time of the newest sample of any series, -1 if there is none."""
+    """Return (entity,) the time of the newest sample of any series, -1 if there is none."""
     last: NDArray[np.int64] = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
     return last
 
 
 def _listened_ms(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`last`, later by the time in which nobody listened since: silence counts only while somebody does."""
+    """Return `last`, shifted later by our own downtime since then. So downtime does not count as silence."""
     for until_ms, for_ms in gaps:
         last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
     return last
 
 
 def _frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(entity,) for how long samples came but none brought another value; NaN if there is none."""
+    """Return (entity,) how long samples arrived without any new value, in seconds. NaN if there are none."""
     changed = ring.changed_ms[:, : ring.size].max(axis=0, initial=0)
     return np.where(last < 0, np.nan, (last - changed) / 1000)
 
 
 def _silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
-    """(gpu,) seconds for which a GPU has been missing from pages that its node's exporter does serve; else 0.
+    """Return (gpu,) seconds for which a GPU was missing from its exporter's pages, otherwise 0.
 
-    A page was served when `gpus_reported` or another GPU of the node arrived; where neither can tell, when `scrape_up`
-    was 1. It counts only while recent, since a silent exporter accuses no GPU.
+    A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this, it was
+    served when `scrape_up` was 1. Only recent pages count, since a silent exporter accuses no GPU.
     """
     nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node

@@ -1,4 +1,4 @@
-"""Kind of work by a job's telemetry: shape and relative levels of its channels, and a class with odds."""
+"""The kind of work of a job by its telemetry: shape and levels of its channels, and class odds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,10 @@ ACTIVE_SHARE = 0.05  # of the samples; a job that computes less is idle
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Levels while it computes, 0..1, NaN where unknown; `exchange_ratio`: bytes between GPUs by host bytes."""
+    """Levels while the job computes, 0..1, NaN if unknown.
+
+    `exchange_ratio`: bytes between GPUs, divided by host bytes.
+    """
 
     active_share: float
     activity: float
@@ -46,8 +49,9 @@ def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, perio
 def class_of(shape: Shape) -> dict[str, float]:
     """Return the odds of CLASSES as probabilities that add up to 1.
 
-    Training keeps SMs busy, mostly with tensor work, exchanges gradients and repeats itself; inference decodes: memory
-    bound, little tensor work, no period. The weights are ours, set on eight recorded runs; too few to calibrate them.
+    Training keeps SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference decodes:
+    it is memory bound, with little tensor work and no period. The weights are ours, set on eight recorded
+    runs, which are too few to calibrate them.
 
     >>> odds = class_of(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))
     >>> max(odds, key=odds.get)

@@ -14,7 +14,10 @@ Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
 
 
 class FinishedRuns:
-    """The newest KEPT finished runs of each GPU count, and of all, by end. Runs that broke end early: left out."""
+    """The newest KEPT finished runs of each GPU count, and of all, by end.
+
+    Runs that broke are left out, because they ended early.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[int, Run]] = {}
@@ -22,7 +25,7 @@ class FinishedRuns:
         self._quantiles: dict[int | None, dict[str, Any]] = {}
 
     def update(self, attempt: JobAttempt) -> None:
-        """Take in the present state of an attempt."""
+        """Record the current state of an attempt."""
         key = (attempt.job, attempt.attempt)
         new = _run_of(attempt)
         old = self._known.get(key)
@@ -54,7 +57,10 @@ class FinishedRuns:
         self._quantiles.pop(group, None)
 
     def quantiles(self) -> dict[str, Any]:
-        """{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None}, seconds; levels: those of `LEVELS`."""
+        """Return {"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None} in seconds.
+
+        levels: the quantiles at `LEVELS`.
+        """
         for group, runs in self._runs.items():
             if runs and group not in self._quantiles:
                 levels = np.quantile([run[3] for run in runs], LEVELS).tolist()
@@ -64,7 +70,7 @@ class FinishedRuns:
         return {"by_gpus": by_gpus, "all": self._quantiles.get(None)}
 
     def dump(self) -> list[list[Any]]:
-        """JSON-able and copied: [GPUs (None: all), its runs] of each group."""
+        """Return a JSON-able copy: [GPUs (None: all), its runs] of each group."""
         return [[group, [*runs]] for group, runs in self._runs.items()]
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:

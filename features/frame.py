@@ -1,4 +1,4 @@
-"""FeatureFrame: what the models see, one row an entity."""
+"""FeatureFrame: the models' input, with one row for each entity."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ class FeatureFrame:
     topology_generation: int = 0
 
     def column(self, name: str) -> NDArray[np.float32]:
-        """(entity,) one feature; KeyError names the missing one."""
+        """Return (entity,) one feature. Raises KeyError that names a missing one."""
         try:
             return self.values[:, self.names.index(name)]
         except ValueError:
             raise KeyError(f"frame of {self.kind} has no feature {name!r}; it has {list(self.names)}") from None
 
     def since(self, name: str) -> NDArray[np.int64]:
-        """(entity,) when the signal behind a feature last changed."""
+        """Return (entity,) when the signal behind a feature last changed."""
         return self.since_ms[:, self.names.index(name)]

@@ -1,4 +1,4 @@
-"""GpuResidency: of the GPU time that jobs hold, how much has something in its memory, and how much computes."""
+"""GpuResidency: the shares of held GPU time with something in memory, and with computation."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
 
 
 class GpuResidency:
-    """Sums of GPU milliseconds by (queue, class); what is a day old counts half."""
+    """Sums of GPU milliseconds by (queue, class). Time that is a day old counts half."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}
         self._last_ms: int | None = None
 
     def note(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
-        """Add an observation, which stands for the time since the one before. An older one changes nothing."""
+        """Add an observation for the time since the previous one. An older one changes nothing."""
         before = self._last_ms
         if before is not None and now_ms <= before:
             return
@@ -35,7 +35,10 @@ class GpuResidency:
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 
     def shares(self) -> dict[Key, tuple[float, float]]:
-        """Return (queue, class) -> shares of held GPU time that are loaded and active; "all" has them together."""
+        """Return (queue, class) -> shares of held GPU time that are loaded and active.
+
+        "all" stands for all queues or classes together.
+        """
         sums: dict[Key, list[float]] = {}
         for (queue, class_), seen in self._sums.items():
             for key in {(queue, class_), (queue, EVERYTHING), (EVERYTHING, class_), (EVERYTHING, EVERYTHING)}:
@@ -43,7 +46,7 @@ class GpuResidency:
         return {key: (loaded / held, active / held) for key, (held, loaded, active) in sums.items() if held > 0}
 
     def dump(self) -> list[list[Any]]:
-        """JSON-able and copied."""
+        """Return a JSON-able copy."""
         return [[self._last_ms], *([*key, *sums] for key, sums in self._sums.items())]
 
     def load(self, rows: Iterable[list[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""JobFold: folds job events, in any order and however often, into attempts, demand series and past runs."""
+"""JobFold: folds job events, in any order and with repeats, into attempts, demand and past runs."""
 
 from features.demand_series import DemandSeries
 from features.past_runs import PastRuns
@@ -8,7 +8,10 @@ from fleet.jobs import JobAttempt, JobTable
 
 
 class JobFold:
-    """One writer. `learns_runs`: False leaves `runs` empty, which saves a quarter of the time."""
+    """The fold of job events, for one writer.
+
+    `learns_runs`: False leaves `runs` empty, which saves a quarter of the time.
+    """
 
     def __init__(self, *, learns_runs: bool = True) -> None:
         self.jobs = JobTable()
@@ -17,9 +20,10 @@ class JobFold:
         self._learns_runs = learns_runs
 
     def apply(self, event: JobEvent, heard_ms: int | None = None) -> list[JobAttempt]:
-        """Fold one event, and return the attempts that it changed: its own, and the one whose place that took.
+        """Fold one event, and return the attempts that it changed.
 
-        Returns [] for a repeat. heard_ms: now, for a listener; None for a history that lacks nothing.
+        These are its own attempt, and the one before it that gave way. Returns [] for a repeat. heard_ms: now,
+        for a live source. None for a complete history.
         """
         for woken in self.jobs.wake(event.job):
             self.demand.recall(woken)  # so that its demand is changed, not added again
@@ -33,12 +37,15 @@ class JobFold:
         return changed
 
     def put(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
-        """Take over an attempt whose events are not known."""
+        """Add an attempt whose events are not known."""
         self.jobs.put(attempt)
         self._learn(attempt, heard_ms=heard_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Put jobs to rest (`JobTable.rest`), return their attempts; forget what ended before `forget_before_ms`."""
+        """Put jobs to rest (`JobTable.rest`), and return their attempts.
+
+        Forgets what ended before `forget_before_ms`.
+        """
         self.jobs.forget_ended_before(forget_before_ms)
         rested = self.jobs.rest(before_ms, most_over)
         for attempt in rested:

@@ -1,4 +1,4 @@
-"""Readings of one job over the last hours: two means a scrape, for longer than the rings hold."""
+"""The readings of one job over the last hours, beyond the rings: two means for each scrape."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ LARGEST = float(np.finfo(np.float16).max)
 class JobPast:
     """Readings by slot, oldest first.
 
-    values: (2, slot) float16, watts a GPU and activity; NaN: unknown. averaged: (2,) whether they are means of a slot.
+    values: (2, slot) float16, watts per GPU and activity, NaN if unknown. averaged: (2,) whether they are
+    means of a slot.
     """
 
     first_ms: int
@@ -30,9 +31,10 @@ class JobPast:
 
 
 def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
-    """Return `past` with the slots of `window` in place of its own, from its first reading on, LONGEST_MS at most.
+    """Return `past` with its last slots replaced by those of `window`, at most LONGEST_MS.
 
-    The window's slots win, because late samples reach the rings. A past that does not touch the window is dropped.
+    It begins with its first reading. The window's slots win, because late samples reach the rings. A past that
+    does not touch the window is dropped.
     """
     watts, is_mean = watts_of(window)
     newest = np.stack([watts, activity_of(window)])
@@ -49,14 +51,17 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
 
 
 def watts_of(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
-    """Return (slot,) watts a GPU, and whether they are means: the energy counter misses no pause between scrapes."""
+    """Return (slot,) watts per GPU, and whether they are means.
+
+    Means come from the energy counter, which misses no pause between scrapes.
+    """
     energy = window.mean("energy_j")
     is_mean = bool(np.isfinite(energy).mean() >= 0.5) if len(energy) else False
     return (energy, True) if is_mean else (window.mean("power_w"), False)
 
 
 def activity_of(window: JobWindow) -> NDArray[np.float64]:
-    """Return (slot,) the activity that the job's GPUs report; NaN if they report none."""
+    """Return (slot,) the activity that the job's GPUs report, NaN if they report none."""
     for name in ACTIVITIES:
         values = window.mean(name)
         if np.isfinite(values).any():

@@ -1,9 +1,10 @@
-"""JobPeaks: the most GPU memory and power observed of finished jobs, by kind.
+"""JobPeaks: the highest observed GPU memory and power of finished jobs, by kind.
 
     each tick   readings of the GPUs that a running attempt holds ─ max ─> its peaks so far
     finished    its peaks ─> the newest RUNS_KEPT of its user and name, of its user and size, of its queue and size
 
-A job that broke may not have reached its peak, so it does not count. Peaks between two scrapes are not observed.
+A job that broke may not have reached its peak, so it does not count. Peaks between two scrapes are not
+observed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,10 @@ Array = NDArray[np.float32]
 
 
 class JobPeaks(Stateful):
-    """One writer. Peaks are (memory: GiB of the fullest GPU, power: W, mean over its GPUs), NaN where none was seen."""
+    """The peaks of running attempts and of kinds of jobs, for one writer.
+
+    Peaks are (memory: GiB of the fullest GPU, power: W, mean over its GPUs), NaN if none was observed.
+    """
 
     def __init__(self) -> None:
         self._running: dict[Attempt, int] = {}  # -> row of `_peaks`
@@ -40,7 +44,7 @@ class JobPeaks(Stateful):
         self._likely = np.zeros((0, 2), np.float32)
 
     def finish(self, ended: Iterable[JobAttempt]) -> None:
-        """Keep the peaks of attempts that have finished. Leaves the others alone, and those known before."""
+        """Store the peaks of attempts that have finished. Ignores all other attempts and repeats."""
         for attempt in ended:
             row = self._running.pop((attempt.job, attempt.attempt), None)
             if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
@@ -60,7 +64,8 @@ class JobPeaks(Stateful):
     ) -> None:
         """Record the readings of one moment. Forget attempts that no longer run (see `finish`).
 
-        holder: (n, g) index into `running`, -1 free. rows: (n, g) row of each GPU in the readings, -1 unheard.
+        holder: (n, g) index into `running`, -1 if free. rows: (n, g) row of each GPU in the readings, -1 if it has
+        none.
         """
         index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
@@ -97,7 +102,7 @@ class JobPeaks(Stateful):
             self._likely[row, what] = np.quantile(known, QUANTILE) if len(known) else np.nan
 
     def _new_row(self) -> int:
-        """Return a row without runs: a further one or, if there are enough, that of the least recently used kind."""
+        """Return an empty row: a new one, or that of the least recently used kind if there are MOST_KINDS."""
         if len(self._rows) >= MOST_KINDS:
             row = self._rows.pop(next(iter(self._rows)))
         else:
@@ -126,7 +131,7 @@ class JobPeaks(Stateful):
         return {"running": [list(key) for key in self._running]}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         self._running = {(job, attempt): row for row, (job, attempt) in enumerate(about["running"])}
         self._peaks = arrays["peaks"].copy()
         self._rows = {key: row for row, key in enumerate(arrays["keys"].tolist())}
@@ -135,14 +140,14 @@ class JobPeaks(Stateful):
 
 
 def _most(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """(length,) the largest of the values of each number; NaN where there is none."""
+    """Return (length,) the largest of the values of each number, NaN if it has none."""
     most = np.full(length, np.nan)
     np.fmax.at(most, number, values)
     return most
 
 
 def _mean(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """(length,) the mean of the values of each number; NaN where there is none."""
+    """Return (length,) the mean of the values of each number, NaN if it has none."""
     known = np.isfinite(values)
     count = np.bincount(number[known], minlength=length).astype(np.float64)
     total = np.bincount(number[known], weights=values[known], minlength=length)

@@ -11,7 +11,7 @@ HEARD_WITHIN_MS = 300_000  # of a start: who hears of it later does not know wha
 
 
 class JobRecord(NamedTuple):
-    """One attempt; None is unknown, or not yet known."""
+    """The record of one attempt. None means unknown or not known yet."""
 
     arrived_ms: int
     queue: str
@@ -27,16 +27,16 @@ class JobRecord(NamedTuple):
 
 
 class JobRecords:
-    """The newest KEPT attempts that asked for GPUs, by arrival. Repeating a state changes nothing."""
+    """The newest KEPT attempts that requested GPUs, by arrival. Repeating a state changes nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobRecord] = {}
         self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
 
     def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
-        """Record the present state of an attempt. Its first step is remembered, since later states lose it.
+        """Record the current state of an attempt. Its first step is stored, since later states lose it.
 
-        heard_ms: now, for a listener; None for a history that lacks nothing.
+        heard_ms: now, for a live source. None for a complete history.
         """
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
@@ -57,15 +57,15 @@ class JobRecords:
         del self._order[bisect_left(self._order, (row.arrived_ms, *key))]
 
     def rows(self) -> list[JobRecord]:
-        """All of them, in no order; a copy."""
+        """Return a copy of all records, in no order."""
         return list(self._rows.values())
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able and copied."""
+        """Return a JSON-able copy."""
         return {"rows": [(*key, *row) for key, row in self._rows.items()]}
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
-        """Restore what `dump` returned. Drops a cold start whose state does not say that its start was heard."""
+        """Restore what `dump` returned. Drops a cold start if its start was not observed."""
         self._rows = {(job, attempt): _checked(JobRecord(*row)) for job, attempt, *row in state["rows"]}
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
@@ -75,7 +75,7 @@ def _checked(row: JobRecord) -> JobRecord:
 
 
 def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) -> JobRecord | None:
-    """Return the record of an attempt as it is now. old: as earlier states showed it."""
+    """Return the record of an attempt in its current state. old: its record from earlier states."""
     submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1
@@ -103,7 +103,7 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
 
 
 def _is_observed(started_ms: int | None, old: JobRecord | None, heard_ms: int | None) -> bool:
-    """Whether a start was heard as it happened: it counts when it was heard first."""
+    """Return whether a start was observed as it happened. Only its first report counts."""
     if started_ms is None:
         return False
     if old is not None and old.started_ms is not None:
@@ -112,7 +112,7 @@ def _is_observed(started_ms: int | None, old: JobRecord | None, heard_ms: int | 
 
 
 def _cold_s(attempt: JobAttempt) -> float | None:
-    """Seconds from the start to the end of the first step that is known, or to the steady phase if that was sooner."""
+    """Return seconds from the start to the end of the first known step, or to the steady phase if sooner."""
     if attempt.started_ms is None or attempt.source == "sdk":  # a start that its first step implies
         return None
     times = [attempt.steps[0].time_ms] if attempt.steps else []

@@ -1,4 +1,7 @@
-"""Telemetry of one job's GPUs over the last half hour, copied off the rings so that a thread may work on it."""
+"""The telemetry of one job's GPUs over the last half hour.
+
+It is copied from the rings, so that a thread may work on it.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,7 +38,7 @@ BLOCK_GPUS = 1024  # copied at once: some milliseconds of the loop
 
 @dataclass(frozen=True)
 class JobWindow:
-    """Telemetry by slot from the job's start, oldest first; NaN: unknown. Properties are computed on first use."""
+    """Telemetry by slot from the job's start, oldest first, NaN if unknown. Properties are computed once."""
 
     interval_s: float
     first_ms: int  # begin of the first slot
@@ -60,25 +63,25 @@ class JobWindow:
         return means
 
     def mean(self, metric: str) -> NDArray[np.float64]:
-        """(slot,) mean over the GPUs that reported."""
+        """Return (slot,) the mean over the GPUs that reported."""
         values: NDArray[np.float64] = self.means[GPU_METRICS.index(metric)]
         return values
 
     @property
     def end_ms(self) -> int:
-        """When the last slot ends."""
+        """The time at which the last slot ends."""
         slots: int = self.gpu.shape[1]
         return self.first_ms + round(slots * self.interval_s * 1000)
 
     @property
     def is_whole(self) -> bool:
-        """Whether enough GPUs reported to speak of the whole job."""
+        """Return whether enough GPUs reported to represent the whole job."""
         return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class JobRows:
-    """Where to find a job's GPUs, and the ports of its nodes."""
+    """The rows of a job's GPUs, and of the ports of its nodes."""
 
     gpu: NDArray[np.intp]
     port: NDArray[np.intp]
@@ -89,7 +92,10 @@ class JobRows:
 
 
 def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
-    """Rows of the GPUs that an attempt holds; of a node whose GPUs it does not name, all of them."""
+    """Return the rows of the GPUs that an attempt holds.
+
+    If it does not name the GPUs of a node, return all of that node.
+    """
     table = entities[EntityKind.GPU]
     rows = []
     for rank in attempt.ranks:
@@ -100,7 +106,7 @@ def gpu_rows_of(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
 
 
 def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
-    """gpus_of: node -> its GPUs, as the topology knows them."""
+    """Return the rows of an attempt. gpus_of: node -> its number of GPUs in the topology."""
     gpu = gpu_rows_of(attempt, entities)
     whole = _whole_nodes(attempt)
     named = sum(len(rank.gpus) for rank in attempt.ranks)
@@ -117,7 +123,10 @@ def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]
 
 
 async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
-    """Copy the window up to the last whole slot, yielding to the loop between blocks; None if no GPU was heard."""
+    """Copy the window up to the last whole slot. Returns None if no GPU has reported.
+
+    Yields to the event loop between blocks.
+    """
     ring = store.rings.get(EntityKind.GPU)
     if ring is None or ring.end < 0:
         return None
@@ -137,7 +146,10 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
 
 
 def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
-    """(slot,) bytes/s of the whole job: ports and nodes that are silent in a slot send as much as the others."""
+    """Return (slot,) bytes/s of the whole job.
+
+    Ports and nodes without samples in a slot count as if they sent as much as the others.
+    """
     nothing = np.full(last - first + 1, np.nan, np.float32)
     ports = store.rings.get(EntityKind.PORT)
     there = rows.port < (ports.size if ports is not None else 0)
@@ -157,7 +169,7 @@ def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
 
 
 def _whole_nodes(attempt: JobAttempt) -> list[str]:
-    """Nodes of which the attempt does not say which GPUs it holds: all of them."""
+    """Return the nodes whose GPUs the attempt does not name. It counts as holding all of them."""
     return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
 

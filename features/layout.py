@@ -42,7 +42,7 @@ GAPS = "gaps"  # pseudo event counter of a node: scrapes that failed or never ca
 
 @dataclass(frozen=True, slots=True)
 class RingSpan:
-    """The length of the rings and their slots of time. `slots` is the number in a fine ring, guard included."""
+    """The length of the rings and their slots. `slots` is the number in a fine ring, including the guard."""
 
     interval_ms: int = 15_000
     fine_slots: int = 120
@@ -53,7 +53,9 @@ class RingSpan:
         return self.fine_slots + -(-self.future_ms // self.interval_ms) + GUARD_SLOTS
 
     def window(self, seconds: float) -> int:
-        """Return the slots in a window, the current one included; at most the ring, at least the open slots.
+        """Return the slots in a window, including the current one.
+
+        It is at most the ring, and at least the open slots.
 
         >>> RingSpan().window(120), RingSpan().window(1800), RingSpan().window(36_000)
         (8, 120, 120)
@@ -63,7 +65,7 @@ class RingSpan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows of one kind; columns are (metric,), -1 where the metric has no such row."""
+    """The rows of one kind. Columns are (metric,), -1 if the metric has no such row."""
 
     kind: EntityKind
     metrics: tuple[str, ...]

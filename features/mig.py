@@ -11,7 +11,10 @@ GIB = 2.0**30
 
 
 def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
-    """GPU (`node/index`) -> instance id -> GiB (None: unknown), of those with samples in the last ten minutes."""
+    """Return GPU (`node/index`) -> instance id -> GiB (None: unknown).
+
+    Only instances with samples in the last ten minutes are included.
+    """
     if INSTANCE not in store.rings and not len(store.entities[INSTANCE]):
         return {}
     ring = store.ring(INSTANCE)

@@ -1,9 +1,9 @@
-"""OpenDemand: which attempts' demand follows the placer's ledger, until job events tell more.
+"""OpenDemand: attempts whose demand follows the placer's ledger until job events arrive.
 
     requested   it waits in our own queue, and no event says so: its request counts as queued demand
     promised    its GPUs are promised and no event says that it started: it counts as running since the promise
 
-An event that tells the same takes over, so that each attempt counts once.
+An event that reports the same takes over, so that each attempt counts once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ KEPT_MS = 86_400_000  # an attempt that left the queue, in case that events tell
 
 
 class OpenDemand(Stateful):
-    """`promised`: attempt → when its GPUs were promised, Unix ms."""
+    """The attempts that only the ledger shows. `promised`: attempt → when its GPUs were promised, Unix ms."""
 
     def __init__(self) -> None:
         self._requested: set[Key] = set()
@@ -28,7 +28,10 @@ class OpenDemand(Stateful):
         self.promised: dict[Key, int] = {}
 
     def with_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
-        """Return what events say of an attempt, as running since its promise if they do not say that it started."""
+        """Return an attempt's contribution by its events.
+
+        It runs since its promise if no event shows its start.
+        """
         self._requested.discard(key)
         self._left.pop(key, None)
         if change is None or change.started_ms is not None or change.ended_ms is not None:
@@ -43,7 +46,7 @@ class OpenDemand(Stateful):
         promised: Mapping[Key, int],
         now_ms: int,
     ) -> Iterator[tuple[Key, Contribution]]:
-        """Yield what an attempt adds from now on, where the open requests change that.
+        """Yield the new contribution of each attempt that the open requests change.
 
         known: of all attempts. requests: of those that wait in our own queue, and of those whose GPUs are promised.
         """
@@ -79,7 +82,7 @@ class OpenDemand(Stateful):
                 yield key, replace(_since_promise(before, promised[key]), weights=change.weights)
 
     def forget(self, now_ms: int) -> list[Key]:
-        """Return the attempts that left the queue a day ago, once."""
+        """Return the attempts that left the queue a day ago. Each is returned once."""
         old = [key for key, left_ms in self._left.items() if left_ms < now_ms - KEPT_MS]
         for key in old:
             del self._left[key]

@@ -1,9 +1,10 @@
-"""PastRuns: how long similar jobs ran, as known when a job is submitted. One path for live and for training.
+"""PastRuns: how long similar jobs ran, as known when a job is submitted. Live and training use it.
 
-Jobs are alike by KEYS: user; user, words of the name, GPUs; user, GPUs, limit; group; group, GPUs; and in the end all.
-Each key keeps its newest runs, also sorted (the last 20, the last 200): an end costs a few bisections, a read no sort.
-Running jobs count as well (how many, for how long), since ended ones say little of those that are about to be long.
-Features are fixed as a job arrives, before it counts itself. Times are natural logarithms of seconds, NaN unknown.
+Jobs are similar by KEYS: user; user, words of the name, GPUs; user, GPUs, limit; group; group, GPUs; and
+finally all. Each key keeps its newest runs, also sorted (the last 20, the last 200). So an end costs a
+few bisections, and a read needs no sort. Running jobs count as well (how many, for how long), since ended
+ones say little about those that will be long. Features are fixed when a job arrives, before it counts
+itself. Times are natural logarithms of seconds, NaN if unknown.
 """
 
 import math
@@ -61,17 +62,17 @@ class JobShape:
 
     @property
     def stem(self) -> str:
-        """The name without its numbers: `train-17.2` and `train-18.0` are alike."""
+        """The name without its numbers, so that `train-17.2` and `train-18.0` are equal."""
         return _DIGITS.sub("#", self.name)
 
     @property
     def words(self) -> str:
-        """Return the words of the stem without its numbers. "" if a name has none, as `4711`."""
+        """The words of the stem without its numbers, or "" for a name without words such as `4711`."""
         return self.stem.strip("#")
 
     @property
     def kin(self) -> str:
-        """The group, or where there is none the queue."""
+        """The group, or the queue if there is no group."""
         return self.group or self.queue
 
 
@@ -79,7 +80,10 @@ _columns = attrgetter(*(row.name for row in fields(JobShape)))
 
 
 class ClosedRun(NamedTuple):
-    """A run that is over, and counts. features: as of its submission, None where somebody took them."""
+    """A run that is over and counts.
+
+    features: those at its submission, None if `taken` has returned them.
+    """
 
     job: str
     attempt: int
@@ -91,7 +95,10 @@ class ClosedRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """A partly known job: shape None before its submission arrived; features: as of its submission, until taken."""
+    """A partly known job.
+
+    shape: None before its submission arrives. features: those at its submission, until `taken` returns them.
+    """
 
     shape: JobShape | None = None
     pasts: tuple[RunPast | None, ...] = ()
@@ -103,7 +110,10 @@ class _Live:
 
 
 class PastRuns(Stateful):
-    """Streams job events into features. Repeated events count once, by (job, attempt), in whatever order they come."""
+    """A converter of job events into features.
+
+    A repeated event counts once, by (job, attempt). The order of events does not matter.
+    """
 
     def __init__(self) -> None:
         self._pasts: dict[tuple[Any, ...], RunPast] = {}
@@ -113,11 +123,14 @@ class PastRuns(Stateful):
         self._closed: deque[ClosedRun] = deque(maxlen=CLOSED_KEPT)
 
     def __len__(self) -> int:
-        """Jobs that wait or run."""
+        """Return the number of jobs that wait or run."""
         return len(self._live)
 
     def submitted(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
-        """Note a new job. Return its features as of now, kept for `taken` too; None if it is not new or not wanted."""
+        """Record a new job, and return its current features. `taken` returns them, too.
+
+        Returns None if the job is not new or its features are not wanted.
+        """
         live = self._entry((job, attempt))
         if live is None or live.shape is not None:
             return None
@@ -135,7 +148,7 @@ class PastRuns(Stateful):
         return features
 
     def started(self, job: str, attempt: int, at_ms: int) -> None:
-        """Note that a job began to run."""
+        """Record that a job began to run."""
         live = self._entry((job, attempt))
         if live is None:
             return
@@ -146,7 +159,10 @@ class PastRuns(Stateful):
         self._close_if_known((job, attempt), live)
 
     def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
-        """Note that a job finished, failed, was cancelled or preempted. Its run counts once its start is known, too."""
+        """Record that a job finished, failed, was cancelled or preempted.
+
+        Its run counts once its start is also known.
+        """
         live = self._entry((job, attempt))
         if live is None:
             return
@@ -155,7 +171,7 @@ class PastRuns(Stateful):
         self._close_if_known((job, attempt), live)
 
     def taken(self, job: str, attempt: int) -> Features | None:
-        """Features as of the submission of a job that waits or runs; once."""
+        """Return the features at the submission of a job that waits or runs. They are returned once."""
         live = self._live.get((job, attempt))
         if live is None:
             return None
@@ -169,19 +185,22 @@ class PastRuns(Stateful):
         return rows
 
     def features(self, job: JobShape, now_ms: int) -> Features:
-        """(feature,) in order of FEATURES, from the events so far."""
+        """Return (feature,) in order of FEATURES, from the events so far."""
         return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
 
     def features_of(self, job: str, attempt: int, now_ms: int) -> Features | None:
-        """Return the features of a job that waits or runs, which counts among its like.
+        """Return the current features of a job that waits or runs. It counts among its similar jobs.
 
-        None if its submission is unknown.
+        Returns None if its submission is unknown.
         """
         live = self._live.get((job, attempt))
         return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
 
     def group_runs(self, job: JobShape) -> RunPast | None:
-        """Return the runs of the job's group with as many GPUs. If these are few, those of its group, then of all."""
+        """Return the runs of the job's group with as many GPUs.
+
+        If these are too few, return those of its group, then those of all jobs.
+        """
         pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
         return _backed(pasts, GROUP_ROWS)[1]
 
@@ -218,7 +237,10 @@ class PastRuns(Stateful):
                 past.leave(identity)
 
     def _close_if_known(self, identity: Identity, live: _Live) -> None:
-        """Close it, where all is known; what is over without a start waits no more, and runs only by an event."""
+        """Close a run whose submission, start and end are known.
+
+        A job that is over without a start no longer waits. It still counts as run if an event reports its start.
+        """
         if live.shape is None or live.end_ms is None:
             return
         if live.begin_ms is not None:
@@ -229,7 +251,10 @@ class PastRuns(Stateful):
             del self._unstarted[next(iter(self._unstarted))]
 
     def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
-        """Count a known run under every key, once; one that ended before it began (a wrong clock) is no run."""
+        """Count a known run once under every key.
+
+        A run that ended before it began (a wrong clock) does not count.
+        """
         self._leave(identity, live)
         if live.outcome not in TRUNCATED and run_ms >= 0:
             run_s = max(1.0, run_ms / 1000)
@@ -244,7 +269,7 @@ class PastRuns(Stateful):
             del self._ended[next(iter(self._ended))]
 
     def dump(self) -> Dump:
-        """JSON-able and copied."""
+        """Return a JSON-able copy."""
         live = [
             [*identity, one.shape and _columns(one.shape), one.begin_ms, one.end_ms, one.outcome, _listed(one.features)]
             for identity, one in (*self._live.items(), *self._unstarted.items())
@@ -258,7 +283,7 @@ class PastRuns(Stateful):
         return {"pasts": pasts, "live": live, "ended": ended, "closed": closed}, {}
 
     def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         for key, row in kept["pasts"]:
             self._pasts[tuple(key)] = RunPast.loaded(row)
         self._ended = {(str(job), int(attempt)): None for job, attempt in kept["ended"]}
@@ -279,7 +304,7 @@ class PastRuns(Stateful):
 
 
 def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
-    """pasts: of the job's keys."""
+    """Return the features of a job. pasts: the past runs of its keys."""
     hours = now_ms / 3_600_000
     backed_by, backing = _backed(pasts, _BACK_OFF_ROWS)
     values = [
@@ -305,7 +330,10 @@ def _read(features: Sequence[float] | None) -> Features | None:
 
 
 def _backed(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
-    """Return the first of these rows with enough runs, at last all jobs. -1 if nothing has ended."""
+    """Return the number of the first of these rows with enough runs, and the row.
+
+    Returns (-1, None) if no run has ended.
+    """
     for row in rows:
         past = pasts[row]
         if past is not None and len(past.runs) >= (FEWEST_RUNS if row < len(KEYS) - 1 else 1):

@@ -1,14 +1,17 @@
-"""Peaks of a curve, as `scipy.signal.find_peaks` defines them, without its import: that takes 56 MiB and a second."""
+"""Peaks of a curve, as `scipy.signal.find_peaks` defines them.
+
+Importing scipy would cost 56 MiB and a second.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> NDArray[np.intp]:
-    """Return the positions of local maxima that are at least so high and stand out at least so far, in order.
+    """Return the positions of local maxima with at least this height and prominence, in order.
 
-    The position of a plateau is its middle, rounded down. A peak stands out by its height above the higher of two
-    lows: the lowest values on either side up to the next higher value, or to the end of the curve.
+    The position of a plateau is its middle, rounded down. A peak's prominence is its height above the higher of
+    two lows: the lowest values on either side up to the next higher value, or to the end of the curve.
     """
     tops = _tops(curve)
     tops = tops[curve[tops] >= height]
@@ -16,7 +19,7 @@ def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> 
 
 
 def _tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the middle of each stretch of equal values that both neighbours lie below."""
+    """Return the middle of each stretch of equal values whose two neighbours are lower."""
     if len(curve) < 3:
         return np.empty(0, np.intp)
     first = np.concatenate(([0], np.flatnonzero(curve[1:] != curve[:-1]) + 1))  # of each stretch
@@ -27,7 +30,7 @@ def _tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _prominence(curve: NDArray[np.float64], top: int) -> float:
-    """Return how far a peak stands out."""
+    """Return the prominence of a peak."""
     higher = np.flatnonzero(~(curve <= curve[top]))  # an unknown value ends the stretch, too
     at = int(np.searchsorted(higher, top))
     begin = int(higher[at - 1]) + 1 if at else 0

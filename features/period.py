@@ -1,4 +1,6 @@
-"""The iteration period of a job from its telemetry, or why it is unknown. After AutoPeriod (Vlachos et al., SDM 2005).
+"""The iteration period of a job from its telemetry, or why it is unknown.
+
+After AutoPeriod (Vlachos et al., SDM 2005).
 
 1. every channel (SM activity, tensor activity, power, traffic): detrend, clip stalls, autocorrelation by FFT;
    the curves are averaged: what repeats shows in all channels at one lag, noise does not
@@ -47,7 +49,10 @@ TOO_FAST = f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than th
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """`period_s` None: `reason` says why. strength: the autocorrelation at it, 0..1."""
+    """A period, or why there is none.
+
+    `period_s`: None if unknown, and then `reason` says why. strength: the autocorrelation at the period, 0..1.
+    """
 
     period_s: float | None
     reason: str = ""
@@ -55,9 +60,9 @@ class Period:
 
 
 def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] | None = None) -> Period:
-    """Find the period of what repeats in `channels` (channel, sample), regular in time; NaN where nothing was reported.
+    """Find the period in `channels` (channel, sample), regular in time, NaN for missing samples.
 
-    averaged: (channel,) whether samples are means over their interval; without it they are momentary readings.
+    averaged: (channel,) whether samples are means over their interval. Without it, they are momentary readings.
 
     >>> beat = np.sin(np.arange(400) * 2 * np.pi / 12.5)
     >>> round(find_period(1 + beat[None, :], 0.5).period_s, 2)
@@ -111,7 +116,7 @@ def bridge_gaps(rows: Array) -> Array:
 
 
 def _swinging(rows: Array) -> tuple[Array, Array]:
-    """(channel, sample) with stalls clipped, slow drift and mean taken off; (channel,) spread over mean."""
+    """Return (channel, sample) without stalls, slow drift and mean, and (channel,) spread over mean."""
     at = np.arange(rows.shape[1])
     ordered, odd = np.sort(rows, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
     whole = np.clip(rows, ordered[:, odd, None], ordered[:, -1 - odd, None])
@@ -124,7 +129,7 @@ def _swinging(rows: Array) -> tuple[Array, Array]:
 
 
 def _correlated(rows: Array, lags: int) -> Array:
-    """(..., lag) the mean over channels of their autocorrelations at lags 0..lags; rows (..., channel, sample)."""
+    """Return (..., lag) the channels' mean autocorrelation at lags 0..lags. rows: (..., channel, sample)."""
     many = rows.shape[-1]
     length = 1 << (many + lags).bit_length()
     lines = np.fft.rfft(rows, length)
@@ -135,7 +140,10 @@ def _correlated(rows: Array, lags: int) -> Array:
 
 
 def _autocorrelation(rows: Array) -> Array:
-    """Return the mean of the channels' autocorrelations, at FINE lags a sample: hills lie between samples, too."""
+    """Return the mean of the channels' autocorrelations, at FINE lags per sample.
+
+    Hills lie between samples, too.
+    """
     lags = min(rows.shape[1] // LONGEST_PERIODS, LAGS)
     curve = _correlated(rows, lags)
     even = np.concatenate((curve, curve[-2:0:-1]))
@@ -143,7 +151,7 @@ def _autocorrelation(rows: Array) -> Array:
 
 
 def _by_chance(rows: Array, lags: int) -> float:
-    """Return the bound below which shuffled samples' highest autocorrelation stays, CHANCE of the time.
+    """Return a bound on the highest autocorrelation of shuffled samples, at the quantile CHANCE.
 
     The channels are shuffled together.
     """
@@ -170,9 +178,9 @@ def _first_hill(curve: Array, height: float) -> int | None:
 
 
 def _is_beat(rows: Array, period: float) -> bool:
-    """Return whether, in all channels, lines faster than four samples outshine those of the period.
+    """Return whether, in all channels, lines faster than four samples are stronger than the period's.
 
-    Then the period is a multiple of a true one.
+    In this case the period is a multiple of a true one.
     """
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     frequency = np.arange(power.shape[1]) / rows.shape[1]
@@ -181,7 +189,10 @@ def _is_beat(rows: Array, period: float) -> bool:
 
 
 def _usual_cycle(rows: Array, period: float) -> float:
-    """Return the usual time between rises, else `period`. If steps vary, the long ones stretch the autocorrelation."""
+    """Return the usual time between rises, else `period`.
+
+    If steps vary, the long ones stretch the autocorrelation.
+    """
     usual = []
     for row in rows:
         low, high = np.quantile(row, (0.1, 0.9))
@@ -192,7 +203,7 @@ def _usual_cycle(rows: Array, period: float) -> float:
 
 
 def _rises(row: Array, low: float, high: float) -> Array:
-    """When (in samples) a channel passes the middle on its way from below `low` to above `high`."""
+    """Return when (in samples) a channel crosses the middle on its way from below `low` to above `high`."""
     side = np.where(row > high, 1, np.where(row < low, -1, 0))
     at = np.flatnonzero(side)
     tops = at[1:][(side[at[1:]] > 0) & (side[at[:-1]] < 0)]
@@ -203,7 +214,7 @@ def _rises(row: Array, low: float, high: float) -> Array:
 
 
 def _refined(curve: Array, lag: int) -> float:
-    """Return the period in samples from its multiples, while they are hills."""
+    """Return the period in samples, refined from its multiples as long as they are hills."""
     period = _vertex(curve, lag)
     for many in range(2, MOST_MULTIPLES + 1):
         if period * (many - 1) >= FAR * FINE:
@@ -220,7 +231,7 @@ def _refined(curve: Array, lag: int) -> float:
 
 
 def _vertex(curve: Array, at: int) -> float:
-    """Where the parabola through a hill's top and its neighbours is highest."""
+    """Return the position of the vertex of the parabola through a hill's top and its neighbours."""
     before, top, after = curve[at - 1 : at + 2]
     bend = before - 2 * top + after
     return at + (0.5 * float((before - after) / bend) if bend < 0 else 0.0)

@@ -1,4 +1,4 @@
-"""PoolInventory: the pools of machines that a fleet has, and in which of them an attempt runs or may run.
+"""PoolInventory: the pools of machines of a fleet, and the pools in which an attempt runs or may run.
 
     it runs, and its nodes are known     the pools of its nodes, in proportion to its GPUs on them
     it waits and asks for a pool         that pool
@@ -26,7 +26,10 @@ Weights = tuple[tuple[str, int], ...]  # pool, and how much of an attempt is in 
 
 @dataclass(frozen=True, slots=True)
 class PoolInventory:
-    """pools: by node. models: pool → GPU models of its nodes, in lower case. gpus: by pool."""
+    """The pools of a topology.
+
+    pools: node → pool. models: pool → GPU models of its nodes, in lower case. gpus: pool → number of GPUs.
+    """
 
     pools: dict[str, str] = field(default_factory=dict)
     models: dict[str, list[str]] = field(default_factory=dict)
@@ -34,7 +37,7 @@ class PoolInventory:
 
     @classmethod
     def of(cls, topology: Topology) -> "PoolInventory":
-        """Read the pools of a topology. A pool named "all" is none, since that is the whole fleet."""
+        """Read the pools of a topology. A pool named "all" is skipped, since that name is the whole fleet."""
         nodes = [node for node in topology.nodes if node.pool != EVERYTHING]
         models: dict[str, set[str]] = {node.pool: set() for node in nodes}
         gpus: Counter[str] = Counter()
@@ -49,7 +52,7 @@ class PoolInventory:
         return [dict(self.pools), dict(self.models), dict(self.gpus)]
 
     def allowed(self, attempt: JobAttempt) -> tuple[str, ...]:
-        """Return the pools that an attempt may run in, sorted. Empty: any."""
+        """Return the pools in which an attempt may run, sorted. Empty means any."""
         asks = attempt.submission
         if asks is not None and asks.pool in self.models:
             return (asks.pool,)
@@ -58,7 +61,7 @@ class PoolInventory:
         return tuple(sorted(found or (self.models if len(self.models) == 1 else ())))
 
     def weights(self, attempt: JobAttempt) -> Weights:
-        """Return the pools of an attempt. Empty where no inventory is known."""
+        """Return the pools of an attempt with weights. Empty if no inventory is known."""
         if not self.models:
             return ()
         if attempt.started_ms is not None or attempt.ranks:
@@ -78,7 +81,7 @@ class PoolInventory:
 
 
 def divide(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
-    """Divide a whole number in proportion to weights; the largest remainders are rounded up.
+    """Divide a whole number in proportion to weights. The largest remainders are rounded up.
 
     >>> divide(9, {"a": 1, "b": 3}), divide(1, {"a": 1, "b": 1})
     ({'a': 2, 'b': 7}, {'a': 1, 'b': 0})

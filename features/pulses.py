@@ -1,8 +1,9 @@
-"""Rhythms of short pauses or bursts: how often a job leaves its usual level, as training does for its checkpoints.
+"""Rhythms of short pauses or bursts: how often a job leaves its usual level.
 
-An autocorrelation needs a series that swings for much of the time. Here each excursion counts as one pulse, and the
-times between pulses are compared. A pulse that the series cuts off still has one edge: begins are compared with begins
-and ends with ends. A rhythm is reported only if chance would rarely space as many of them as evenly.
+Training does so for its checkpoints. An autocorrelation needs a series that swings for much of the time.
+Here each excursion counts as one pulse, and the times between pulses are compared. A pulse that is cut
+off by the end of the series still has one edge: beginnings are compared with beginnings and ends with
+ends. A rhythm is reported only if chance would rarely space as many pulses as evenly.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ CANDIDATES = 8
 class Pulses:
     """Excursions of one series, in samples.
 
-    centers: (whole pulse,). begins, ends: (pulse,) edges that the series shows. longest: samples of the longest pulse.
-    blurred: error of an interval between two of them.
+    centers: (whole pulse,). begins, ends: (pulse,) edges within the series. longest: samples of the longest
+    pulse. blurred: error of an interval between two of them.
     """
 
     centers: Array
@@ -110,7 +111,7 @@ def pulses_of(row: Array, is_mean: bool) -> Pulses | None:
 
 
 def _edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tuple[Array, Array]:
-    """Return when pulses begin and end (pulse,), to parts of a sample, from means over samples.
+    """Return when pulses begin and end (pulse,), in fractions of a sample, from means over samples.
 
     away: (sample,) distance from the usual level.
     """
@@ -121,7 +122,10 @@ def _edges(away: Array, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> tup
 
 
 def _usual_level(row: Array) -> tuple[float, float, int] | None:
-    """Return the usual level, how far outside begins, and on which side of it; None for a series that stays there."""
+    """Return the usual level, the distance from it at which outside begins, and the side.
+
+    Returns None for a series that stays at its usual level.
+    """
     usual = float(np.median(row))
     lowest, highest = float(row.min()), float(row.max())
     sign = -1 if usual - lowest > highest - usual else 1
@@ -175,7 +179,7 @@ def _even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float
 
 
 def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the most pulses of which neighbours are whole periods apart, and the number of each one's period."""
+    """Return the most pulses whose neighbours are whole periods apart, and each one's period number."""
     apart = centers[:, None] - centers[None, :]
     turns = np.rint(apart / period).astype(np.int64)
     fits = (turns >= 1) & (turns <= MOST_SKIPPED) & (np.abs(apart - turns * period) <= BLURRED + JITTER * period)
@@ -195,9 +199,10 @@ def _longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDA
 
 
 def _chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
-    """Return the probability that chance spaces as many of `pulses` as evenly; 1 if too few of them fit.
+    """Return the probability that chance spaces as many of `pulses` as evenly. 1 if too few fit.
 
-    on: (fitting,) their times; turns: (fitting,) the number of each one's period; blurred: their error, in samples.
+    on: (fitting,) their times. turns: (fitting,) the number of each one's period. blurred: their error, in
+    samples.
     """
     extra = pulses - len(on)
     missing = int(turns[-1]) + 1 - len(on)
@@ -212,8 +217,8 @@ def _chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) ->
 def _reason(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
     """Return why there is no rhythm.
 
-    most: pulses of the channel that has most, -1 if no channel has any. is_even: pulses of a channel are evenly spaced,
-    though chance may space so few of them as evenly.
+    most: pulses of the channel with most pulses, -1 if no channel has any. is_even: the pulses of a channel are
+    evenly spaced, but chance may space so few of them as evenly.
     """
     if short:
         return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"

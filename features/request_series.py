@@ -17,21 +17,21 @@ Key = tuple[str, str]  # pool, model
 
 
 class ServingCapacity(NamedTuple):
-    """The capacity of a model: its instances, and the most requests per second that one of them was seen to finish."""
+    """The capacity of a model: its instances, and the highest observed requests per second of one of them."""
 
     instances: int
     peak_per_instance: float | None
 
 
 class _Rings:
-    """Rates by bin of one model, and how many instances there were by minute; NaN is unknown."""
+    """The rates of one model by bin, and its number of instances by minute. NaN is unknown."""
 
     def __init__(self) -> None:
         self.rates = {bin_s: np.full(size, np.nan, np.float32) for bin_s, size in BINS.items()}
         self.instances = np.full(BINS[60], np.nan, np.float32)
 
     def empty(self, bin_s: int, bins: NDArray[np.int64]) -> None:
-        """Make room for bins that begin."""
+        """Clear the bins that begin."""
         self.rates[bin_s][bins % BINS[bin_s]] = np.nan
         if bin_s == 60:
             self.instances[bins % BINS[60]] = np.nan
@@ -44,7 +44,10 @@ class _Rings:
 
 
 class RequestSeries:
-    """Requests/s of the first MOST_MODELS models, 30 kB each. One writer. The last note of a minute wins."""
+    """Requests/s of the first MOST_MODELS models, 30 kB each, for one writer.
+
+    If a minute is recorded twice, the last record wins.
+    """
 
     def __init__(self) -> None:
         self._rings: dict[Key, _Rings] = {}
@@ -77,7 +80,10 @@ class RequestSeries:
         return sorted(self._rings)
 
     def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
-        """(bin,) requests/s up to the bin of `now_ms`, oldest first; NaN unknown. `bin_s`: 60 or 600. "all" sums up."""
+        """Return (bin,) requests/s up to the bin of `now_ms`, oldest first, NaN if unknown.
+
+        `bin_s`: 60 or 600. "all" is the sum over pools or models.
+        """
         self._advance(now_ms // MINUTE_MS)
         chosen = [
             ring
@@ -129,7 +135,7 @@ class RequestSeries:
 
 
 def request_rates(instances: Iterable[ServedInstance]) -> dict[Key, tuple[float, int]]:
-    """(pool, model) -> requests per second of the last minute, and how many instances report them."""
+    """Return (pool, model) -> requests per second of the last minute, and the instances that report them."""
     rates: dict[Key, tuple[float, int]] = {}
     for one in instances:
         if one.requests_last_minute is not None:

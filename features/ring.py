@@ -1,4 +1,4 @@
-"""Ring: the state of one entity kind, written one sample a series at a time.
+"""Ring: the state of one entity kind. It is written one sample per series at a time.
 
 All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (49 metrics,
 126 fine slots of 4 bytes, 144 ten-minute means of nine metrics) that is about 32 KiB.
@@ -11,9 +11,10 @@ All arrays have the entity last, so a row of one metric and slot is contiguous o
                                                        of the present one: bucket_total / bucket_count
     first_seen_ms              (entity,)               earliest first sample of any of its series
 
-Slots and buckets hold what belongs there by event time, however late it came: only the order within a series matters.
-Slots before `first_slot` and buckets before `first_bucket` were never opened: no code may read or write their cells,
-whose memory the system has not handed out yet. So a large fleet starts at once, and its rings grow as time passes.
+A sample is stored in the slot and bucket of its event time, however late it arrives. Only the order
+within a series matters. Slots before `first_slot` and buckets before `first_bucket` were never opened: no
+code may read or write their cells, for which the system has not allocated memory yet. So a large fleet
+starts at once, and its rings grow as time passes.
 """
 
 from typing import Any
@@ -32,7 +33,10 @@ LARGEST_INCREMENT = float(np.iinfo(np.uint32).max)
 
 
 class Ring:
-    """One kind. `size` entities are in use, `capacity` have room; `head` is the newest slot that has been opened."""
+    """The ring of one kind.
+
+    `size`: entities in use. `capacity`: entities that have room. `head`: the newest slot that has been opened.
+    """
 
     def __init__(self, layout: Layout, span: RingSpan) -> None:
         self.layout = layout
@@ -65,7 +69,7 @@ class Ring:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def reserve(self, size: int) -> None:
-        """Make room for `size` entities. Copies when it grows, by an eighth at least."""
+        """Make room for `size` entities. Growing copies the arrays, and adds at least an eighth."""
         if size > self.capacity:
             grown = max(size, self.capacity + self.capacity // 8)
             self.capacity = -(-grown // 16) * 16
@@ -99,7 +103,7 @@ class Ring:
         return self.closed + OPEN_SLOTS
 
     def advance(self, now_ms: int, newest_ms: int | None = None) -> None:
-        """Open slots up to now (and the newest sample, if it is ahead), and close the ones now left behind."""
+        """Open slots up to now (or up to a newer sample), and close slots that are too old."""
         now_slot = now_ms // self.span.interval_ms
         head = max(now_slot, self.head, (newest_ms or 0) // self.span.interval_ms)
         self._open(head)
@@ -121,7 +125,7 @@ class Ring:
             self._clear_buckets(was_bucket + 1, self.newest_bucket + 1)
 
     def open_from(self, slot: int, bucket: int) -> None:
-        """Open earlier slots and buckets, as far as they are within the ring: a late sample belongs there."""
+        """Open earlier slots and buckets for a late sample, as far as they are within the ring."""
         slot, bucket = max(slot, self.head - self.span.slots + 1), max(bucket, self.newest_bucket - BUCKETS + 1)
         if slot < self.first_slot:
             self._clear_slots(slot, self.first_slot)
@@ -143,7 +147,7 @@ class Ring:
         return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
 
     def opened_slots(self, first: int, last: int) -> NDArray[np.intp]:
-        """Return the numbers among `first … last` of slots that are open."""
+        """Return the open slots among `first … last`."""
         return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
     def _close(self, closed: int) -> None:
@@ -162,7 +166,7 @@ class Ring:
         self.closed = closed
 
     def settle(self) -> None:
-        """Recompute the sums of entities whose closed slots were written, or whose turn it is."""
+        """Recompute the sums of entities whose closed slots were written, or that are due."""
         columns = np.flatnonzero(self.dirty[: self.size])
         if len(columns):
             first, last = int(columns[0]), int(columns[-1])
@@ -175,7 +179,7 @@ class Ring:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def repeats(self, key: NDArray[np.intp]) -> bool:
-        """Whether a series occurs twice among the flat (metric, entity) keys."""
+        """Return whether a series occurs twice among the flat (metric, entity) keys."""
         order = np.arange(len(key), dtype=np.int32)
         mark = self.mark.reshape(-1)
         mark[key] = order
@@ -188,7 +192,10 @@ class Ring:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Apply samples (n,) newer than their series' last, at most one a series; return which. Make room first."""
+        """Apply samples (n,) that are newer than their series' last, and return which these are.
+
+        At most one sample per series. Call `reserve` first.
+        """
         key = metric * self.capacity + entity
         before = self.time_ms.reshape(-1).take(key)
         newer = time_ms > before
@@ -227,7 +234,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> NDArray[np.float32]:
-        """Keep rates and exact increments; returns what the value rings take: gauges as they are, rates."""
+        """Store rates and exact increments. Returns the values for the fine ring: gauges unchanged, and rates."""
         stored = value.astype(np.float32)
         layout = self.layout
         counter = layout.counter[metric]
@@ -255,7 +262,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> None:
-        """Count gaps: each failed scrape, and each scrape that should have come since the last."""
+        """Count gaps: each failed scrape, and each scrape that was due since the last one but is missing."""
         at = np.flatnonzero((metric == self.layout.metrics.index("scrape_up")) & inside)
         if not len(at):
             return
@@ -302,7 +309,7 @@ class Ring:
         stored: NDArray[np.float32],
         before: NDArray[np.int64],
     ) -> None:
-        """Add to the mean of the current bucket; a series that enters the next one leaves its mean behind."""
+        """Add to the mean of the current bucket. A series that enters the next bucket stores its mean first."""
         at = row * self.capacity + entity
         bucket, last = time_ms // BUCKET_MS, before // BUCKET_MS
         totals, counts = self.bucket_total.reshape(-1), self.bucket_count.reshape(-1)
@@ -328,12 +335,12 @@ class Ring:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def current(self, metric: int) -> NDArray[np.float64] | NDArray[np.float32]:
-        """(entity,) newest value of a gauge, or rate per second of a counter; a view."""
+        """Return (entity,) the newest value of a gauge, or rate per second of a counter, as a view."""
         counter = self.layout.counter[metric]
         return self.raw[metric, : self.size] if counter < 0 else self.rate[counter, : self.size]
 
     def peak(self, name: str) -> NDArray[np.float32]:
-        """(entity,) largest known value of a daily metric in the fine slots up to now and in the means of a day."""
+        """Return (entity,) the largest known value of a daily metric, in the fine slots and the day's means."""
         metric = self.layout.metrics.index(name)
         day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
         assert day >= 0, f"{name} is none of {self.layout.days}"
@@ -348,7 +355,7 @@ class Ring:
         return peak
 
     def slots(self, name: str, window: int) -> NDArray[np.float32]:
-        """(slot, entity) the last `window` slots of a value metric up to now, oldest first."""
+        """Return (slot, entity) the last `window` slots of a value metric up to now, oldest first."""
         row = self.layout.value[self.layout.metrics.index(name)]
         first = self.end - window + 1
         picked = np.full((window, self.size), np.nan, np.float32)
@@ -357,7 +364,10 @@ class Ring:
         return picked
 
     def day(self, name: str) -> NDArray[np.float32]:
-        """(bucket, entity) 10-minute means of a daily metric over a day, oldest first, the current one last."""
+        """Return (bucket, entity) 10-minute means of a daily metric over a day, oldest first.
+
+        The current bucket is the last one.
+        """
         metric = self.layout.metrics.index(name)
         newest = self.newest_bucket
         row, first = self.layout.day[metric], newest - BUCKETS + 1
@@ -369,7 +379,7 @@ class Ring:
         return days
 
     def _current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
-        """Entities whose bucket is not left yet, its mean so far, and how many buckets ago it began."""
+        """Return the entities that are still in a bucket, its mean so far, and its age in buckets."""
         row = self.layout.day[metric]
         count = self.bucket_count[row, : self.size]
         age = self.newest_bucket - self.time_ms[metric, : self.size] // BUCKET_MS

@@ -1,4 +1,4 @@
-"""Arrays whose last axis is the entity: how they grow, and where numbered slots lie in a ring."""
+"""Arrays whose last axis is the entity: how they grow, and where numbered slots are in a ring."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def widened_runs(array: NDArray[Any], capacity: int, fill: Any, opened: Sequence
 
 
 def runs(first: int, end: int, length: int) -> list[slice]:
-    """Return where the newest `length` of the numbers `first … end - 1` lie in a ring of this length.
+    """Return where the newest `length` of the numbers `first … end - 1` are in a ring of this length.
 
     >>> runs(7, 12, 10)
     [slice(7, 10, None), slice(0, 2, None)]

@@ -1,4 +1,4 @@
-"""RunPast: the newest runs of jobs that are alike, ready to be read as features."""
+"""RunPast: the newest runs of similar jobs, ready to be read as features."""
 
 import math
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ _NO_RUNS = (math.nan,) * 7
 
 
 class RunProgress:
-    """One job's run so far: begin_ms None while it waits, log_run None until it ended."""
+    """The run of one job so far. begin_ms: None while it waits. log_run: None until it has ended."""
 
     __slots__ = ("begin_ms", "log_run")
 
@@ -73,24 +73,24 @@ class RunPast:
         self.began_ms = 0  # sum of those starts
 
     def submit(self, at_ms: int, run: RunProgress) -> None:
-        """Note that a job was submitted."""
+        """Record that a job was submitted."""
         self._now_ms = None
         if at_ms >= self.submitted_ms:
             self.submitted_ms, self.newest = at_ms, run
 
     def begin(self, identity: Hashable, at_ms: int) -> None:
-        """Note that a job began to run."""
+        """Record that a job began to run."""
         self._now_ms = None
         self.running[identity] = at_ms
         self.began_ms += at_ms
 
     def leave(self, identity: Hashable) -> None:
-        """Note that a job runs no longer."""
+        """Record that a job no longer runs."""
         self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
     def add(self, log_run: float, failed: bool) -> None:
-        """Note a run that ended."""
+        """Record a run that ended."""
         self._ended = self._levels = self._now_ms = None
         self.count += 1
         self.failed += (failed - self.failed) / min(self.count, SHORT)
@@ -104,17 +104,17 @@ class RunPast:
                 del self._sorted[bisect_left(self._sorted, runs.popleft())]
 
     def levels(self) -> tuple[float, ...]:
-        """Quantiles of the last LONG runs at LEVELS, linear between runs; needs a run."""
+        """Return quantiles of the last LONG runs at LEVELS, linear between runs. Needs a run."""
         if self._levels is None:
             self._levels = tuple([quantile(self._sorted, level) for level in LEVELS])
         return self._levels
 
     def short_median(self) -> float:
-        """Median of the last SHORT runs; needs a run."""
+        """Return the median of the last SHORT runs. Needs a run."""
         return quantile(self._short, 0.5)
 
     def features(self, now_ms: int) -> tuple[float, ...]:
-        """In order of PAST_NAMES."""
+        """Return the features in order of PAST_NAMES."""
         if now_ms != self._now_ms:
             self._now, self._now_ms = self._features(now_ms), now_ms
         return self._now
@@ -136,7 +136,7 @@ class RunPast:
         return (*ended, math.log1p(self.count), self.failed, since, *among)
 
     def _of_ended(self) -> tuple[float, ...]:
-        """Return the first of PAST_NAMES, which only an end changes. Needs a run."""
+        """Return the first of PAST_NAMES, which change only when a run ends. Needs a run."""
         runs, short, long = self.runs, self._short, self._sorted
         s, n = len(short) - 1, len(long) - 1
         last = runs[-1]
@@ -145,7 +145,7 @@ class RunPast:
         return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
     def _previous(self, now_ms: int) -> tuple[float, float]:
-        """Return how long the job submitted last ran, or has been running."""
+        """Return how long the last submitted job ran, or has been running."""
         newest = self.newest
         if newest is None or newest.begin_ms is None:
             return math.nan, math.nan
@@ -154,12 +154,12 @@ class RunPast:
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
     def adopt(self, at_ms: int, run: RunProgress) -> None:
-        """After `loaded`: make a job that is not over `newest` again, if it was submitted last."""
+        """Make a restored job that is not over `newest` again if it was submitted last. Call after `loaded`."""
         if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
             self.newest = run
 
     def dump(self) -> list[Any]:
-        """JSON-able and copied; what runs is not in it."""
+        """Return a JSON-able copy, without running jobs."""
         newest = None if self.newest is None else [self.newest.begin_ms, self.newest.log_run]
         return [list(self.runs), self.count, self.failed, self.submitted_ms, newest]
 
@@ -178,7 +178,7 @@ class RunPast:
 
 
 def quantile(ordered: Sequence[float], level: float) -> float:
-    """Interpolate linearly between neighbours; `ordered` holds at least one.
+    """Return a quantile, interpolated linearly between neighbours. `ordered` must not be empty.
 
     >>> quantile([1.0, 2.0, 4.0], 0.75)
     3.0

@@ -1,4 +1,4 @@
-"""Neighbours: which running attempts hold the same hardware, from job events and how nodes are wired.
+"""Neighbours: which running attempts hold the same hardware, by job events and node wiring.
 
     gpu, mig   they hold the same GPU (mig where it has MIG instances)
     pcie       their GPUs are nearest to the same adapter: one PCIe switch is above them all
@@ -6,7 +6,7 @@
     rail       both span several nodes, and adapters of both meet at one leaf switch: one rail of a rail group
                (if unknown: GPUs of one index)
 
-Of each attempt only the tightest counts. Only attempts that begin, end or move are evaluated.
+For each attempt, only the tightest counts. Only attempts that begin, end or move are evaluated.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """The hardware that an attempt shares, and with whom. None: with several."""
+    """The hardware that an attempt shares, and its partner. None: several partners."""
 
     share: Share
     other: Attempt | None
 
 
 class Wiring:
-    """Adapters and rail group of each node, by a topology."""
+    """The adapters and rail group of each node of a topology."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         self._topology = topology
@@ -43,7 +43,7 @@ class Wiring:
         self._known: dict[str, tuple[tuple[Device, ...], str]] = {}
 
     def of(self, node: str) -> tuple[tuple[Device, ...], str]:
-        """Adapters, and the rail group ("": unknown)."""
+        """Return the node's adapters, and its rail group ("" if unknown)."""
         known = self._known.get(node)
         if known is None:
             row = self._rows.get(node)
@@ -58,7 +58,7 @@ class Wiring:
 
 
 def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
-    """All that an attempt holds and that another may hold as well, the tightest first."""
+    """Return all hardware that an attempt holds and may share with another, the tightest first."""
     held = {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}
     places = [_ for node, gpu in held for _ in _inside(node, gpu, wiring)]
     hosts = attempt.hosts
@@ -88,7 +88,7 @@ def _outside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
 
 
 class Neighbours:
-    """One writer."""
+    """The neighbours of all running attempts, for one writer."""
 
     def __init__(self) -> None:
         self._placed: dict[Attempt, tuple[tuple[RankPlacement, ...], tuple[str, ...], tuple[Place, ...]]] = {}
@@ -105,9 +105,10 @@ class Neighbours:
         wiring: Wiring,
         places: RunningPlaces | None = None,
     ) -> Mapping[Attempt, Company]:
-        """Return the company of each attempt that shares hardware now.
+        """Return the neighbours of each attempt that shares hardware now.
 
-        divided: GPUs (`node/index`) with MIG instances. places: those of `running`, one object until one moves.
+        divided: GPUs (`node/index`) with MIG instances. places: those of `running`. They are the same object
+        until an attempt moves.
         """
         if wiring is not self._wiring or set(divided) != self._divided:
             self._placed, self._holders, self._met = {}, {}, {}

@@ -1,4 +1,4 @@
-"""ShownSizes: how much of the GPUs attempts hold, where the occupancy shows another amount than their events state."""
+"""ShownSizes: the GPUs of attempts for which the occupancy differs from their events."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Set
 from dataclasses import replace
@@ -17,10 +17,11 @@ MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 
 
 class ShownSizes(Stateful):
-    """Attempt → thousandths of GPUs. An attempt that ends keeps its size, but for those that are displaced.
+    """Attempt → thousandths of GPUs. An attempt that ends keeps its size unless it is displaced.
 
-    A displaced attempt holds less than it states because others hold its GPUs: some end is reported late. Until its own
-    end it counts with what is left of it, and then with what its events state, since it held that while it ran.
+    A displaced attempt holds less than it states because others hold its GPUs: some end is reported late. Until
+    its own end, it counts with the GPUs that it still has. After that, it counts with the GPUs in its events,
+    since it held them while it ran.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class ShownSizes(Stateful):
         self._displaced: set[Key] = set()  # of these
 
     def contribution(self, attempt: JobAttempt, inventory: PoolInventory) -> Contribution | None:
-        """Return what an attempt adds, with the size that the occupancy showed, if it did."""
+        """Return an attempt's contribution, with its size by occupancy if known."""
         key = attempt.job, attempt.attempt
         if attempt.over_ms is not None and key in self._displaced:
             self.drop(key)
@@ -36,7 +37,7 @@ class ShownSizes(Stateful):
         return change if change is None or milli is None else replace(change, milli=milli)
 
     def outdated(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
-        """Return the attempts that still run and that the occupancy shows no more: their events state their size."""
+        """Return running attempts that the occupancy no longer lists. Their events state their size again."""
         gone = (self._milli.keys() & known.keys()) - shown.keys()
         return [key for key in gone if known[key].ended_ms is None]
 
@@ -48,7 +49,7 @@ class ShownSizes(Stateful):
     def note(
         self, shown: Mapping[Key, int], displaced: Set[Key], known: Mapping[Key, Contribution]
     ) -> Iterator[tuple[Key, Contribution]]:
-        """Record the sizes that the occupancy shows. Yield what the attempts add whose size is new."""
+        """Record the sizes by occupancy. Yields the new contribution of each attempt whose size changed."""
         for key, milli in shown.items():
             change = known.get(key)
             if change is None or (change.ended_ms is not None and key in displaced):

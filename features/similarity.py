@@ -1,4 +1,7 @@
-"""Kinds of similar jobs as 64-bit hashes, under which records are stored: readers need neither names nor a decoder."""
+"""Kinds of similar jobs as 64-bit hashes. Records are stored under them.
+
+So readers need neither names nor a decoder.
+"""
 
 import hashlib
 from typing import Literal
@@ -10,7 +13,9 @@ Kind = Literal["user, name and GPUs", "user and name", "user and GPUs", "user", 
 
 
 def kinds(shape: JobShape) -> dict[Kind, int]:
-    """Return the keys of a job, the most telling first; those by user or name words only where it has them.
+    """Return the keys of a job, the most specific first.
+
+    Keys by user or by words of the name exist only if the job has them.
 
     >>> list(kinds(JobShape(name="train-1", queue="batch", gpus=8)))
     ['queue and GPUs', 'GPUs', 'all jobs']
@@ -30,7 +35,7 @@ def kinds(shape: JobShape) -> dict[Kind, int]:
 
 
 def shape_of(attempt: JobAttempt) -> JobShape:
-    """Return the facts of an attempt as at its submission. A job without a name has its identity for a name."""
+    """Return the facts of an attempt at its submission. Its identity replaces a missing name."""
     submission = attempt.submission
     if submission is None:
         return JobShape(name=attempt.job, queue=attempt.queue, gpus=attempt.gpus, submitted_ms=attempt.started_ms or 0)

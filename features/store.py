@@ -1,8 +1,8 @@
-"""WindowStore: recent telemetry of all entities, as rings per (kind, resolution).
+"""WindowStore: recent telemetry of all entities, as rings for each (kind, resolution).
 
-The write rule: a sample counts only if it is newer than the last of its series. So repeats, a replay over a snapshot
-and any re-batching that keeps each series' order end in the same state. A slot holds its newest gauge; counters become
-rates on arrival; events add up.
+The write rule: a sample counts only if it is newer than the last of its series. So repeats, a replay over
+a snapshot and any re-batching that preserves each series' order end in the same state. A slot holds its
+newest gauge. Counters become rates on arrival. Events add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,10 @@ GAPS_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of a write. sure (n,): whether each of `taken` is certain to be the first of its series and time."""
+    """The outcome of a write.
+
+    sure (n,): whether each sample of `taken` is certain to be the first of its series and time.
+    """
 
     applied: int = 0
     late: int = 0
@@ -39,7 +42,10 @@ class Written:
 
 
 class WindowStore:
-    """One writer. Room grows with `entities`; nothing is removed, a silent entity's slots run empty."""
+    """The recent telemetry of all entities, for one writer.
+
+    Room grows with `entities`. Nothing is removed: the slots of a silent entity become empty.
+    """
 
     def __init__(
         self,
@@ -70,7 +76,7 @@ class WindowStore:
         return ring
 
     def write(self, batch: SampleBatch, now_ms: int) -> Written:
-        """Apply what is newer than the last of its series, in the batch's order; count the rest by reason."""
+        """Apply samples that are newer than the last of their series, in order. Count the others by reason."""
         good, future, garbage, odd = self._good(batch, now_ms)
         taken = batch if good is None else batch.where(good)
         if not len(taken):
@@ -89,7 +95,10 @@ class WindowStore:
     def _good(
         self, batch: SampleBatch, now_ms: int
     ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
-        """(n,) what may be applied, None for all; how many lie ahead, how many are no numbers, what cannot be."""
+        """Return (n,) which samples may be applied, None for all, and the counts of the others.
+
+        The counts are: samples ahead of the clock, samples that are not finite, and errors of implausible ones.
+        """
         low, high = plausible_range(batch.kind)
         ahead = batch.time_ms > now_ms + self.span.future_ms
         good = (batch.value >= low[batch.metric]) & (batch.value <= high[batch.metric]) & ~ahead
@@ -101,7 +110,7 @@ class WindowStore:
         return good, int(ahead.sum()), int((~finite & ~ahead).sum()), odd
 
     def _odd(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
-        """Return an error for each row. Errors of one metric are alike and name the first row."""
+        """Return an error for each row. Errors of one metric are the same object, which names the first row."""
         errors: list[RecordError] = []
         metrics, first, count = np.unique(batch.metric[rows], return_index=True, return_counts=True)
         for metric, row, many in zip(metrics.tolist(), rows[first].tolist(), count.tolist(), strict=True):
@@ -111,7 +120,7 @@ class WindowStore:
         return tuple(errors)
 
     def advance(self, now_ms: int) -> None:
-        """Let time pass: slots close and empty also where no sample arrives."""
+        """Advance all rings, so that slots also close and empty if no sample arrives."""
         for ring in self.rings.values():
             ring.advance(now_ms)
 
@@ -138,9 +147,10 @@ class WindowStore:
         return True
 
     def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
-        """Yield the works of `features.store_files.save_store` into `folder`, which may hold the previous save.
+        """Yield the functions of `features.store_files.save_store`, which save into `folder`.
 
-        A work raises OSError. The save after an unfinished one holds everything. becomes: where the folder moves.
+        The folder may hold the previous save. Each function may raise OSError. The save after an unfinished one
+        holds everything. becomes: the folder's later place.
         """
         self._saves += 1
         number, files = self._saves, self._files
@@ -155,7 +165,7 @@ class WindowStore:
             self._files = [(becomes or folder) / path.name for path in files]
 
     def save(self, folder: Path) -> None:
-        """All works of `saving`, at once."""
+        """Save the store at once, by running all functions of `saving`."""
         for work in self.saving(folder):
             work()
 
@@ -163,9 +173,10 @@ class WindowStore:
     def load(
         cls, folder: Path, *, interval_s: float | None = None, future_limit_s: float | None = None
     ) -> "WindowStore":
-        """Load a store with entities of its own in their old rows. `future_limit_s` None: as it was saved.
+        """Load a store with its own entities, in their old rows.
 
-        Raises StoreError if it is missing or torn, OtherIntervalError for another interval.
+        `future_limit_s`: None means the saved one. Raises StoreError if it is missing or torn, and
+        OtherIntervalError if it has another interval.
         """
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
@@ -176,7 +187,7 @@ class WindowStore:
 
 
 def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:
-    """Cut a batch so that no series occurs twice in a part: the k-th part holds each series' k-th sample."""
+    """Yield parts of a batch in which no series occurs twice. Part k holds each series' k-th sample."""
     key = metric * ring.capacity + entity
     if not ring.repeats(key):
         yield slice(None)

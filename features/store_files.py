@@ -3,9 +3,10 @@
     state.arrays        newest sample of every series, sums of current buckets, names; small, written each time
     000001.slots …      slots and buckets written since the previous save, oldest file first; a later one wins
 
-A save links the previous slot files into its folder and adds one with what changed since. After SEGMENTS files, or a
-failed save, one file with everything starts anew. A save takes slices of entities; between them the store may be
-written, since nothing in a ring depends on two series. So a save stops the store, and costs memory, for SLICE_BYTES.
+A save links the previous slot files into its folder and adds one with all changes since. After SEGMENTS
+files, or a failed save, it starts again with one file of everything. A save copies slices of entities.
+Between them the store may be written, since nothing in a ring depends on two series. So a save blocks the
+store, and needs memory, only for SLICE_BYTES at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +45,7 @@ class StoreError(Exception):
 
 
 class OtherIntervalError(StoreError):
-    """A whole store whose slots are cut at another interval; `entities`: the ones that it knows."""
+    """The error of a complete store whose slots have another interval. `entities`: those of the store."""
 
     def __init__(self, message: str, entities: Entities) -> None:
         super().__init__(message)
@@ -53,13 +54,16 @@ class OtherIntervalError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """From where on a ring's slots and buckets are not on disk yet; everything by default."""
+    """The first slot and bucket of a ring that are not on disk yet. The default is everything."""
 
     slot: int = 0
     bucket: int = 0
 
     def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Slots and buckets up to now that are not on disk: no slice may hold a newest time without its slot."""
+        """Return the slots and buckets up to now that are not on disk.
+
+        No slice may hold a newest time without its slot.
+        """
         slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, ring.first_slot)
         bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, ring.first_bucket)
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
@@ -73,7 +77,7 @@ def begin_save(ring: Ring, *, everything: bool) -> Since:
 
 
 def _slice_length(ring: Ring, since: Since) -> int:
-    """Return how many entities make a slice."""
+    """Return the number of entities in a slice."""
     slots, buckets = since.numbers(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
@@ -83,10 +87,10 @@ def _slice_length(ring: Ring, since: Since) -> int:
 def save_store(
     entities: Entities, span: RingSpan, rings: Mapping[EntityKind, Ring], folder: Path, earlier: list[Path]
 ) -> Iterator[Work]:
-    """Yield the works of one save into `folder`; an older save in there stays whole until the new one is.
+    """Yield the functions of one save into `folder`. An older save in it stays whole until the new one is.
 
-    Take a work where the store is written, since that copies from it; run it in any thread, since it writes to disk.
-    The last one leaves the slot files of the save in `earlier`.
+    Get each function in the thread that writes the store, since this copies from the store. Run it in any
+    thread, since it writes to disk. The last one stores the save's slot files in `earlier`.
     """
     since = {kind: begin_save(ring, everything=not earlier) for kind, ring in rings.items()}
     sizes = {kind: rings[kind].size for kind in since}
@@ -110,7 +114,7 @@ def save_store(
 
 
 class _Slice:
-    """Copies of some entities of one ring as of one moment, as far as they are not on disk yet."""
+    """Copies of some entities of one ring at one moment, without what is on disk already."""
 
     def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: Since) -> None:
         names = {rows: list(getattr(ring.layout, rows)) for rows in ROW_NAMES}
@@ -144,7 +148,7 @@ def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArra
 
 
 def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:
-    """Make the save whole: its slot files first, then the file that names them; drop what an older save left."""
+    """Complete the save: finish its slot files, then the file that names them. Deletes older slot files."""
     folder = slots.path.parent
     slots.finish({})
     earlier[:] = [*(link(path, folder) for path in earlier), slots.path]
@@ -162,7 +166,10 @@ def link(path: Path, folder: Path) -> Path:
 
 
 def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, RingSpan, dict[EntityKind, Ring]]:
-    """Read rings and entities of a save, with room for another `future_ms`. Raises StoreError: missing or torn."""
+    """Read the rings and entities of a save. Raises StoreError if it is missing or torn.
+
+    future_ms: replaces the saved limit.
+    """
     try:
         parts = list(read_parts(folder / "state.arrays"))
         about, _ = parts.pop()
@@ -181,15 +188,15 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
 
 
 def _head(ring: Ring, size: int) -> dict[str, int]:
-    """Return what a save says of a ring as a whole."""
+    """Return the facts of a ring as a whole that a save stores."""
     opened = {"first_slot": ring.first_slot, "first_bucket": ring.first_bucket}
     return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
 
 
 def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
-    """Return a ring with room for a save, its slots empty.
+    """Return a ring with room for a save and with empty slots.
 
-    Older saves do not say which slots are open: then all count as open.
+    Older saves do not state which slots are open. Then all of them count as open.
     """
     ring = Ring(layout_of(kind), span)
     ring.reserve(row["size"])
@@ -201,7 +208,7 @@ def _ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
 
 
 def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
-    """Put saved state into a new ring with room for it."""
+    """Copy saved state into a new ring that has room for it."""
     part = slice(about["first"], about["first"] + len(state["first_seen_ms"]))
     for name, rows in STATE_ROWS.items():
         for mine, theirs in _rows(ring.layout, about, rows):
@@ -210,7 +217,7 @@ def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
 
 
 def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
-    """Put saved slots into a ring, as far as they are still within it."""
+    """Copy saved slots into a ring, as far as they are still within it."""
     for name, names in SLOT_ROWS.items():
         saved, ours = slots[name], getattr(ring, name)
         newest, numbers = (
@@ -224,7 +231,9 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
 
 
 def _stretches(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
-    """Yield where consecutive slots lie in a ring of this length, and in the file: without those that it holds no more.
+    """Yield the places of consecutive slots in a ring of this length, and in the file.
+
+    Slots that the ring no longer holds are left out.
 
     >>> list(_stretches(np.arange(96, 104), 103, 5))
     [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]

@@ -1,4 +1,7 @@
-"""Running sums over windows of closed slots (added as a slot closes, removed as it leaves), and their statistics."""
+"""Running sums over windows of closed slots, and their statistics.
+
+A slot is added when it closes, and removed when it leaves the window.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +13,7 @@ from features.ring_arrays import widened
 
 
 class ValueSums:
-    """Count and sum of known values of `rows` over two windows, and the sum of squares over the longer."""
+    """The count and sum of known values of `rows` over two windows, and the longer one's sum of squares."""
 
     def __init__(self, rows: Sequence[int], lengths: tuple[int, int]) -> None:
         self.rows = list(rows)
@@ -29,7 +32,7 @@ class ValueSums:
         self.square = widened(self.square, capacity)
 
     def close(self, fine: NDArray[np.float32], slot: int, size: int, first: int) -> None:
-        """Move both windows on by the slot that closes. first: the oldest slot with values."""
+        """Advance both windows by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             moves = [(number, sign) for number, sign in ((slot, 1), (slot - length, -1)) if number >= first]
             for number, sign in moves if length else ():
@@ -45,7 +48,7 @@ class ValueSums:
             self.square[index, :size] += sign * clean * clean
 
     def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
-        """Sum the chosen entities anew from the ring. first: the oldest slot with values."""
+        """Recompute the sums of some entities from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
@@ -58,7 +61,10 @@ class ValueSums:
     def windows(
         self, fine: NDArray[np.float32], index: int, open_slots: NDArray[np.intp], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
-        """(count (window, entity), total (window, entity), square (entity,)) of one row, with its open slots."""
+        """Return count (window, entity), total (window, entity) and square (entity,) of one row.
+
+        They include its open slots.
+        """
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
         for slot in open_slots:
@@ -85,7 +91,7 @@ class EventSums:
         self.total = widened(self.total, capacity)
 
     def close(self, events: NDArray[np.uint32], slot: int, size: int, first: int) -> None:
-        """Move both windows on by the slot that closes. first: the oldest slot with values."""
+        """Advance both windows by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             if length and slot >= first:
                 self.total[window, :, :size] += events[:, slot % events.shape[1], :size]
@@ -93,7 +99,7 @@ class EventSums:
                 self.total[window, :, :size] -= events[:, (slot - length) % events.shape[1], :size]
 
     def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
-        """Sum the chosen entities anew from the ring. first: the oldest slot with values."""
+        """Recompute the sums of some entities from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % events.shape[1]
             for row in range(len(events)):
@@ -102,7 +108,7 @@ class EventSums:
     def windows(
         self, events: NDArray[np.uint32], row: int, open_slots: NDArray[np.intp], size: int
     ) -> NDArray[np.int64]:
-        """(window, entity) increments of one row, with its open slots."""
+        """Return (window, entity) the increments of one row, including its open slots."""
         total = self.total[:, row, :size].copy()
         for slot in open_slots:
             total += events[row, slot, :size]
@@ -110,12 +116,12 @@ class EventSums:
 
 
 def chosen(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDArray[np.intp]) -> NDArray[Any]:
-    """(slot, column) of a ring (slot, entity), a copy."""
+    """Copy (slot, column) from a ring (slot, entity)."""
     return ring[slots, columns] if isinstance(columns, slice) else ring[np.ix_(slots, columns)]
 
 
 def _known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Where a value is known, and the values with 0 where it is not."""
+    """Return which values are known, and the values with 0 where they are not."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)
 
@@ -136,7 +142,7 @@ def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> N
 
 
 def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the known values; NaN where there is none.
+    """Return the mean of the known values, NaN if there are none.
 
     >>> mean(np.array([2, 0]), np.array([3.0, 0.0]))
     array([1.5, nan])
@@ -160,6 +166,6 @@ def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray
 
 
 def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(entity,) largest known value over the slot axis of (slot, entity); NaN where there is none."""
+    """Return (entity,) the largest known value of (slot, entity) over the slots, NaN if there is none."""
     highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
     return highest

@@ -18,7 +18,8 @@ GPUS_AT = 3  # of an attempt's row
 def in_thousandths(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dump:
     """Return a dump of any version with GPUs in thousandths.
 
-    A dump of whole GPUs loses its inventory: when the series get one, they count all attempts again, parts as parts.
+    A dump of whole GPUs loses its inventory. When the series get one, they count all attempts again, in parts
+    of GPUs.
     """
     if UNIT in about:
         return dict(about), dict(arrays)
@@ -44,5 +45,5 @@ def in_thousandths(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]])
 
 
 def _scaled(change: Sequence[int], factors: NDArray[np.int64]) -> list[int]:
-    """Scale a change that waits: its bin, then its amounts."""
+    """Scale a waiting change: its bin, then its amounts."""
     return [change[0], *(np.array(change[1:], np.int64) * factors).tolist()]
