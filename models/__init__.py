@@ -1,1 +1,1 @@
-"""Features to forecasts and scores."""
+"""Models that turn features into forecasts and scores."""

@@ -1,4 +1,4 @@
-"""Calibration: isotonic steps applied to probabilities, and quantiles that follow their outcomes online."""
+"""Calibration of probabilities by isotonic steps, and of quantiles by their outcomes, online."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outco
 
 
 def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
-    """Piecewise linear map through (x, y), flat outside; the identity when there are no points.
+    """Map probabilities by the piecewise linear function through the points (x, y).
+
+    Outside the points the function is flat. Without points, `p` is returned unchanged.
 
     >>> apply_isotonic(np.array([0.25]), (0.0, 0.5), (0.0, 0.2))
     array([0.1])
@@ -26,11 +28,12 @@ def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
 
 @dataclass(slots=True)
 class QuantileTracker:
-    """Offsets that bring each quantile's hit rate to its level. They learn from matured outcomes alone.
+    """Offsets that bring each quantile's hit rate to its level, learned from matured outcomes only.
 
-    offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID control
-    (Angelopoulos et al., 2023). eta starts large: the first weeks set the offset as split conformal does. Then it falls
-    to a floor (Angelopoulos et al., 2024), lower for long leads, whose outcomes overlap and repeat each surprise.
+    offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID
+    control (Angelopoulos et al., 2023). eta starts large, so the first weeks set the offset as split
+    conformal does. Then it falls to a floor (Angelopoulos et al., 2024). The floor is lower for long leads,
+    because their outcomes overlap and repeat each surprise.
     """
 
     levels: Array  # (quantile,)
@@ -50,9 +53,9 @@ class QuantileTracker:
         )
 
     def apply(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
-        """Pick the chosen of (candidate, quantile, step, series), shift them, and sort so that quantiles do not cross.
+        """Pick the chosen candidates, shift their quantiles, and sort them so that they do not cross.
 
-        chosen: (step, series). Returns (quantile, step, series).
+        quantiles: (candidate, quantile, step, series). chosen: (step, series). Returns (quantile, step, series).
         """
         taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
         return np.sort(taken + offset * self.trust(), axis=0)
@@ -62,11 +65,17 @@ class QuantileTracker:
         return np.sort(quantiles + self.offset[:, :, step] * self.trust()[step], axis=1)
 
     def trust(self) -> Array:
-        """(step, series) how much of an offset is believed: the outcomes of a few days say little of the next."""
+        """Return (step, series) the share of each offset that is applied.
+
+        It starts at 0 and grows with the outcomes, because those of a few days say little about the next days.
+        """
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
     def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
-        """Learn from a matured forecast. quantiles: (candidate, quantile, series) before `apply`; others: (series,)."""
+        """Learn from a matured forecast.
+
+        quantiles: (candidate, quantile, series) before `apply`. outcome and known: (series,).
+        """
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
         off = np.abs(outcome - quantiles[0, quantiles.shape[1] // 2])
@@ -79,6 +88,6 @@ class QuantileTracker:
         self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
 
     def eta(self, step: int) -> Array:
-        """(series,) the present rate."""
+        """Return (series,) the current learning rate of this step."""
         overlap = self.overlap[step]
         return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

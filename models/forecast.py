@@ -1,4 +1,4 @@
-"""Interface of forecasters: the panel of series they receive and the quantile levels they return."""
+"""The interface of forecasters: the panel of series they receive and the quantile levels they return."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,9 @@ Array = NDArray[np.float64]
 class Panel:
     """Regular series of one target, forecast together. Bin b ends at first_ms + (b + 1) * bin_s * 1000.
 
-    values: (series, bin), NaN unknown. capacity: (series,), the ceiling in the same unit, NaN for none. covariates:
-    name -> (series, bin), each known at the end of its bin: running, queued, arriving, started, ended, …
+    values: (series, bin), NaN if unknown. capacity: (series,), the ceiling in the same unit, NaN for none.
+    covariates: name -> (series, bin), each known at the end of its bin: running, queued, arriving, started,
+    ended, …
     """
 
     target: str
@@ -37,17 +38,18 @@ class Panel:
         return replace(self, values=self.values[:, :bins], covariates=known)
 
     def end_ms(self, bin: int) -> int:
-        """Return the end of a bin: when a forecast with this origin may be issued."""
+        """Return when a bin ends. A forecast with this origin may be issued then."""
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
 class Forecaster(Protocol):
-    """One way to forecast the series of a panel. It keeps nothing between calls but what it was fitted on."""
+    """A method that forecasts the series of a panel. Between calls it keeps only what it was fitted on."""
 
     name: str
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return (quantile, step, origin, series): QUANTILES of the value at bin origin + step. NaN where it cannot.
+        """Return (quantile, step, origin, series): QUANTILES of the value at bin origin + step.
 
-        It reads no bin after an origin. Quantiles do not decrease. The gate clips and calibrates them.
+        NaN where the forecaster cannot forecast. It reads no bin after an origin. Quantiles do not decrease. The
+        gate clips and calibrates them.
         """

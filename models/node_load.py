@@ -1,12 +1,15 @@
-"""Forecast how busy each node's GPUs and host are over the next minutes, from what they do now and who holds them.
+"""A forecast of how busy each node's GPUs and host are over the next minutes.
 
-A GPU that a job holds   the newest reading or the mean of two minutes, whichever is higher: a checkpoint's dip is short
+It uses what they do now and which jobs hold them:
+
+A GPU that a job holds   the newest reading or the mean of two minutes, whichever is higher, because a
+                         checkpoint's dip is short
 one held since lately    at least what held GPUs of the fleet usually do: its job is still loading
-a free one               the newest reading: who places work there knows best what comes
+a free one               the newest reading. The placer that places work there knows best what comes
 spread                   that of the last half hour, as if the GPUs of a node moved together
 
-When jobs end is left out: known exactly, it makes the median worse, since others take their place within minutes.
-`fleetcast evaluate node_load` holds this against the last value.
+The ends of jobs are left out. Even if known exactly, they make the median worse, because other jobs take
+their place within minutes. `fleetcast evaluate node_load` compares this with the last value.
 """
 
 from dataclasses import dataclass
@@ -42,7 +45,10 @@ class GpuUse:
 
     @classmethod
     def of(cls, frame: FeatureFrame, rows: NDArray[np.int32], held_s: Array) -> "GpuUse":
-        """rows: (n, g) rows of `frame`, -1 unknown. Where no exporter tells utilisation, SM activity stands for it."""
+        """Build the use from a frame. rows: (n, g) rows of `frame`, -1 if unknown.
+
+        If no exporter reports utilisation, SM activity is used instead.
+        """
 
         def told(window: str) -> Array:
             busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
@@ -69,7 +75,10 @@ class GpuUse:
 
 
 def host_forecast(frame: FeatureFrame, n: int) -> Array:
-    """(cpu or memory, n) shares in use, of the newest readings: NaN unknown. No history of a host's use is kept."""
+    """Return (cpu or memory, n) the shares in use by the newest readings, NaN if unknown.
+
+    No history of a host's use is stored.
+    """
     idle, free, total = (
         _padded(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
     )
@@ -79,14 +88,17 @@ def host_forecast(frame: FeatureFrame, n: int) -> Array:
 
 
 def node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
-    """(level, load, n) of LEVELS and LOADS, NaN unknown. A host's p90 is its median: its spread is not known."""
+    """Return (level, load, n) at LEVELS and for LOADS, NaN if unknown.
+
+    A host's p90 is its median, because its spread is not known.
+    """
     told = gpus.forecast()
     host = host_forecast(hosts, told.shape[1])
     return np.stack([np.concatenate([row[None], host]) for row in told]).astype(np.float32)
 
 
 def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
-    """(n, g) of a column by row; NaN where there is no row."""
+    """Return (n, g) the values of a column by row, NaN where there is no row."""
     known = (rows >= 0) & (rows < len(frame.values))
     if not known.any():
         return np.full(rows.shape, np.nan)
@@ -100,7 +112,7 @@ def _padded(column: NDArray[np.float32], n: int) -> Array:
 
 
 def _mean(values: Array) -> Array:
-    """(n,) mean of the known values of each row; NaN where there is none."""
+    """Return (n,) the mean of the known values of each row, NaN if there are none."""
     known = np.isfinite(values)
     count = known.sum(axis=1)
     total = np.where(known, values, 0.0).sum(axis=1)

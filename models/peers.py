@@ -15,9 +15,10 @@ FEW_VALUES = 8
 
 
 class Groups:
-    """Groups of peers, laid out as a table with a row for each group, so that medians need no loop and no sort of all.
+    """Groups of peers, laid out as a table with one row per group.
 
-    of: (n,) the group of each member, -1 for none. count: the number of groups. The caller leaves `of` unchanged.
+    So medians need no loop, and no sort of all members. of: (n,) the group of each member, -1 for none.
+    count: the number of groups. The caller leaves `of` unchanged.
     """
 
     def __init__(self, of: Rows, count: int) -> None:
@@ -31,7 +32,10 @@ class Groups:
         self._cells = self._cells_of(members, sizes) if self._has_table else None
 
     def _cells_of(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(member,) its cell in the table, by row and by order of members. None if the members fill it in order."""
+        """Return (member,) its cell in the table, by row and by order of members.
+
+        Returns None if the members fill the table in order.
+        """
         ordered = len(members) < 2 or bool((members[1:] >= members[:-1]).all())
         if ordered and len(members) == self._width * len(self._filled):
             return None
@@ -47,7 +51,9 @@ class Groups:
         return found
 
     def median(self, values: NDArray[np.floating]) -> tuple[Array, NDArray[np.int64]]:
-        """Return (group,) the median of the finite `values` (n,) of each group, NaN if it has none, and their number.
+        """Return (group,) the median of the finite `values` (n,) of each group, and their number.
+
+        The median is NaN if a group has none.
 
         >>> Groups(np.array([0, 0, 0, 1]), 2).median(np.array([1.0, 9.0, 3.0, np.nan]))
         (array([ 3., nan]), array([3, 0]))
@@ -65,7 +71,7 @@ class Groups:
         return median, count
 
     def _middles(self, values: Array, count: NDArray[np.int64]) -> Array:
-        """Return (row,) the median of each row of the table, which has `count` values."""
+        """Return (row,) the median of each row of the table. count: (row,) finite values in each row."""
         rows, width = len(self._filled), self._width
         if self._cells is None:
             table = values.reshape(rows, width)
@@ -78,18 +84,21 @@ class Groups:
         return middles
 
     def spread(self, figure: Array) -> Array:
-        """Return (n,) the figure of its group (group,) at each member, NaN for members of no group."""
+        """Return (n,) for each member its group's figure, NaN for members of no group. figure: (group,)."""
         if self._inside is None:
             return figure[self.of]
         return np.where(self.of >= 0, figure[np.maximum(self.of, 0)] if len(figure) else np.nan, np.nan)
 
     def middle(self, values: NDArray[np.floating]) -> Array:
-        """Return (n,) the median of the finite `values` of its group at each member, NaN where there is none."""
+        """Return (n,) for each member the median of its group's finite `values`, NaN if there is none."""
         return self.spread(self.median(values)[0])
 
 
 def _median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
-    """Return (group,) medians of finite `values` where few large groups would leave most of a table empty."""
+    """Return (group,) medians of finite `values`.
+
+    It is for few large groups, which would leave most of a table empty.
+    """
     ordered = values[np.lexsort((values, group))]
     start = np.cumsum(count) - count
     median = np.full(len(count), np.nan)
@@ -99,7 +108,9 @@ def _median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> 
 
 
 def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Give groups of equal keys the numbers 0, 1, ... by their keys. Returns (n,) numbers and how many. -1 stays.
+    """Give groups of equal keys the numbers 0, 1, ... in order of their keys. Key -1 stays -1.
+
+    Returns (n,) numbers, and how many there are.
 
     >>> numbered(np.array([70, -1, 7, 70]))
     (array([ 1, -1,  0,  1]), 2)
@@ -124,9 +135,10 @@ def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Return the different `values` (n,) in order, and (n,) the place of each among them, as np.unique does.
+    """Return the distinct `values` in order, and (n,) the place of each value among them.
 
-    Few values, as speeds and models are, need no sort. NaN, which equals nothing, falls back to np.unique.
+    It does the same as np.unique. values: (n,). Few distinct values, such as speeds and models, need no sort.
+    NaN, which equals nothing, falls back to np.unique.
     """
     distinct = list[float]()
     rest = values
@@ -141,7 +153,7 @@ def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
 
 
 def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array]:
-    """Return (n,) deviation from the group's median in robust sigmas, and (n,) that median.
+    """Return (n,) the deviation from the group's median in robust sigmas, and (n,) that median.
 
     Both are NaN where the value or the group is unknown.
 
@@ -155,7 +167,7 @@ def robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Array, Array
 
 
 def most_have(counts: NDArray[np.floating]) -> float:
-    """Return the number that nine of ten of (n,) do not exceed, NaN unknown. 0 if none is known.
+    """Return the value that nine of ten of (n,) do not exceed, or 0 if none is known. NaN means unknown.
 
     >>> most_have(np.array([0.0, 0.0, np.nan, 7.0])), most_have(np.array([4.0] * 19 + [90.0])), most_have(np.zeros(0))
     (0.0, 4.0, 0.0)
@@ -168,7 +180,9 @@ def most_have(counts: NDArray[np.floating]) -> float:
 
 
 def middle(values: NDArray[np.floating]) -> float:
-    """Return the median of (n,) finite numbers, n >= 1. For some hundreds it takes a tenth of numpy's time.
+    """Return the median of (n,) finite numbers, n >= 1.
+
+    For some hundreds of numbers it takes a tenth of numpy's time.
 
     >>> middle(np.array([3.0, 1.0, 2.0])), middle(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)

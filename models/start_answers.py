@@ -1,15 +1,16 @@
-"""AnsweredRequests: the start times that requests had as answers, and how often they held.
+"""AnsweredRequests: the start times that were issued for requests, and how often they held.
 
-A request's start time is noted when the placer first issues it, and again at the ages LOOKS_S. Each level of a note
-counts once its own issued time has passed, whether or not the request has started by then. If an early start counted at
-once and a late one only after its p90, the record of a queue would hold too many early starts at all times. A withdrawn
-request counts at the levels whose time had passed before.
+A request's start time is recorded when the placer first issues it, and again at the ages LOOKS_S. Each
+level of such a note counts once its own issued time has passed, whether or not the request has started by
+then. If an early start counted at once and a late one only after its p90, the record of a queue would
+always hold too many early starts. A withdrawn request counts at the levels whose time had passed before.
 
-For the same reason a request leaves the record by its issued times alone, never because it has started: once the record
-is full, a new request replaces the one whose first p90 passed longest ago. While none has passed, new requests are not
-noted.
+For the same reason a request leaves the record by its issued times alone, never because it has started.
+Once the record is full, a new request replaces the one whose first p90 passed longest ago. While none has
+passed, new requests are not recorded.
 
-Later answers are easier, because they know more. So each age is judged apart: the first answer is what a user plans by.
+Later answers are easier, because they know more. So each age is judged separately. Users plan by the
+first answer.
 """
 
 import heapq
@@ -29,10 +30,10 @@ Times = tuple[int, int, int]  # Unix ms at LEVELS
 
 
 class StartShares(NamedTuple):
-    """Share of requests that started by each level, and the number of those without an answer.
+    """The share of requests that started by each level, and the number of those without an answer.
 
-    requests: (level,) how many were judged. shares: (level,), NaN where `requests` is 0. unanswered: requests that
-    started and had no start time.
+    requests: (level,) how many were judged. shares: (level,), NaN where `requests` is 0. unanswered: requests
+    that started and had no start time.
     """
 
     requests: NDArray[np.int64]
@@ -41,9 +42,9 @@ class StartShares(NamedTuple):
 
 
 class StartJudgement(NamedTuple):
-    """The shares over the answers at all ages, in which a request weighs one, and at each age of LOOKS_S.
+    """The shares over the answers at all ages, with weight one per request, and at each age of LOOKS_S.
 
-    Age 0 is the first answer. since_ms: when the first judged answer was issued. None where none was judged.
+    Age 0 is the first answer. since_ms: when the first judged answer was issued, None if none was judged.
     """
 
     all_ages: StartShares
@@ -53,10 +54,10 @@ class StartJudgement(NamedTuple):
 
 @dataclass(slots=True)
 class AnsweredRequest:
-    """A request and its answers. first_ms: when the first was issued.
+    """A request and its answers. first_ms: when the first answer was issued.
 
-    notes: the start time issued at each age, in the order of LOOKS_S, None where none was known. until_ms: when its
-    wait ended, None while it waits.
+    notes: the start time issued at each age, in the order of LOOKS_S, None if none was known. until_ms: when
+    its wait ended, None while it waits.
     """
 
     first_ms: int
@@ -65,7 +66,7 @@ class AnsweredRequest:
     has_started: bool = False
 
     def note(self, issued_ms: Times | None, now_ms: int) -> None:
-        """Note the start time issued now if an age is due."""
+        """Record the start time issued now if an age is due."""
         if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
             self.notes.append(issued_ms)
 
@@ -75,19 +76,19 @@ class AnsweredRequest:
 
     @property
     def expires_ms(self) -> int:
-        """The p90 of the first answer, or when there was none."""
+        """The p90 of the start time in the first answer, or `first_ms` if that answer had no start time."""
         return self.notes[0][-1] if self.notes and self.notes[0] is not None else self.first_ms
 
 
 class AnsweredRequests:
-    """At most KEPT requests, those that wait and those that do no more."""
+    """At most KEPT requests, including those that no longer wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, AnsweredRequest]] = []  # (`expires_ms`, number, request), soonest first
         self._added = 0
 
     def add(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
-        """Add a request with its first answer. Returns None where there is no place for one."""
+        """Add a request with its first answer. Returns None if there is no room for one."""
         if len(self._heap) < KEPT:
             return self._push(AnsweredRequest(now_ms, [issued_ms]))
         if self._heap[0][0] >= now_ms:
@@ -128,7 +129,7 @@ class AnsweredRequests:
         return {id(one): at for at, one in enumerate(self._requests)}
 
     def at(self, place: int) -> AnsweredRequest:
-        """Return the request at a place of a dump. Raises IndexError."""
+        """Return the request at a place of a dump. Raises IndexError if there is none."""
         return self._heap[place][2]
 
     def dump(self) -> list[Any]:
@@ -146,12 +147,12 @@ class AnsweredRequests:
 
 
 def _waited_until(one: AnsweredRequest, now_ms: int) -> int:
-    """Return up to when its outcome is known."""
+    """Return the time up to which the request's outcome is known."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 
 
 def _issued(requests: Sequence[AnsweredRequest]) -> Array:
-    """(request, age, level) issued times in Unix ms, NaN where there is none."""
+    """Return (request, age, level) the issued times in Unix ms, NaN where there is none."""
     found = np.full((len(requests), len(LOOKS_S), len(LEVELS)), np.nan)
     notes = [(at, age, times) for at, one in enumerate(requests) for age, times in enumerate(one.notes) if times]
     if notes:
@@ -161,7 +162,10 @@ def _issued(requests: Sequence[AnsweredRequest]) -> Array:
 
 
 def _shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
-    """Return the shares. judged, hits: (request, level) whether it counts, and how far it started by the level."""
+    """Return the shares of these requests.
+
+    judged: (request, level) whether it counts. hits: (request, level) the share of its answers that held.
+    """
     requests = judged.sum(axis=0).astype(np.int64)
     with np.errstate(invalid="ignore"):
         return StartShares(requests, np.where(judged, hits, 0.0).sum(axis=0) / requests, unanswered)

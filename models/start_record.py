@@ -1,16 +1,17 @@
-"""StartRecord: what became of the start times that users were shown, and how the next ones are corrected.
+"""StartRecord: whether the start times shown to users held, and how the next ones are corrected.
 
-`models/start_answers.py` says how the record judges them.
+`models/start_answers.py` explains how the record judges them.
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
-The offset of a level is that level's quantile of the residuals of first answers, times n^2 / (n^2 + PRIOR^2) for n that
-started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before any correction. A request that still waits is
-right-censored (Kaplan-Meier): those that started first are the ones with short waits. Of many requests that come while
-one waits, the newest that started are such. Where their curve does not come down to the level, a longer window is read.
+The offset of a level is that level's quantile of the residuals of first answers, times
+n^2 / (n^2 + PRIOR^2) for n that started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before
+any correction. A request that still waits is right-censored (Kaplan-Meier), because the requests that
+started first are the ones with short waits. If many requests arrive while one waits, the newest of those
+that started have short waits too. If their curve does not come down to the level, a longer window is read.
 
-An offset that follows how often corrected answers held would go on moving until the first corrected ones start, hours
-later, and swing from too late to too early.
+An offset that follows how often corrected answers held would go on moving until the first corrected
+requests start, hours later, and swing from too late to too early.
 
 A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
 """
@@ -43,8 +44,9 @@ Array = NDArray[np.float64]
 class FollowedRequest:
     """A request that waits. first_ms: when its first answer was issued.
 
-    answers: what the record judges, None where it does not. since_ms: since when it should start at once, None while it
-    should not. sampled_s: the waits of its first answer at LEVELS, before any correction, None where it had no answer.
+    answers: the part that the record judges, None if it does not. since_ms: since when it should start at
+    once, None while it should not. sampled_s: the waits of its first answer at LEVELS, before any correction,
+    None if it had no answer.
     """
 
     first_ms: int
@@ -54,7 +56,10 @@ class FollowedRequest:
 
 
 class StartRecord:
-    """One writer. `issue` corrects and notes, `started` and `withdrawn` end a wait, `advance` moves the time."""
+    """The record of issued start times, with one writer.
+
+    `issue` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the time.
+    """
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
@@ -70,9 +75,9 @@ class StartRecord:
         return self._open.keys()
 
     def issue(self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()) -> dict[str, Times]:
-        """Correct the start times of requests that wait, as of `now_ms`, and note them where an age is due.
+        """Correct the start times of requests that wait, as of `now_ms`, and record them when an age is due.
 
-        unknown: requests that wait and whose start time is not known. Their answer is noted as missing.
+        unknown: requests that wait and have no known start time. Their answer is recorded as missing.
         """
         self.offset = self._learnt(now_ms)
         for name in unknown:
@@ -98,7 +103,7 @@ class StartRecord:
         return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
-        """(request,) seconds for which each has been about to start."""
+        """Return (request,) the seconds for which each request has been about to start."""
         found = np.zeros(len(ids))
         for at, (name, soon) in enumerate(zip(ids, (wait_s[:, 1] < ROUND_S).tolist(), strict=True)):
             one = self._open.get(name)
@@ -122,7 +127,7 @@ class StartRecord:
             one.answers.note(issued_ms, now_ms)
 
     def started(self, name: str, time_ms: int) -> None:
-        """Note that a request has started."""
+        """Record that a request has started."""
         one = self._open.pop(name, None)
         if one is not None:
             if one.sampled_s is not None:
@@ -132,7 +137,7 @@ class StartRecord:
             self._end(one, time_ms, has_started=True)
 
     def withdrawn(self, name: str, time_ms: int) -> None:
-        """Note that a request has gone without a start. time_ms: until when it waited for certain."""
+        """Record that a request was withdrawn before it started. time_ms: until when it certainly waited."""
         one = self._open.pop(name, None)
         if one is not None:
             self._end(one, time_ms, has_started=False)
@@ -143,11 +148,11 @@ class StartRecord:
             one.answers.end(time_ms, has_started)
 
     def advance(self, now_ms: int) -> None:
-        """Move the time up to which `judge` judges."""
+        """Set the time up to which `judge` judges answers."""
         self._now_ms = now_ms
 
     def _learnt(self, now_ms: int) -> Array:
-        """(level,) offsets, by the residuals of the requests that started and of those that wait."""
+        """Return (level,) the offsets, from the residuals of requests that started and of those that wait."""
         n = len(self._residuals)
         if n == 0:
             return np.zeros(len(LEVELS))
@@ -181,10 +186,11 @@ class StartRecord:
         }
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Load a dump into a new record. Raises ValueError, KeyError, IndexError or TypeError for anything else.
+        """Load a dump into a new record.
 
-        A dump of version 2 judged early starts before late ones. Its offsets go on, and the record does not judge the
-        requests that waited then. A dump of version 1 mixes the ages: only its cursor goes on.
+        Raises ValueError, KeyError, IndexError or TypeError for anything else. A dump of version 2 judged early
+        starts before late ones. Its offsets are used, and the record does not judge the requests that waited
+        then. A dump of version 1 mixes the ages, so only its cursor is used.
         """
         offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
         version = kept.get("version")
@@ -203,13 +209,16 @@ class StartRecord:
 
 
 def _residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
-    """(request, level) logarithm of the wait until `time_ms`, above that of the first answer before its correction."""
+    """Return (request, level) the log of the wait until `time_ms`, less that of the first answer.
+
+    The first answer is taken before its correction.
+    """
     waited_s = np.maximum(0.0, (time_ms - np.array(first_ms, np.float64)) / 1000)
     return np.asarray(np.log(waited_s + ROUND_S)[:, None] - np.log(np.array(sampled_s, np.float64) + ROUND_S))
 
 
 def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) -> float:
-    """Return the level's quantile of the residuals, drawn to no correction where few have started.
+    """Return the level's quantile of the residuals, shrunk towards 0 if few requests have started.
 
     values: (request,) residuals, the first n of requests that started, in the order of first_ms.
     """
@@ -225,9 +234,10 @@ def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) ->
 
 
 def _quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
-    """Return the quantile by Kaplan-Meier, and whether the curve comes so far down. Else it is the largest value.
+    """Return the quantile by Kaplan-Meier, and whether the curve comes down that far.
 
-    values: the first n of requests that started, the rest of requests that wait.
+    If it does not, the quantile is the largest value. values: the first n are of requests that started, the
+    rest of requests that wait.
     """
     has_started = np.arange(len(values)) < n
     order = np.lexsort((~has_started, values))

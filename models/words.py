@@ -1,4 +1,4 @@
-"""Format numbers and times for people, with no more digits than are known."""
+"""Functions that format numbers and times for people, with no more digits than are known."""
 
 from datetime import UTC, datetime
 from math import isfinite
@@ -7,7 +7,9 @@ DAY_MS = 86_400_000
 
 
 def number(value: float) -> str:
-    """At most four significant digits, thousands separated; two of what is small.
+    """Format a number with at most four significant digits, and thousands separated.
+
+    A small number has two digits. A number that is not finite is "unknown".
 
     >>> number(1980.0), number(0.4375), number(12.34), number(0.0042)
     ('1,980', '0.44', '12.3', '0.0042')
@@ -35,7 +37,7 @@ def age(seconds: float) -> str:
 
 
 def clock_time(time_ms: int, now_ms: int) -> str:
-    """Hour and minute in UTC, with the day when it is not within the last 24 hours.
+    """Return hour and minute in UTC, with the day if the time is not within the last 24 hours.
 
     >>> clock_time(50_520_000, 50_520_000)
     '14:02 UTC'

@@ -1,4 +1,7 @@
-"""Fit the trees of one target, a quantile model per band of leads. LightGBM is imported only where it is used."""
+"""Training of the trees of one target: a set of quantile models for each band of leads.
+
+LightGBM is imported only where it is used.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +30,10 @@ SMALLEST_CHANGE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Leads up to `end_s`, and the leads that its model is fitted at: some of its neighbours', too."""
+    """Leads up to `end_s`, and the leads that the band's model is fitted at.
+
+    Some of these belong to the neighbouring bands.
+    """
 
     name: str
     end_s: float
@@ -42,9 +48,12 @@ BANDS = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a fit. rows: the most per band. threads: for the quantiles.
+    """The settings of a fit.
 
-    A leaf holds at least `leaf_rows` rows, and LEAF_SHARE of a long history: neighbouring rows say nearly the same.
+    rows: the most rows for each band. threads: the number of quantiles that are fitted at once.
+
+    A leaf holds at least `leaf_rows` rows, and at least LEAF_SHARE of a long history, because neighbouring
+    rows are nearly the same.
     """
 
     trees: int = 100
@@ -58,7 +67,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class BandModel:
-    """boosters: a LightGBM booster of each of QUANTILES. by_change: z is in units of the usual change."""
+    """The fitted quantile models of one band.
+
+    boosters: one LightGBM booster for each of QUANTILES. by_change: whether z is in units of the usual
+    change.
+    """
 
     boosters: Sequence[Any]
     by_change: bool
@@ -66,7 +79,11 @@ class BandModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """x: (row, feature). z: (row,) scaled changes. early: outcomes before the split; late: origins after it."""
+    """The rows that one band is fitted on.
+
+    x: (row, feature). z: (row,) scaled changes. early: rows whose outcomes lie before the split. late: rows
+    whose origins lie after it.
+    """
 
     x: Rows
     z: Array
@@ -78,7 +95,7 @@ Bands = dict[str, BandModel]
 
 
 def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Bands:
-    """Fit a model of every band of one target. Leaves out bands without an outcome."""
+    """Fit a model of every band of one target. Leaves out bands with fewer than 2 * `leaf_rows` rows."""
     found: Bands = {}
     long = max(past.panel.bins * past.panel.bin_s for past in pasts) >= LONG_S
     for number, band in enumerate(BANDS):
@@ -95,7 +112,7 @@ def fit_target(pasts: Sequence[PanelPast], settings: Settings, seed: int) -> Ban
 
 
 def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict[str, Any], threads: int) -> list[Any]:
-    """Fit a booster of each quantile. They share the binned columns."""
+    """Fit a booster for each quantile. All of them share the binned columns."""
     import lightgbm
 
     data = _data(x, z, by_change, parameters).construct()
@@ -107,7 +124,10 @@ def _fit_levels(x: Rows, z: Array, by_change: bool, trees: int, parameters: dict
 
 
 def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
-    """work(level) of every level, on threads of one core each: LightGBM's own wait for one another after every leaf."""
+    """Return work(level) for every level, computed on `threads` threads of one core each.
+
+    LightGBM's own threads would wait for each other after every leaf.
+    """
     if threads == 1:
         return [work(level) for level in levels]
     with ThreadPoolExecutor(threads) as pool:
@@ -115,9 +135,10 @@ def each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) 
 
 
 def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
-    """Return the fewest trees, fitted on the early rows, whose loss on the late ones is within PARSIMONY of the least.
+    """Return the smallest number of trees whose loss is within PARSIMONY of the least.
 
-    One tree counts as none: its leaves add only `learning_rate` of what they found.
+    The trees are fitted on the early rows, and the loss is that on the late rows. A single tree is nearly
+    no model, because its leaves add only `learning_rate` of what they found.
     """
     import lightgbm
 
@@ -142,7 +163,10 @@ def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: 
 
 
 def usual_change(x: Rows) -> Array:
-    """(...) the change that was usual over the lead, as a share of the scale and never 0: the other unit of z."""
+    """Return (...) the usual change over the lead, as a share of the scale. It is never 0.
+
+    It is the other unit that z may have.
+    """
     return np.nan_to_num(x[..., CHANGE].astype(np.float64)) + SMALLEST_CHANGE
 
 
@@ -167,9 +191,10 @@ def _parameters(settings: Settings, leaf_rows: float, depth: int, seed: int) -> 
 
 
 def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
-    """Return at most `most` rows of a band with known outcomes, evenly over the panels' origins.
+    """Return at most `most` rows of a band with known outcomes, spread evenly over the panels' origins.
 
-    Neighbouring origins say nearly the same, so the far band has at most one per hour, the near one six.
+    Neighbouring origins are nearly the same. So the near band has at most six origins per hour, and the
+    others at most one.
     """
     parts = [_panel_rows(past, band, most, rng) for past in pasts]
     x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -178,7 +203,7 @@ def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.ran
 
 
 def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:
-    """Return the columns of TrainingRows of one panel."""
+    """Return the columns of TrainingRows for one panel."""
     panel = past.panel
     steps = sorted({round(lead / panel.bin_s) for lead in band.leads_s} - {0})
     first, last = DAY_S // panel.bin_s, panel.bins - 1 - (steps[0] if steps else 0)
@@ -199,7 +224,7 @@ def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator
 
 
 def _outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-    """(step, origin, series), NaN after the end."""
+    """Return (step, origin, series) the values at the targets, NaN after the panel's end."""
     bins = origins + np.array(steps)[:, None]
     found = panel.values.T[np.minimum(bins, panel.bins - 1)]
     found[bins >= panel.bins] = np.nan
@@ -207,5 +232,5 @@ def _outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> 
 
 
 def serves(past: PanelPast, origins: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """(origin, series) whether there is a day of history."""
+    """Return (origin, series) whether the series has a day of history before the origin."""
     return np.asarray(np.isfinite(past.at(origins, past.bins(DAY_S) - 1)))

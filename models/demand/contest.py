@@ -1,10 +1,11 @@
-"""A contest between the forecasters of one panel of series: their gate, and the origins yet to be tested.
+"""A contest between the forecasters of one panel: their gate, and the origins still to be tested.
 
-    refresh(panel)   bins that ended since the last call mature; origins among them are issued
-    serve(panel)     what the gate serves as of the last bin, which may not be over yet
+    refresh(panel)   bins that ended since the last call mature, and origins among them are issued
+    serve(panel)     the forecasts that the gate serves as of the last bin, which may not be over yet
 
-A first call finds a whole history. It tests those origins as if they had been issued then, a bounded number a call, and
-serves by what the gate knows so far. On the span that it was fitted on, a forecaster forecasts nothing.
+The first call receives a whole history. Its origins are tested as if forecasts had been issued then, a
+limited number in each call. Meanwhile the gate serves by what it knows so far. A forecaster forecasts
+nothing on the span that it was fitted on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ TESTS_A_CALL = 3_000  # origins times series: about two seconds
 
 
 class Contest:
-    """The contest of forecasters over one target. One writer.
+    """The contest of forecasters over one target, with one writer.
 
-    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`. The number of a
-    bin is its end time in bins.
+    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`. The
+    number of a bin is its end time in bins.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Contest:
         return Gate(names, self.steps, series, self.bin_s, shadows=self._shadows)
 
     def _first_bin(self, panel: Panel) -> int:
-        """Return the number of column 0."""
+        """Return the number of the bin in column 0."""
         return panel.end_ms(-1) // (self.bin_s * 1000)
 
     def _over(self, panel: Panel) -> NDArray[np.intp]:
-        """Numbers of the bins that are over and have not matured."""
+        """Return the numbers of the bins that are over and have not matured."""
         first_bin = self._first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
         begins = first_bin + (int(known[0]) if len(known) else panel.bins)
@@ -63,11 +64,14 @@ class Contest:
         return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
 
     def is_behind(self, panel: Panel) -> bool:
-        """Whether a refresh has more to do than time has brought since the last one."""
+        """Return whether more than 2 * `origin_bins` bins wait to be tested: more than time alone adds."""
         return len(self._over(panel)) > 2 * self._origin_bins
 
     def refresh(self, panel: Panel, tests: int | None = None) -> None:
-        """Take in what is over since the last call: at most `tests` origins times series, but one origin at least."""
+        """Evaluate the bins that ended since the last call.
+
+        It tests at most `tests` origins times series, but at least one origin.
+        """
         tests = TESTS_A_CALL if tests is None else tests
         first_bin, bins = self._first_bin(panel), self._over(panel)
         self._fit(panel, self._done + 1 - first_bin)
@@ -89,13 +93,14 @@ class Contest:
         return self._gate.serve(self._raw(without_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
 
     def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
-        """(forecaster, quantile, step, origin, series)."""
+        """Return (forecaster, quantile, step, origin, series) the forecasts before calibration."""
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
     def _fit(self, panel: Panel, seen: int) -> None:
-        """Fit the gate to the panel: series that stayed keep their state.
+        """Adapt the gate to the panel's series. Series that are still there keep their state.
 
-        The `seen` columns say which series count in whole numbers, and no ceiling is below them.
+        The first `seen` columns show which series have whole numbers only. No ceiling is below their highest
+        value.
         """
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._new_gate(panel.names)
@@ -107,24 +112,30 @@ class Contest:
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
     def forget(self, name: str) -> None:
-        """Switch a forecaster to another version: the gate forgets the one before."""
+        """Drop the gate's record of a forecaster, because it switches to another version."""
         self._gate.forget(name)
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """Return the gate's record, a row per series of the last panel."""
+        """Return the gate's record: one row for each series of the last panel."""
         return self._gate.record()
 
     def losses(self) -> dict[str, tuple[float, int]]:
-        """Forecaster -> mean loss in units of persistence's, over series and leads; and how many were scored."""
+        """Return forecaster -> (mean loss in units of persistence's, number of losses scored).
+
+        The mean is over series and leads.
+        """
         return self._gate.losses()
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """JSON-able, and arrays by name, all of it copied."""
+        """Return copies of the state: a JSON-able part, and arrays by name."""
         about, arrays = self._gate.dump()
         return {"done": self._done, "gate": about}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into a new one. If the gate cannot use it, the history is tested again."""
+        """Restore what `dump` returned, into a new contest.
+
+        If the gate cannot use it, the history is tested again.
+        """
         self._gate = self._new_gate(about["gate"]["series"])
         if self._gate.load(about["gate"], arrays):
             self._done = int(about["done"])

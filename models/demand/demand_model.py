@@ -1,12 +1,14 @@
-"""Model GPU demand for capacity planning: steady level, bursts, and how long users wait.
+"""A model of GPU demand for capacity planning: steady level, bursts, and how long users wait.
 
-    floor      GPUs in use 99 % of the time            bands   GPUs in use at least for a share of the time
-    burst      a time above the level that is held a quarter of the day; one shorter than the measured cold start is
-               noise: who scales up for it is ready when it is over
-    tolerated  what requests say; else the wait after which a tenth has given up (Kaplan-Meier: starts are censored)
+    floor      the GPUs in use 99 % of the time
+    bands      the GPUs in use for at least a share of the time
+    burst      a time above the level that is held a quarter of the day. A burst shorter than the measured
+               cold start is noise: GPUs ordered for it are ready only when it is over
+    tolerated  the wait that requests state, else the wait after which a tenth of the jobs has given up
+               (Kaplan-Meier: starts are censored)
 
-Floor and bands: ten-minute bins of up to 35 days, without the few in which the whole fleet stood still. Bursts: minutes
-of the last day. None, with a reason: unknown.
+Floor and bands use ten-minute bins of up to 35 days, without the few in which the whole fleet stood
+still. Bursts use the minutes of the last day. An unknown part is None and has a reason.
 """
 
 from collections import defaultdict
@@ -40,7 +42,7 @@ MOST_AWAY = 0.05  # of the time: more is a habit, which counts
 
 @dataclass(frozen=True, slots=True)
 class RunningGpus:
-    """GPUs that jobs of one queue and class hold, (bin,), oldest first, NaN unknown."""
+    """The GPUs that jobs of one queue and class hold: (bin,), oldest first, NaN if unknown."""
 
     minutes: Array
     ten_minute: Array
@@ -49,9 +51,10 @@ class RunningGpus:
 def demand_model(
     running: Mapping[Key, RunningGpus], records: Iterable[JobRecord], residency: Mapping[Key, tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each queue and class, as in `running`, which has (queue, "all") for each queue.
+    """Return one row for each queue and class in `running`.
 
-    residency: shares of held GPU time with a model loaded, and active.
+    `running` has (queue, "all") for each queue. residency: shares of the held GPU time with a model loaded,
+    and active.
     """
     of = _by_key(records)
     stood = {key: _stood_still(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
@@ -59,7 +62,10 @@ def demand_model(
 
 
 def cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
-    """Return (queue, class) -> (job,) seconds from start to work, of those with FEWEST_COLD of them."""
+    """Return (queue, class) -> (job,) seconds from start to work.
+
+    Keys with fewer than FEWEST_COLD such jobs are left out.
+    """
     found = {}
     for key, rows in _by_key(records).items():
         cold = _known(row.cold_s for row in rows)
@@ -121,9 +127,10 @@ def _row(
 
 
 def _stood_still(fleet: Array) -> NDArray[np.bool_]:
-    """Return (bin,) where the whole fleet's jobs were away, as in an outage or a test of the machine.
+    """Return (bin,) whether the whole fleet's jobs were away, as in an outage or a test of the machine.
 
-    Nowhere, if that is no exception. fleet: GPUs that run, of all queues and classes.
+    If that happens for more than MOST_AWAY of the time, it is usual and no bin counts. fleet: running GPUs
+    of all queues and classes.
     """
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
@@ -150,10 +157,12 @@ def _bands(known: Array) -> list[dict[str, float]] | str:
 
 
 def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
-    """Return the bursts of the last day. cold: (job,) seconds. Without them nothing is noise.
+    """Return the bursts of the last day, or the reason why there are none.
 
-    ceiling_gpus: highest level outside noise. shortest_s: its shortest burst. noise_share: part of GPU time above the
-    quarter-day level that is noise.
+    cold: (job,) cold starts in seconds. Without them no burst counts as noise.
+
+    ceiling_gpus: the highest level outside noise. shortest_s: its shortest burst. noise_share: the part of
+    the GPU time above the quarter-day level that is noise.
     """
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
@@ -178,7 +187,7 @@ def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
 
 
 def _mix(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
-    """Shares of the queue's GPU time: of every class, or of the one that the row is of."""
+    """Return class -> its share of the queue's GPU time. The row of one class has only its own share."""
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
         return "no GPU was in use"
@@ -203,7 +212,11 @@ def _cold(cold: Array | None) -> dict[str, float] | str:
 
 
 def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
-    """Seconds, and how many queued jobs start within them at the rate at which such jobs have started."""
+    """Return the tolerated wait in seconds, and how many jobs can queue to start within it.
+
+    That number follows from the rate at which such jobs have started. Returns the reason if the wait is
+    unknown.
+    """
     told = _known(row.tolerated_s for row in records)
     if len(told) >= FEWEST_TOLD:
         wait_s: float | None = float(np.median(told))
@@ -219,7 +232,7 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
 
 
 def _given_up(records: Sequence[JobRecord]) -> float | None:
-    """Return the wait by which GIVE_UP_SHARE has given up, or None if it never comes to that."""
+    """Return the wait by which GIVE_UP_SHARE of the jobs has given up, or None if so many never do."""
     rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
     waited = np.array([wait for wait, _ in rows])
     gave_up = np.array([gone for _, gone in rows])

@@ -1,6 +1,7 @@
-"""The evidence that a candidate beats persistence: what the gate makes of four weeks of losses of one lead.
+"""The evidence that a candidate beats persistence, from the gate's four weeks of losses at one lead.
 
-All is in units of persistence's own loss in that series, so nothing depends on the unit of a series.
+All numbers are in units of persistence's own loss in that series, so none depends on the unit of a
+series.
 """
 
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ FEWEST_DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class LeadRecord:
-    """Four weeks of one lead, in units of persistence's loss.
+    """The losses of four weeks at one lead, in units of persistence's loss.
 
-    ratio: (candidate, series). gain over persistence: (block, candidate, series). known: (block, series). origins:
-    (series,) those that do not overlap.
+    ratio: (candidate, series). gain: (block, candidate, series), compared with persistence. known: (block,
+    series). origins: (series,) number of origins that do not overlap.
     """
 
     ratio: Array
@@ -29,7 +30,10 @@ class LeadRecord:
 
     @classmethod
     def of(cls, losses: Array, counts: Array, lead: float) -> "LeadRecord":
-        """losses: (block, candidate, series) sums, persistence first; counts: (block, series); lead: in blocks."""
+        """Build the record from sums of losses.
+
+        losses: (block, candidate, series) sums, persistence first. counts: (block, series). lead: in blocks.
+        """
         unit = losses[:, 0].sum(axis=0)
         scaled = np.divide(losses, unit, out=np.zeros_like(losses), where=unit > 0)
         ratio = np.where(unit > 0, scaled.sum(axis=0), 1.0)
@@ -38,17 +42,17 @@ class LeadRecord:
 
 
 def mean_of_others(values: Array, known: Mask) -> Array:
-    """(..., series) mean over the other series that are known; 0 without any."""
+    """Return (..., series) the mean over the other series that are known, 0 if there are none."""
     kept = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
     return np.asarray((kept.sum(axis=-1, keepdims=True) - kept) / np.maximum(others, 1))
 
 
 def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
-    """Return the mean over its standard error: (block, candidate, series) -> (candidate, series).
+    """Return the mean divided by its standard error: (block, candidate, series) -> (candidate, series).
 
-    Over days, which even out what one hour of the day gains and another loses, if there are enough. Else over blocks.
-    lead: in blocks. a_day: blocks of a day.
+    If there are enough days, the mean is over days. They even out what one hour of the day gains and
+    another loses. Otherwise it is over blocks. lead: in blocks. a_day: the blocks of a day.
     """
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
@@ -57,7 +61,10 @@ def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
 
 
 def _t_of_units(gain: Array, known: Mask, lead: float) -> Array:
-    """`lead` units count as one; units without outcomes are 0. A gain that never varies is sure."""
+    """Return the mean gain divided by its standard error, with `lead` units counted as one.
+
+    Units without outcomes are 0. A positive gain that never varies gives inf.
+    """
     units = np.maximum(known.sum(axis=0), 2)
     mean = gain.sum(axis=0) / units
     variance = np.maximum((gain**2).sum(axis=0) / units - mean**2, 0.0) * units / (units - 1)

@@ -1,8 +1,10 @@
-"""Features of regular series at an origin, scaled alike for small pools and large ones.
+"""Features of regular series at an origin, scaled alike for small and large pools.
 
-Each is a difference from the last value, over a scale known at the origin (capacity, or the past week's level). So one
-model also serves series that it never saw. Lags and windows are times, not bins: panels of a minute and of an hour have
-the same features. No bin after an origin is read; a missing bin carries the last known value on.
+Values are differences from an anchor: the last value, or for flows the mean of the last week. They are
+divided by a scale known at the origin (the capacity, else the highest number of running GPUs, else the
+past week's level). So one model also serves series that it never saw. Lags and windows are times, not
+bins, so panels of a minute and of an hour have the same features. No bin after an origin is read. A
+missing bin has the last known value.
 """
 
 from collections.abc import Sequence
@@ -64,11 +66,14 @@ FEATURES = (*ORIGIN_FEATURES, *STEP_FEATURES)
 
 @dataclass(frozen=True, slots=True)
 class PanelPast:
-    """Filled rows of one panel and their running sums, made once for all origins.
+    """The filled rows of one panel and their running sums, computed once for all origins.
 
-    filled: (series, bin), NaN before the first known value. sums, squares, counts: (series, bin + 1) from bin `first`
-    on, a week before the first origin, of `filled` less its first known value, `centre` (series,). highest: (series,
-    bin) most `running` so far. ages: (series, aged, age) at bins `aged` (job_survival.py). started: (series, bin + 1).
+    filled: (series, bin), NaN before the first known value.
+    sums, squares, counts: (series, bin + 1) from bin `first` on, a week before the first origin. They are
+    sums of `filled` less its first known value, `centre` (series,).
+    highest: (series, bin) the most `running` so far.
+    ages: (series, aged, age) at the bins `aged` (job_survival.py).
+    started: (series, bin + 1).
     """
 
     panel: Panel
@@ -88,7 +93,11 @@ class PanelPast:
     def of(
         cls, panel: Panel, survival: JobSurvival | None = None, origins: NDArray[np.intp] | None = None
     ) -> "PanelPast":
-        """survival: how long jobs stay; without it, or starts and ends, its features are NaN. origins: None for any."""
+        """Prepare a panel for `features`.
+
+        survival: how long jobs stay. Without it, or without starts and ends, its features are NaN. origins: the
+        bins at which features are wanted, None for any.
+        """
         aged = np.arange(panel.bins) if origins is None else np.unique(origins)
         started = panel.covariates.get("started")
         starts = None if started is None else _sums(np.nan_to_num(started))
@@ -106,11 +115,17 @@ class PanelPast:
         return max(1, round(seconds / self.panel.bin_s))
 
     def at(self, origins: NDArray[np.intp], back: int) -> Array:
-        """(origin, series) the value `back` bins before each origin (never after it), NaN before the first one."""
+        """Return (origin, series) the value `back` bins before each origin, NaN before the first value.
+
+        No value after the origin is read.
+        """
         return at(self.filled, origins - back)
 
     def moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
-        """Mean and standard deviation, (origin, series) each, of the last `bins` bins (a week), or of what there is."""
+        """Return the mean and the standard deviation, (origin, series) each, of the last `bins` bins.
+
+        `bins` covers at most a week. If fewer bins are known, those count.
+        """
         last = origins - self.first
         total, square, count = (window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
         mean = divide(total, count)
@@ -118,7 +133,11 @@ class PanelPast:
         return mean + self.centre, spread
 
     def scale(self, origins: NDArray[np.intp]) -> Array:
-        """(origin, series) the capacity; else the most that ever ran; else the size of the last week. At least 1e-9."""
+        """Return (origin, series) the scale: the capacity, or a substitute where there is none.
+
+        The substitute is the most GPUs that ever ran. If that is unknown, it is the size of the last week. It
+        is at least 1e-9.
+        """
         if self.highest is not None:
             own = np.maximum(at(self.highest, origins), 1.0)
         else:
@@ -127,13 +146,19 @@ class PanelPast:
         return np.where(np.isfinite(self.panel.capacity) & (self.panel.capacity > 0), self.panel.capacity, own)
 
     def anchor(self, origins: NDArray[np.intp]) -> Array:
-        """(origin, series) what a forecast is a change from: the last value; of counts, the mean of the last week."""
+        """Return (origin, series) the value that forecasts are changes from.
+
+        It is the last value. For flows, it is the mean of the last week.
+        """
         if self.panel.target in FLOW_TARGETS:
             return self.moments(origins, self.bins(WEEK_S))[0]
         return self.at(origins, 0)
 
     def change(self, origins: NDArray[np.intp], step: int) -> Array:
-        """(origin, series) mean absolute change over `step` bins within the last two weeks, as known at the origin."""
+        """Return (origin, series) the mean absolute change over `step` bins in the last two weeks.
+
+        Only changes that are known at the origin count.
+        """
         bins = self.bins(CHANGE_WINDOW_S)
         end = int(origins.max(initial=-1)) + 1
         first = max(0, int(origins.min(initial=self.panel.bins)) - step + 1 - bins)
@@ -149,7 +174,7 @@ class PanelPast:
 
 
 def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
-    """(step, origin, series, feature) in the order of FEATURES; NaN is unknown.
+    """Return (step, origin, series, feature) in the order of FEATURES, NaN if unknown.
 
     >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
     >>> rows = features(PanelPast.of(panel), np.array([299]), (6,))
@@ -168,7 +193,7 @@ def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -
 
 
 def _origin_features(past: PanelPast, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
-    """(origin, series, feature) that are the same for every step."""
+    """Return (origin, series, feature) the features that are the same for every step."""
     columns = [past.at(origins, 0) / scale]
     lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
     columns += [(past.at(origins, lag) - now) / scale for lag in lags]
@@ -187,9 +212,9 @@ def _level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> 
 
 
 def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Return the sums of the last hours, less the usual.
+    """Return the sums of each flow over the last hours, less the sums that are usual.
 
-    The usual is no feature: trees would learn the months by it.
+    The usual sum is not a feature itself, because trees would recognise the months by it.
     """
     unknown = np.full(scale.shape, np.nan)
     recent = []
@@ -210,7 +235,7 @@ def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> l
 
 
 def _age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """GPUs that run by how long they have, in a few groups of ages."""
+    """Return the running GPUs in each of a few groups of ages: how long they have run."""
     if past.ages is None:
         return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
     now = past.ages[:, np.searchsorted(past.aged, origins)].transpose(1, 0, 2)
@@ -218,7 +243,10 @@ def _age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> li
 
 
 def _survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
-    """GPUs expected to end by the target, and how many began in that span of the last days, and a week ago."""
+    """Return the GPUs expected to end by the target, and the GPUs that started in the same span before.
+
+    The second is the mean of the last days, the third is the value of a week ago.
+    """
     unknown = np.full(scale.shape, np.nan)
     sums = past.started
     if past.ages is None or past.survival is None or sums is None:
@@ -232,16 +260,17 @@ def _survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, sca
 
 
 def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
-    """(bin, series) sums over the `step` bins after each bin; NaN before the first bin."""
+    """Return (bin, series) the sums over the `step` bins after each bin, NaN before the first bin."""
     found = window(sums, np.maximum(bins, 0) + step, step)
     found[bins < 0] = np.nan
     return found
 
 
 def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
-    """Return (origin, series, feature) of one step.
+    """Return (origin, series, feature) the features of one step.
 
-    `moved`: the move over the same span of the day or week. `was`: the value at the target's time of day, less now.
+    `moved`: the change over the same span of earlier days or weeks. `was`: the value at the target's time
+    of day then, less the anchor.
     """
     seconds = step * past.panel.bin_s
     day, week = past.bins(DAY_S), past.bins(WEEK_S)
@@ -269,12 +298,15 @@ def _step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: A
 
 
 def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
-    """Return the values `back` bins before the origin and before the target. `back` >= step, so both are known."""
+    """Return the values `back` bins before the origin and before the target.
+
+    `back` is at least `step`, so both are known.
+    """
     return past.at(origins, back), past.at(origins, back - step)
 
 
 def _highest(panel: Panel) -> Array | None:
-    """(series, bin) the most that ran so far; None where the panel does not tell what runs."""
+    """Return (series, bin) the most that ran so far, or None if the panel does not have what runs."""
     running = panel.values if panel.target in ("running", "active_nodes") else panel.covariates.get("running")
     return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
 
@@ -288,7 +320,10 @@ def _ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) ->
 
 
 def fill(values: Array) -> Array:
-    """(series, bin) with every unknown bin as the last known one before it; NaN before the first."""
+    """Fill every unknown bin of (series, bin) with the last known value before it.
+
+    Bins before the first known value are NaN.
+    """
     known = np.isfinite(values)
     if known.all():
         return values
@@ -297,7 +332,7 @@ def fill(values: Array) -> Array:
 
 
 def at(values: Array, bins: NDArray[np.intp]) -> Array:
-    """(bin, series) values at these bins, NaN before the first."""
+    """Return (bin, series) the values at these bins, NaN before the first bin."""
     if not values.shape[1]:
         return np.full((len(bins), len(values)), np.nan)
     found = values.T[np.maximum(bins, 0)]
@@ -306,14 +341,17 @@ def at(values: Array, bins: NDArray[np.intp]) -> Array:
 
 
 def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
-    """(origin, series) sums over the `bins` bins that end with each origin, from running sums (series, bin + 1)."""
+    """Return (origin, series) the sums over the `bins` bins that end with each origin.
+
+    sums: running sums, (series, bin + 1).
+    """
     end = np.clip(origins + 1, 0, sums.shape[1] - 1)
     start = np.clip(origins + 1 - bins, 0, sums.shape[1] - 1)
     return np.asarray((sums[:, end] - sums[:, start]).T)
 
 
 def mean_known(parts: Sequence[Array]) -> Array:
-    """Return the mean over the parts that are known, element by element. NaN if none is.
+    """Return the mean over the parts that are known, element by element, NaN if none is.
 
     >>> mean_known([np.array([1.0, np.nan]), np.array([3.0, np.nan])])
     array([ 2., nan])

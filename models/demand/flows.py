@@ -1,7 +1,7 @@
-"""Flows are quantities per bin, such as the GPUs that arrive: unlike a level, a bin's value does not last.
+"""Helpers for flows: quantities per bin, such as arriving GPUs, which do not last as a level does.
 
-The persistence of a flow is therefore the median of its last hours, and a single bin above all that was asked for
-before does not shape the forecast of the next bins.
+So the persistence of a flow is the median of its last hours. A single bin above all earlier demand does
+not shape the forecast of the next bins.
 """
 
 from dataclasses import replace
@@ -27,10 +27,10 @@ def is_flow(panel: Panel) -> bool:
 
 
 def without_lone_spikes(panel: Panel) -> Panel:
-    """Return the panel of a flow with each bin capped at what was asked for before. Other panels stay as they are.
+    """Return the panel of a flow with each bin capped at the highest earlier one.
 
-    Within the first day, or where nothing was asked for before, the capacity is the limit.
-    No bin depends on a later one.
+    Other panels are returned unchanged. Within the first day, or if nothing was asked for before, the
+    capacity is the limit too. No bin depends on a later one.
     """
     if panel.target not in FLOW_TARGETS:
         return panel
@@ -44,9 +44,10 @@ def without_lone_spikes(panel: Panel) -> Panel:
 
 
 def recent_medians(filled: Array, window: int) -> Array:
-    """Return (series, bin) the median of the known values in the last `window` bins of a flow, NaN before the first.
+    """Return (series, bin) the median of the known values in the last `window` bins of a flow.
 
-    filled: (series, bin), without gaps after its first known value, none negative.
+    It is NaN before the first known value. filled: (series, bin), without gaps after its first known value,
+    none negative.
 
     >>> recent_medians(np.array([[np.nan, 9.0, 1.0, 2.0, 3.0]]), 3).tolist()
     [[nan, 9.0, 5.0, 2.0, 2.0]]

@@ -1,12 +1,13 @@
-"""Forecast demand a minute to three days ahead: arriving, running, queued and wanted GPUs, and request rates.
+"""Forecasts of demand a minute to three days ahead: arriving, running, queued, wanted, request rates.
 
-`DemandForecaster` turns histories into rows of `/demand`. Each target has contests (models/demand/contest.py): of all
-series by the minute for the nearest horizons; of pools and classes by ten minutes, with the costliest forecasters; of
-user groups, which are sparse, by ten minutes. Medians of queues add up to "all", as do those of pools of machines, and
-those of classes and of groups to their queue (hierarchy.py).
+`DemandForecaster` turns histories into rows of `/demand`. Each target has up to three contests
+(models/demand/contest.py). One has all series by the minute, for the nearest horizons. One has pools
+and classes by ten minutes, with the costliest forecasters. One has user groups, which are sparse, by
+ten minutes. The medians of queues add up to "all", as do those of pools of machines. The medians of
+classes and of groups add up to their queue (hierarchy.py).
 
-Every call forecasts anew from the newest values; the gates move when a bin is over. A call tests a part of each long
-history, so that all contests soon have a record.
+Every call forecasts from the newest values. The gates change only when a bin is over. A call tests a
+part of each long history, so that all contests soon have a record.
 """
 
 from collections import deque
@@ -52,7 +53,10 @@ Points = list[list[float]]
 
 
 class SeriesKey(NamedTuple):
-    """Queue, job class, user group and pool of machines of a series; EVERYTHING where it is not divided."""
+    """The queue, job class, user group and pool of machines of a series.
+
+    A part is EVERYTHING where the series is not divided.
+    """
 
     queue: str = EVERYTHING
     class_: str = EVERYTHING
@@ -61,7 +65,7 @@ class SeriesKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in a panel."""
+        """The name of the series in a panel."""
         return "|".join(self if self.pool != EVERYTHING else self[:3])
 
     @property
@@ -72,10 +76,10 @@ class SeriesKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """Series of one target that end now, NaN unknown.
+    """The series of one target up to now, NaN where unknown.
 
-    minutes, ten_minute: (series, bin). capacity: (series,) the ceiling, NaN for none. covariates: name -> (series, bin)
-    of ten minutes.
+    minutes, ten_minute: (series, bin). capacity: (series,) the ceiling, NaN for none. covariates: name ->
+    (series, bin) in bins of ten minutes.
     """
 
     target: str
@@ -86,7 +90,7 @@ class Histories:
     covariates: Mapping[str, Array] = field(default_factory=dict)
 
     def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
-        """Return some of the series as a forecaster sees them. The last bin is the one that holds `now_ms`."""
+        """Return some of the series as a panel for forecasters. Its last bin holds `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
         names = tuple(self.keys[row].name for row in rows.tolist())
         first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
@@ -96,7 +100,7 @@ class Histories:
 
 @dataclass(slots=True)
 class ForecastSeries:
-    """State of one series: its last forecast, the history drawn beside it, recently issued forecasts."""
+    """The state of one series: its last forecast, its drawn history, and recently issued forecasts."""
 
     values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(HORIZONS_S))))
     history: Array = field(default_factory=lambda: np.zeros(0))
@@ -105,7 +109,10 @@ class ForecastSeries:
     bin: int = -1
 
     def drop_forecasts_from_partial_history(self, levels: Array, now_bin: int) -> None:
-        """Drop forecasts that were made before the events of their time were told. levels: (bin,) as known now."""
+        """Drop forecasts issued before all events of their time had arrived.
+
+        levels: (bin,) as known now.
+        """
         kept = [row for row in self.issued if _agrees(row, levels, now_bin)]
         if len(kept) < len(self.issued):
             self.issued.clear()
@@ -115,10 +122,10 @@ class ForecastSeries:
 
 
 class DemandForecaster(Stateful):
-    """Forecasts of all series of a fleet. One writer.
+    """The forecasts of all series of a fleet, with one writer.
 
-    Challengers compete with the built-in forecasters by ten minutes, sparse ones for groups alone. Shadows are scored
-    and never serve. Names must not change afterwards.
+    Challengers compete with the built-in forecasters by ten minutes. Sparse forecasters compete only for
+    groups. Shadows are scored and never serve. The names of forecasters must not change afterwards.
     """
 
     def __init__(
@@ -142,16 +149,16 @@ class DemandForecaster(Stateful):
 
     @property
     def forecasters(self) -> tuple[Forecaster, ...]:
-        """Every forecaster that it was given, once."""
+        """All forecasters that the caller passed in, each once."""
         return tuple({id(one): one for which in self._forecasters.values() for one in which}.values())
 
     @property
     def is_behind(self) -> bool:
-        """Return whether there is more history to test than the last call did."""
+        """Return whether the last call left some history untested."""
         return self._behind > 0
 
     def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
-        """Rows of `/demand`, in order; a series without any known value has no row."""
+        """Return the rows of `/demand` in order. A series without a known value has no row."""
         self._now_ms = now_ms
         among = self._behind or sum(len(_contested(inputs)) for inputs in histories)
         self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
@@ -201,9 +208,9 @@ class DemandForecaster(Stateful):
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Return whether a forecast of an hour ago must be made from what is known of then.
+        """Return whether a forecast of an hour ago must be computed from what was known then.
 
-        That is so after a start, or if not everything of then was known at the time.
+        That is so after a start, or if not everything of that time was known at the time.
         """
         now_bin = self._now_ms // BIN_MS
         found = (self._of(inputs.keys[row], inputs.target) for row in rows.tolist())
@@ -239,7 +246,10 @@ class DemandForecaster(Stateful):
         )
 
     def _keep(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
-        """Keep what the fan is drawn from. old: (quantile, horizon) of an hour ago, NaN where it was not made up."""
+        """Store the values that the fan is drawn from.
+
+        old: (quantile, horizon) a forecast computed as of an hour ago, NaN if none was computed.
+        """
         now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
         series.history = _recent_known_history(ten_minute)
         if now_bin == series.bin:
@@ -253,7 +263,7 @@ class DemandForecaster(Stateful):
         series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
     def use(self, name: str, version: str) -> None:
-        """Switch a forecaster to a version; the record of another version is replaced by persistence's."""
+        """Switch a forecaster to a version. Persistence's record replaces the record of another version."""
         if self._versions.get(name, "") == version:
             return
         self._versions[name] = version
@@ -269,10 +279,11 @@ class DemandForecaster(Stateful):
         return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
 
     def record(self) -> dict[str, Any]:
-        """`queue|target`, `queue|target|class` or `all|target|all|pool` -> history, fan and forecast of an hour ago.
+        """Return series name -> history, fan and forecast of an hour ago, for the DRAWN_SERIES largest.
 
-        The DRAWN_SERIES largest. Points: [time_ms, value], [time_ms, p05, p25, p50, p75, p95], and `old` [time_ms, p05,
-        p50, p95].
+        A name is `queue|target`, `queue|target|class` or `all|target|all|pool`. Series of the whole fleet come
+        on top of the DRAWN_SERIES. Points: [time_ms, value] in `history`, [time_ms, p05, p25, p50, p75, p95] in
+        `forecast`, and [time_ms, p05, p50, p95] in `old`.
         """
         drawn = {key: series for key, series in self._series.items() if len(series.history)}
         largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
@@ -306,7 +317,7 @@ class DemandForecaster(Stateful):
         return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. What gates lack there is tested again, from the histories."""
+        """Restore what `dump` returned. The histories are tested again where it lacks a gate's record."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
@@ -320,7 +331,11 @@ class DemandForecaster(Stateful):
 
 @dataclass(frozen=True, slots=True)
 class _Forecast:
-    """values: (quantile, horizon, series); models: (horizon, series); records: by series, of minutes, ten minutes."""
+    """The forecasts of all series of one target.
+
+    values: (quantile, horizon, series). models: (horizon, series) the name of the serving model. records:
+    series -> its past accuracy, once for the minute horizons and once for the ten-minute horizons.
+    """
 
     values: Array
     models: NDArray[np.object_]
@@ -339,42 +354,48 @@ class _Forecast:
             self.records.setdefault(row, []).append(record)
 
     def record(self, row: int) -> dict[str, float | int | None]:
-        """Return the record of ten minutes and more, once any of that has matured."""
+        """Return the record by ten minutes, or the record by minutes until one of those has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
 
 
 def _built_in(which: str) -> tuple[Forecaster, ...]:
-    """Return the forecasters of every site. A day of minutes is too short for a smoother."""
+    """Return the forecasters that every site has.
+
+    The contest by minutes has no smoother, because a day of minutes is too short for one.
+    """
     smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
 
 
 def _has_known(inputs: Histories) -> NDArray[np.bool_]:
-    """(series,) with any known value."""
+    """Return (series,) whether the series has a known value, both by minutes and by ten minutes."""
     return np.asarray(np.isfinite(inputs.ten_minute).any(axis=1) & np.isfinite(inputs.minutes).any(axis=1))
 
 
 def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
-    """Return the series of each contest. Leaves out contests without any."""
+    """Return contest -> the numbers of its series. Leaves out contests without series."""
     heard, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
     chosen = {MINUTES: heard, POOLS: heard & ~is_part, GROUPS: heard & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 
 def _counts(inputs: Histories) -> NDArray[np.bool_]:
-    """(series,) which have whole numbers only."""
+    """Return (series,) whether all values of the series are whole numbers."""
     return np.asarray(are_whole(inputs.ten_minute).all(axis=1) & are_whole(inputs.minutes).all(axis=1))
 
 
 def _ceilings(inputs: Histories) -> Array:
-    """Return (series,) the most that is forecast: the capacity, or the highest value so far. inf without a capacity."""
+    """Return (series,) the upper limit of forecasts: the capacity, or the highest value if that is larger.
+
+    The limit is inf without a capacity.
+    """
     reached = [np.nan_to_num(values).max(axis=1, initial=0.0) for values in (inputs.minutes, inputs.ten_minute)]
     return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)
 
 
 def _recent_known_history(ten_minute: Array) -> Array:
-    """Return the newest DRAWN_BINS from the first known one on. A gap carries the last value on."""
+    """Return the newest DRAWN_BINS values, starting at the first known one. Gaps have the last value."""
     newest = ten_minute[-DRAWN_BINS:]
     known = np.flatnonzero(np.isfinite(newest))
     return forward_filled(newest[None, known[0] :])[0] if len(known) else newest[:0]
@@ -399,6 +420,6 @@ def series_name(key: SeriesKey, target: str) -> str:
 
 
 def _points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:
-    """[[time_ms, quantile...]...], a point a horizon."""
+    """Return [[time_ms, quantile...]...], one point for each horizon."""
     rows = np.round(values[list(levels)].T, 2).tolist()
     return [[issued_ms + horizon_s * 1000, *row] for horizon_s, row in zip(horizons_s, rows, strict=True)]

@@ -1,25 +1,31 @@
-"""The gate chooses which forecaster serves each series and lead, and calibrates its quantiles.
+"""The gate: chooses which forecaster serves each series and lead, and calibrates its quantiles.
 
-Issued forecasts wait for their outcome. Then the gate scores each candidate as it would have served, and calibrates it:
+Issued forecasts wait for their outcome. Then the gate scores each candidate as it would have served, and
+calibrates it:
 
     issue(origin) ──► pending ──► mature(bin): loss of each candidate, by blocks of origins
                                                offsets of its quantiles (models/calibrate.py)
 
-    candidates = the forecasters, and the mean of their quantiles by weights that follow outcomes
-    served     = per series and lead the candidate with the lowest loss over four weeks of those that beat persistence:
-                 a forecaster by 3 % and by more than chance, the mean, which hedges, by 1.5 % and one standard error;
-                 and that have not fallen behind it lately (Page's test, 1954), nor lie much farther from it than where
-                 they have been right. Else persistence, the first name
+The candidates are the forecasters, and the mean of their quantiles by weights that follow outcomes. For
+each series and lead, the candidate with the lowest loss over four weeks serves, of those that meet three
+conditions:
 
-A candidate must win at the lead itself; how sure that is may be told by its band (up to an hour, up to six, longer).
+    it beats persistence      a forecaster by 3 % and by more than chance. The mean, which hedges, by 1.5 %
+                              and one standard error
+    it has not fallen behind  persistence lately (Page's test, 1954)
+    it is not too far away    from persistence, compared with the distances at which it was right
 
-Persistence, Theta and trees begin with equal weights, others with little. Outcomes move a weight in its series and in
-all: exponentiated gradient of the pinball loss (Kivinen and Warmuth, 1997; for quantiles Berrisch and Ziel, 2021). With
-few origins without overlap a gain must be clearer.
+If none does, persistence serves, which is the first name. A candidate must win at the lead itself. Its
+band (up to an hour, up to six, longer) may show how certain that is.
 
-Everything is told in units of persistence's own error in that series, so that no choice depends on the unit of a series
-or on how large its neighbours are; what neighbours add to a weight or a t is bounded. Only matured outcomes move the
-state, so no forecast depends on what came after it.
+Persistence, Theta and trees start with equal weights, the others with small ones. Outcomes change a
+weight in their own series and in all others: exponentiated gradient of the pinball loss (Kivinen and
+Warmuth, 1997; for quantiles Berrisch and Ziel, 2021). With few origins that do not overlap, a gain must
+be clearer.
+
+Everything is in units of persistence's own error in that series. So no choice depends on the unit of a
+series, or on how large its neighbours are. The effect of neighbours on a weight or a t is bounded. Only
+matured outcomes change the state, so no forecast depends on what came after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +66,9 @@ LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
 
 
 def pinball(quantiles: Array, outcome: Array) -> Array:
-    """(quantile, ..., series), (series,) -> (..., series): mean over the levels of 2 * pinball loss.
+    """Return (..., series) the mean over the levels of 2 * pinball loss.
+
+    quantiles: (quantile, ..., series). outcome: (series,).
 
     >>> pinball(np.full((7, 1), 3.0), np.array([5.0])).tolist()
     [2.0]
@@ -72,7 +80,10 @@ def pinball(quantiles: Array, outcome: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """values: (quantile, step, series), calibrated and within the bounds; model: (step, series) of names."""
+    """The forecasts that the gate serves.
+
+    values: (quantile, step, series), calibrated and within the bounds. model: (step, series) names.
+    """
 
     values: Array
     model: NDArray[np.str_]
@@ -80,7 +91,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A forecast that waits. raw: (candidate, quantile, series); served: (quantile, series)."""
+    """A forecast that waits for its outcome.
+
+    raw: (candidate, quantile, series). served: (quantile, series).
+    """
 
     origin: int
     step: int  # index of the step
@@ -89,11 +103,12 @@ class Pending:
 
 
 class Gate:
-    """The gate of one target's series. One writer.
+    """The gate of one target's series, with one writer.
 
-    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. Nothing is below 0. shadows are
-    scored like the others and never serve, alone or in the mean. whole: (series,) which count in whole numbers, and so
-    are served in whole numbers, until an outcome is none.
+    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. Nothing is below 0.
+    shadows: forecasters that are scored like the others and never serve, alone or in the mean. whole:
+    (series,) whether the series has whole numbers only. It is then served in whole numbers, until an outcome
+    is not whole.
     """
 
     def __init__(
@@ -137,7 +152,10 @@ class Gate:
         self._pending: dict[int, list[Pending]] = {}
 
     def issue(self, origin: int, raw: Array) -> Served:
-        """Serve, and remember for the outcome. raw: (forecaster, quantile, step, series), NaN where one cannot."""
+        """Serve a forecast, and keep it until its outcome is known.
+
+        raw: (forecaster, quantile, step, series), NaN where a forecaster cannot forecast.
+        """
         candidates = self._candidates(raw)
         served = self._serve(candidates)
         for at, step in enumerate(self.steps):
@@ -146,11 +164,14 @@ class Gate:
         return served
 
     def serve(self, raw: Array) -> Served:
-        """Return what would be served now. Remembers nothing."""
+        """Return what would be served now. Stores nothing."""
         return self._serve(self._candidates(raw))
 
     def mature(self, bin: int, outcomes: Array) -> None:
-        """End a bin: score its forecasts. outcomes: (series,), NaN unknown; one above the ceiling raises it."""
+        """End a bin, and score the forecasts of it.
+
+        outcomes: (series,), NaN if unknown. An outcome above the ceiling raises the ceiling.
+        """
         self.ceiling = np.fmax(self.ceiling, outcomes)
         self.whole = self.whole & are_whole(outcomes)
         self._last[:] = np.concatenate([self._last[1:], outcomes[None]])
@@ -164,11 +185,10 @@ class Gate:
             self._choose()
 
     def record(self) -> list[dict[str, float | int | None]]:
-        """Return, for each series, the served forecasts against the better naive one over four weeks and all leads.
+        """Return, for each series, the loss of served forecasts relative to that of the better naive one.
 
-        Each row also has the coverage of DAYS_OF_COVERAGE days, without forecasts of one value that came true, and how
-        many
-        forecasts matured.
+        It is over four weeks and all leads. Each row also has the coverage of DAYS_OF_COVERAGE days, and the
+        number of forecasts that matured. The coverage leaves out forecasts whose band is one value that came true.
         """
         sums = self._losses.sum(axis=0)  # (candidate, step, series)
         recent, counts = self._blocks > self._blocks.max() - DAYS_OF_COVERAGE * A_DAY, self._counts.sum(axis=(0, 1))
@@ -186,7 +206,10 @@ class Gate:
         ]
 
     def losses(self) -> dict[str, tuple[float, int]]:
-        """Candidate -> mean loss in units of persistence's, over leads and series; and how many forecasts that is."""
+        """Return candidate -> (mean loss in units of persistence's, number of forecasts).
+
+        The mean is over leads and series.
+        """
         sums = self._losses[:, :-1].sum(axis=0)
         counts = np.where(sums[0] > 0, self._counts.sum(axis=0), 0.0)
         scaled = np.divide(sums * counts, sums[0], out=np.zeros_like(sums), where=sums[0] > 0)
@@ -194,9 +217,9 @@ class Gate:
         return {name: (float(scaled[at].sum() / n) if n else 1.0, n) for at, name in enumerate(self.names)}
 
     def forget(self, name: str) -> None:
-        """Switch a forecaster to another version: its record becomes persistence's.
+        """Replace a forecaster's record by persistence's, because it switches to another version.
 
-        The mean keeps its own record, as its weights follow outcomes of any forecaster.
+        The mean keeps its own record, because its weights follow the outcomes of any forecaster.
         """
         at = self.names.index(name)
         for table in (self._standing, self._behind, self._apart):
@@ -208,7 +231,10 @@ class Gate:
         self._choose()
 
     def _candidates(self, raw: Array) -> Array:
-        """(candidate, quantile, step, series): persistence stands in for who cannot forecast; the mean comes last."""
+        """Return (candidate, quantile, step, series), with the mean last.
+
+        Persistence replaces a forecaster that cannot forecast.
+        """
         heard = np.asarray(np.isfinite(raw).all(axis=1))
         known = np.where(heard[:, None], raw, raw[:1])
         heard[0] = True
@@ -217,7 +243,10 @@ class Gate:
         return np.concatenate([known, mean[None]])
 
     def _weights(self) -> Array:
-        """(forecaster, step, series) of the mean. What others know adds to a series' own standings."""
+        """Return (forecaster, step, series) the weights in the mean, before they are normalised.
+
+        The standings in other series add to those of a series itself.
+        """
         known = self.tracker.seen > 0
         lent = (self._standing - self._standing[0]).clip(-MOST_LENT, MOST_LENT)
         standing = self._standing + mean_of_others(lent, known)
@@ -226,7 +255,10 @@ class Gate:
         return np.asarray(self._start[:, None, None] * np.exp(behind))
 
     def _weigh(self, at: int, raw: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
-        """Raise those who would have drawn the mean towards the outcome. raw: (candidate, quantile, series)."""
+        """Raise the weights of forecasters that would have drawn the mean towards the outcome.
+
+        raw: (candidate, quantile, series).
+        """
         mean = raw[-1]
         slope = (outcome <= mean) - LEVELS[:, None]
         regret = _in_units(2 * (slope * (raw[:-1] - mean)).mean(axis=1), self.tracker.size[at])
@@ -235,7 +267,7 @@ class Gate:
         self._standing[:, at] = np.where(known, moved, self._standing[:, at])
 
     def _fall_behind(self, at: int, losses: Array, known: NDArray[np.bool_]) -> None:
-        """Apply Page's test: how far each candidate has lost to persistence since it was last level.
+        """Apply Page's test: how far each candidate has lost to persistence since the two were last level.
 
         losses: (candidate, series).
         """
@@ -244,7 +276,7 @@ class Gate:
         self._behind[:, at] = np.where(known, moved, self._behind[:, at])
 
     def _record_distance(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
-        """Note how far from persistence each candidate was right. losses: (candidate, series)."""
+        """Record how far from persistence each candidate was right. losses: (candidate, series)."""
         right = np.where(losses <= losses[0], _apart(raw, raw[0, MEDIAN]), 0.0)
         kept = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
         self._apart[:, at] = np.where(known, np.maximum(kept, right), self._apart[:, at])
@@ -256,17 +288,18 @@ class Gate:
         return Served(values, np.array(self.names)[chosen])
 
     def _held_back(self) -> NDArray[np.bool_]:
-        """Return (candidate, step, series) of candidates that fell behind at a lead that they had won.
+        """Return (candidate, step, series) whether the candidate fell behind at a lead that it had won.
 
-        Such a candidate serves no longer lead either: there the outcomes come later.
+        Such a candidate does not serve longer leads either, because their outcomes come later.
         """
         fell = np.isfinite(self._earned) & (self._behind > MOST_BEHIND)
         return np.asarray(np.logical_or.accumulate(fell, axis=1))
 
     def _beyond(self, candidates: Array) -> NDArray[np.bool_]:
-        """Return (candidate, step, series) where a candidate is farther from persistence than it was ever right.
+        """Return (candidate, step, series) whether the candidate is too far from persistence to be trusted.
 
-        It is also farther from the last outcomes: a level has shifted. A single spike is no shift.
+        That is so if it is clearly farther away than it was ever right. It must also be that far from the last
+        outcomes. If it is near one of them, a level has shifted, or a single spike is over.
         """
         few = FEW_ORIGINS * self.tracker.overlap[:, None] / np.maximum(self.tracker.seen, 1.0)
         near = _apart(candidates, candidates[0, MEDIAN])
@@ -275,16 +308,17 @@ class Gate:
         return np.asarray(near > MOST_APART * (1 + few) * self._apart)
 
     def _bounded(self, values: Array) -> Array:
-        """Bound values from 0 to the ceiling, and round to whole numbers where a series has no others.
+        """Limit values to 0 and the ceiling. Round them if the series has whole numbers only.
 
-        Offsets of counts swing around a whole number, which is the quantile. A band then covers no less than before.
+        Offsets of counts swing around a whole number, which is the quantile. So a rounded band covers no less
+        than before.
         """
         if self.whole.any():
             values = np.where(self.whole, np.rint(values), values)
         return np.clip(values, 0.0, self.ceiling)
 
     def _score(self, row: Pending, outcomes: Array) -> None:
-        """Add losses and hits to the block of the origin; then the trackers learn from the raw forecast."""
+        """Add losses and hits to the block of the origin, and let the trackers learn from the raw forecast."""
         at = row.step
         raw = row.raw
         known = np.isfinite(outcomes) & np.isfinite(raw[0]).all(axis=0)
@@ -310,7 +344,7 @@ class Gate:
         self._weigh(at, raw, outcome, known)
 
     def _choose(self) -> None:
-        """Choose anew for every lead and series, from what has matured."""
+        """Compute, from the matured outcomes, which candidates may serve each lead and series."""
         for band in self._bands:
             leads = [max(1, self.steps[at]) / self._block for at in band]
             records = [
@@ -323,9 +357,10 @@ class Gate:
                 self._earned[:, at] = self._earning(one, t, lead)
 
     def _earning(self, one: LeadRecord, t_band: Array, lead: float) -> Array:
-        """Return (candidate, series) loss in units of persistence's for candidates that may serve one lead, else inf.
+        """Return (candidate, series) the loss of candidates that may serve one lead, else inf.
 
-        If a candidate gains at this lead, its t is the greater of that and the band's. lead: in blocks.
+        The loss is in units of persistence's. If a candidate gains at this lead, its t is the greater of this
+        lead's and the band's. lead: in blocks.
         """
         win, sure = (np.full((len(self.names), 1), limit) for limit in (WIN, SURE_T))
         win[-1], sure[-1] = WIN_MEAN, SURE_T_MEAN
@@ -339,7 +374,10 @@ class Gate:
         return earned
 
     def dump(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """JSON-able, and arrays by name; `load` takes them into a gate of the same names, steps and series."""
+        """Return copies of the state: a JSON-able part, and arrays by name.
+
+        `load` restores them in a gate with the same names and steps.
+        """
         rows = [(due, row) for due, rows in sorted(self._pending.items()) for row in rows]
         about = {
             "names": list(self.names),
@@ -355,7 +393,7 @@ class Gate:
         return about, {name: array.copy() for name, array in arrays.items()}
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        """State by series, the last axis."""
+        """Return the arrays of the state by name. Their last axis is the series."""
         tracker = self.tracker
         return {
             "losses": self._losses,
@@ -373,7 +411,10 @@ class Gate:
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """Load a dump; series may come and go. Returns False, and loads nothing, for other forecasters or layouts."""
+        """Load a dump. Series may have been added or removed since.
+
+        Returns False, and loads nothing, if the dump has other forecasters, steps or arrays.
+        """
         same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
         if not same or not set(self._arrays()) <= set(arrays):
             return False
@@ -393,12 +434,12 @@ class Gate:
 
 
 def _ceiling(ceiling: Array | None, series: int) -> Array:
-    """(series,) with inf for none."""
+    """Return (series,) the ceilings, inf for none."""
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)
 
 
 def are_whole(values: Array) -> NDArray[np.bool_]:
-    """Which values are whole numbers, or unknown.
+    """Return which values are whole numbers or unknown.
 
     >>> are_whole(np.array([2.0, 0.2, np.nan])).tolist()
     [True, False, True]
@@ -407,11 +448,14 @@ def are_whole(values: Array) -> NDArray[np.bool_]:
 
 
 def _apart(raw: Array, level: Array) -> Array:
-    """(candidate, quantile, ...) -> (candidate, ...) how far each median is from a level."""
+    """Return (candidate, ...) how far each median is from a level. raw: (candidate, quantile, ...)."""
     return np.asarray(np.abs(raw[:, MEDIAN] - level))
 
 
 def _in_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
-    """(..., series) in units of size, from `least` to MOST_REGRET of them: where the size is 0, all is much."""
+    """Return (..., series) values in units of `size`, limited to `least` and MOST_REGRET.
+
+    Where the size is 0, any value other than 0 counts as MOST_REGRET units.
+    """
     units = np.divide(values, size, out=np.sign(values) * MOST_REGRET, where=size > 0)
     return np.nan_to_num(units, posinf=np.inf, neginf=-np.inf).clip(least, MOST_REGRET)

@@ -1,9 +1,10 @@
-"""Make the medians of queues and of pools sum to the median of all, and those of classes and groups to their queue's.
+"""Reconciliation: makes the medians of queues, pools, classes and groups add up.
 
-The whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion to the
-width of each part's 80 % band, so that the least certain part moves most. Each median stays between 0 and its part's
-ceiling. Quantiles stay in order. A job that waits in several queues counts in the present value of each and once in
-"all", so the forecasts of the queues share it.
+Those of queues and of pools sum to the median of all, those of classes and groups to their queue's. The
+whole is forecast better, so its parts are adjusted. The shortfall or the excess is divided in proportion
+to the width of each part's 80 % band, so that the least certain part changes most. Each median stays
+between 0 and its part's ceiling. Quantiles stay in order. A job that waits in several queues counts in
+the present value of each and once in "all", so the forecasts of the queues share it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ TIE = 1e-9  # weight of a median relative to a band's width: it decides where no
 
 
 class SeriesScope(Protocol):
-    """The queue, class, group and pool of a series; EVERYTHING where it is not divided."""
+    """The queue, class, group and pool of a series, EVERYTHING where it is not divided."""
 
     @property
     def queue(self) -> str: ...
@@ -50,7 +51,7 @@ def add_up(values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: M
 
 
 def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
-    """Return (row of a whole, rows of its parts), wholes before the parts that are wholes themselves."""
+    """Return (row of a whole, rows of its parts). A whole that is itself a part comes after its own whole."""
     families: dict[tuple[int, str], list[int]] = {}
     for key in sorted(keys, key=lambda key: key[2] != EVERYTHING):
         queue, class_, group, pool = key
@@ -71,8 +72,8 @@ def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[i
 def reconciled(parts: Array, whole: Array, ceilings: Array | None = None) -> Array:
     """Return parts whose medians sum to the whole, or to 0 where the whole is negative.
 
-    parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for none; where
-    all parts are at their ceilings and the whole is above them, the ceilings give way.
+    parts: (quantile, horizon, part). whole: (horizon,), the median of the sum. ceilings: (part,), inf for
+    none. Where all parts are at their ceilings and the whole is above them, the ceilings give way.
 
     >>> reconciled(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
     [[3.0, 3.0]]

@@ -1,12 +1,16 @@
-"""Estimate how long started GPUs stay, from counts of starts and ends per bin without job identities.
+"""Estimates of how long started GPUs stay, from counts of starts and ends per bin.
 
-    ages     a[k]   expected GPUs that run now, by how long they have, in classes of growing width
-    hazard   h[k]   share of a class that ends within a bin
+Job identities are not needed.
 
-    a bin:   a class of w bins passes 1 / w of it on, and what started enters the first class;
-             departures are shared among the classes by h[k] * a[k], so that they add up to what really ended
+    ages     a[k]   expected GPUs that run now, by how long they have run, in classes of growing width
+    hazard   h[k]   the share of a class that ends within a bin
 
-Expectation and maximisation in turn find the hazard. The ages at a bin depend on that bin and earlier ones alone.
+In each bin, a class that spans w bins passes 1 / w of its GPUs on, and started GPUs enter the first
+class. Departures are divided among the classes by h[k] * a[k], so that they add up to those that really
+ended.
+
+The hazard is found by alternating expectation and maximisation. The ages at a bin depend only on that
+bin and earlier ones.
 """
 
 from dataclasses import dataclass
@@ -26,7 +30,11 @@ SMALLEST_GONE = 1e-9  # GPUs
 
 @dataclass(frozen=True, slots=True)
 class JobSurvival:
-    """bin_s: of the series. hazard: (age,) share that ends within a bin; mix: (age,) of an average moment."""
+    """The survival of jobs: how long GPUs stay in use after a start.
+
+    bin_s: the bin of the series. hazard: (age,) share that ends within a bin. mix: (age,) shares of the ages
+    at an average moment.
+    """
 
     bin_s: int
     hazard: Array
@@ -34,7 +42,10 @@ class JobSurvival:
 
     @classmethod
     def fit(cls, started: Array, ended: Array, running: Array, bin_s: int) -> "JobSurvival":
-        """From (series, bin) GPUs that started, ended, ran at the end of a bin. NaN counts as nothing seen."""
+        """Fit from (series, bin) the GPUs that started, that ended, and that ran at the end of a bin.
+
+        NaN starts and ends count as 0.
+        """
         widths = _widths(bin_s)
         fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
         bins = np.arange(started.shape[1])
@@ -46,11 +57,14 @@ class JobSurvival:
         return fit
 
     def ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
-        """(series, len(bins), age) expected GPUs by age at the end of these bins, each from bins up to it."""
+        """Return (series, len(bins), age) the expected GPUs by age at the end of these bins.
+
+        Each depends only on that bin and earlier ones.
+        """
         return self._follow(started, ended, running, bins)[0]
 
     def leaving(self, step: int) -> Array:
-        """(age,) share of each class that ends within `step` bins.
+        """Return (age,) the share of each class that ends within `step` bins.
 
         >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).leaving(2).round(2)[0].item()
         0.75
@@ -63,7 +77,10 @@ class JobSurvival:
     def _follow(
         self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
     ) -> tuple[NDArray[np.float32], Array]:
-        """(series, len(bins), age) at the end of these bins, and (age,) what left up to the last of them."""
+        """Return (series, len(bins), age) the GPUs at the end of these bins, and (age,) all that left so far.
+
+        The second covers all bins up to the last of them.
+        """
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
         pass_on, hazard = _pass_on(self.bin_s)[:, None], self.hazard[:, None]
         ages = np.empty((len(begins), len(bins), len(AGES_S)), np.float32)
@@ -87,7 +104,10 @@ class JobSurvival:
 
 
 def _share_out(ages: Array, hazard: Array, ended: Array) -> Array:
-    """(age, series) departures that add up to `ended` (series,), or to all there is, by hazard and never below 0."""
+    """Return (age, series) departures by hazard that add up to `ended` (series,), or to all there is.
+
+    No class falls below 0.
+    """
     gone = ages * hazard
     gone *= ended / np.maximum(gone.sum(axis=0), 1e-12)
     np.minimum(gone, ages, out=gone)
@@ -99,7 +119,10 @@ def _share_out(ages: Array, hazard: Array, ended: Array) -> Array:
 
 
 def _before(running: Array, net: Array) -> Array:
-    """(series,) what ran before the first bin: the first known value less the net of the bins up to it."""
+    """Return (series,) the GPUs that ran before the first bin.
+
+    That is the first known value less starts, plus ends, of the bins up to it.
+    """
     if not running.shape[1]:
         return np.zeros(len(running))
     rows = np.arange(len(running))
@@ -109,7 +132,10 @@ def _before(running: Array, net: Array) -> Array:
 
 
 def _widths(bin_s: int) -> Array:
-    """(age,) bins that a class spans; at least one. The last is as wide as all others together."""
+    """Return (age,) the bins that each class spans, at least one.
+
+    The last class is as wide as all others together.
+    """
     widths = np.diff((*AGES_S, 2 * AGES_S[-1])) / bin_s
     return np.maximum(widths, 1.0)
 

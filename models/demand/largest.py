@@ -1,4 +1,7 @@
-"""Run a costly forecaster on the largest series of a panel only; the others stay unknown."""
+"""A wrapper that runs a costly forecaster only on the largest series of a panel.
+
+The other series stay unknown.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ SIZE_S = 7 * 86_400  # of which the mean is a series' size
 
 
 class Largest:
-    """`forecaster` for the `most` largest series of each panel."""
+    """A forecaster for the `most` largest series of each panel."""
 
     def __init__(self, forecaster: Forecaster, most: int) -> None:
         self.name = forecaster.name
@@ -30,7 +33,7 @@ class Largest:
 
 
 def largest(panel: Panel, most: int) -> NDArray[np.intp]:
-    """Rows of the `most` largest series by their last week, in order."""
+    """Return the rows of the `most` largest series by their last week, in order."""
     if len(panel.names) <= most:
         return np.arange(len(panel.names))
     size = np.nan_to_num(panel.values[:, -SIZE_S // panel.bin_s :]).sum(axis=1)
@@ -38,7 +41,7 @@ def largest(panel: Panel, most: int) -> NDArray[np.intp]:
 
 
 def panel_of(panel: Panel, rows: NDArray[np.intp]) -> Panel:
-    """Return some series of a panel."""
+    """Return a panel that has only these rows of another panel."""
     names = tuple(panel.names[row] for row in rows.tolist())
     covariates = {name: table[rows] for name, table in panel.covariates.items()}
     return Panel(panel.target, names, panel.bin_s, panel.first_ms, panel.values[rows], panel.capacity[rows], covariates)

@@ -1,8 +1,9 @@
-"""Naive forecasters, checkable by hand.
+"""Naive forecasters that can be checked by hand.
 
-Each is a *bet* (a point forecast from what was known then) plus the quantiles of its own past errors at the same lead,
-over two weeks. Persistence bets on the last value, and for a flow on the median of its last hours (`flows.py`). On real
-GPU demand that is hard to beat, so it serves unless a rolling back-test shows a challenger to be better (`gate.py`).
+Each is a *bet* (a point forecast from what was known then) plus the quantiles of its own past errors at
+the same lead, over two weeks. Persistence bets on the last value, and for a flow on the median of its
+last hours (`flows.py`). On real GPU demand that is hard to beat, so it serves unless a rolling back-test
+shows that a challenger is better (`gate.py`).
 """
 
 from collections.abc import Sequence
@@ -37,10 +38,13 @@ CHUNK = 4_000_000  # values that are sorted at once
 
 
 class Bet(Protocol):
-    """A point forecast of every bin."""
+    """A point forecast made at every bin."""
 
     def __call__(self, panel: Panel, filled: Array, step: int) -> Array:
-        """(series, bin) what bin b, knowing nothing after it, bets that bin b + step will hold; NaN where it cannot."""
+        """Return (series, bin) the forecast of bin b + step that is made at bin b, NaN where there is none.
+
+        It uses nothing after bin b.
+        """
 
 
 def day_bins(bin_s: int) -> int:
@@ -48,7 +52,7 @@ def day_bins(bin_s: int) -> int:
 
 
 def forward_filled(values: Array) -> Array:
-    """Unknown bins carry the last known value on; NaN before the first.
+    """Fill unknown bins with the last known value. Bins before the first known value are NaN.
 
     >>> forward_filled(np.array([[np.nan, 1.0, np.nan]])).tolist()
     [[nan, 1.0, 1.0]]
@@ -59,7 +63,10 @@ def forward_filled(values: Array) -> Array:
 
 
 def shifted(values: Array, bins: int) -> Array:
-    """(series, bin) moved to later bins (negative: to earlier ones); NaN where nothing comes in."""
+    """Return (series, bin) moved to later bins, or to earlier ones if `bins` is negative.
+
+    Bins that receive no value are NaN.
+    """
     moved = np.full_like(values, np.nan)
     size = values.shape[-1]
     if abs(bins) >= size:
@@ -72,9 +79,10 @@ def shifted(values: Array, bins: int) -> Array:
 
 
 def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: Bet) -> Array:
-    """(quantile, step, origin, series): a bet plus the quantiles of its past errors, outcomes up to the origin.
+    """Return (quantile, step, origin, series): a bet plus the quantiles of its past errors.
 
-    Errors of forecasts that were issued while a series slept say nothing about a series that is awake.
+    Only outcomes up to the origin count. A series that is awake again after a sleep uses only errors of
+    forecasts that were issued while it was awake.
     """
     filled = forward_filled(panel.values)
     awake = awake_bins(filled, day_bins(panel.bin_s))
@@ -94,7 +102,7 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
 
 
 def awake_bins(filled: Array, day: int) -> Mask:
-    """(series, bin) whether the value has changed within the last day.
+    """Return (series, bin) whether the value has changed within the last day.
 
     >>> awake_bins(np.array([[0.0, 0.0, 5.0, 5.0, 5.0]]), 2).tolist()
     [[False, False, True, True, False]]
@@ -107,10 +115,10 @@ def awake_bins(filled: Array, day: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class WokenSeries:
-    """The series that are awake at an origin and had slept before. All arrays: (origin, series).
+    """The series that are awake at an origin and had slept before. All arrays are (origin, series).
 
-    mask: which they are; level: the present value; highest: of the values while awake; move: root mean square of the
-    moves within one bin while awake.
+    mask: whether the series is one of them. level: the present value. highest: the highest value while
+    awake. move: the root mean square of the moves within one bin while awake.
     """
 
     mask: Mask
@@ -138,7 +146,10 @@ class WokenSeries:
         return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
 
     def errors_alike(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
-        """Return the (series, bin) errors of forecasts issued awake, and the (origin, series) that use only those."""
+        """Return which (series, bin) errors were issued awake, and which (origin, series) use only those.
+
+        Returns None if no series has woken.
+        """
         if not self.mask.any():
             return None
         issued = np.zeros_like(awake)
@@ -146,13 +157,19 @@ class WokenSeries:
         return issued, self.mask
 
     def deviation(self, step: int) -> Array:
-        """Return the standard deviation at a lead without errors of its own: no less than that of a Poisson count."""
+        """Return the standard deviation at a lead that has no errors of its own.
+
+        It is at least that of a Poisson count.
+        """
         grown = np.minimum(self.move * np.sqrt(step), self.highest)
         return np.asarray(np.maximum(grown, np.sqrt(np.maximum(self.level, 1.0))))
 
 
 def error_window(step: int, bin_s: int) -> tuple[int, int]:
-    """(how many, how far apart): errors of two weeks, thinned at long leads, where neighbours tell the same."""
+    """Return (number of errors, bins between two of them), for the errors of two weeks.
+
+    At long leads fewer are used, because neighbouring errors are nearly the same.
+    """
     window = ERRORS_DAYS * day_bins(bin_s)
     thin = max(min(max(step // THIN_STEPS, 1), THIN_STEPS), -(-window // MOST_ERRORS))
     return -(-window // thin), thin
@@ -166,10 +183,10 @@ def window_quantiles(
     overlap: int = 1,
     alike: tuple[Mask, Mask] | None = None,
 ) -> tuple[Array, NDArray[np.intp]]:
-    """Return (quantile, origin, series) QUANTILES of the last `count` known values, and how many were known.
+    """Return (quantile, origin, series) QUANTILES of the last `count` values, and how many were known.
 
-    The values are `thin` bins apart. overlap: bins within which values say the same. alike: (series, bin) values, and
-    the (origin, series) that use no others.
+    The values are `thin` bins apart. overlap: the bins within which values repeat each other. alike: the
+    (series, bin) values, and the (origin, series) that use no others.
     """
     series = len(values)
     padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
@@ -193,10 +210,11 @@ def window_quantiles(
 
 
 def sorted_quantiles(ordered: Array, known: NDArray[np.intp], told: Array) -> Array:
-    """(quantile, ...) of the first `known` of ascending rows (..., value), linear between them; NaN without any.
+    """Return (quantile, ...) of the first `known` of ascending rows (..., value), linear between them.
 
-    `told`: how many of them tell something of their own. Fewer reach less far than what they are drawn from: of n, the
-    k-th is its quantile k / (n + 1) on average (Weibull, 1939; type 6 of Hyndman and Fan, 1996).
+    `told`: how many of them are independent of the others. A small sample reaches less far than the
+    distribution that it is drawn from: the k-th of n values is on average the quantile k / (n + 1) (Weibull,
+    1939; type 6 of Hyndman and Fan, 1996). The quantiles are NaN without any value.
 
     >>> few = np.array([1.0, 2.0, 3.0, np.nan])
     >>> sorted_quantiles(few, np.array(3), np.array(3.0))[2:5].tolist()
@@ -218,7 +236,7 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp], told: Array) -> Ar
 def short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
     """Return (origin, series) the typical move within one bin, from all moves so far.
 
-    While they are few, it is no less than a share of the highest value so far.
+    While there are few moves, it is at least a share of the highest value so far.
     """
     moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
     known = np.isfinite(moves)
@@ -262,7 +280,7 @@ class SeasonalNaive:
 
 
 class RecentLevel:
-    """The quantiles of the last week: what spiky arrivals are best foretold by."""
+    """The quantiles of the last week, which predict spiky arrivals best."""
 
     name = "recent_level"
 

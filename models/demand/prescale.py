@@ -1,4 +1,4 @@
-"""Compute when to scale up a served model so that new instances are warm before demand exceeds capacity."""
+"""The time to scale up a served model, so that new instances are warm before demand exceeds capacity."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ SURE = 0.9
 def prescale(row: DemandRow, instances: int, peak_per_instance: float | None, cold: Array | None) -> Prescale:
     """Return when to scale up, for a `/demand` row of request_rate.
 
-    cold: seconds of measured starts, None without any. serves_per_s: the most that the instances were seen to serve.
-    passes_ms: when the p90 first passes it, null if not within the horizons. lead_s: the p90 of starts. scale_ms:
-    `passes_ms` less the lead, which may be over.
+    cold: seconds of measured starts, None without any. serves_per_s: the highest rate that these instances
+    can serve, as observed. passes_ms: when the p90 first passes that rate, None if not within the horizons.
+    lead_s: the p90 of starts. scale_ms: `passes_ms` less the lead, which may be in the past.
     """
     lead_s = None if cold is None else round(float(np.quantile(cold, SURE)), 1)
     found = Prescale(instances, lead_s=lead_s)

@@ -1,11 +1,14 @@
-"""A row of `/demand`, as the forecaster makes it and the API answers."""
+"""A row of `/demand`, as the forecaster builds it and the API returns it."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 
 class Prescale(msgspec.Struct):
-    """When to scale a served model up: `lead_s` before the p90 of its rate passes what its instances now serve."""
+    """The time to scale up a served model.
+
+    It is `lead_s` before the p90 of its rate passes the rate that its instances can serve now.
+    """
 
     instances: int
     serves_per_s: float | None = None
@@ -16,17 +19,18 @@ class Prescale(msgspec.Struct):
 
 
 class WaitsFor(msgspec.Struct):
-    """GPUs of jobs that wait: for a quota, and for machines."""
+    """The GPUs of waiting jobs: those that wait for a quota, and those that wait for machines."""
 
     quota: float
     machines: float
 
 
 class DemandRow(msgspec.Struct, kw_only=True):
-    """A series of demand: of a queue, or of a pool of machines. `all` is where it is not divided.
+    """A series of demand, of a queue or of a pool of machines. `all` means that it is not divided.
 
-    `values`: one list a quantile, one number a horizon. `models`: the forecaster of each horizon. `waits_for`: of GPUs
-    that wait now. `capacity`: GPUs that the series may use, None where no inventory says.
+    `values`: one list for each quantile, with one number for each horizon. `models`: the forecaster of each
+    horizon. `waits_for`: the GPUs that wait now. `capacity`: the GPUs that the series may use, None if no
+    inventory states it.
     """
 
     queue: str = "all"

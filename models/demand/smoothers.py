@@ -1,6 +1,7 @@
-"""Forecasters that smooth a series: Theta, and the rolling median of some hours, a baseline of the reports.
+"""Forecasters that smooth a series: Theta, and the rolling median of some hours.
 
-Each costs a pass over the whole history, so in a large fleet the largest series alone have them.
+The rolling median is a baseline of the reports. Each costs a pass over the whole history, so in a large
+fleet only the largest series have one.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class RollingMedian:
 
 
 def rolling_median(values: Array, window: int) -> Array:
-    """(series, bin) of the last `window` bins; NaN until there are as many.
+    """Return (series, bin) the median of the last `window` bins, NaN until there are that many.
 
     >>> rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
     [[nan, nan, 2.0, 3.0]]
@@ -43,7 +44,10 @@ def rolling_median(values: Array, window: int) -> Array:
 
 
 class Steady:
-    """`forecaster` where demand is not intermittent: elsewhere `Sparse` says more, and a smoothed level misleads."""
+    """A forecaster for series whose demand is not intermittent.
+
+    For intermittent series `Sparse` is better, because a smoothed level misleads.
+    """
 
     def __init__(self, forecaster: Forecaster) -> None:
         self.name = forecaster.name

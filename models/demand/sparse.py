@@ -1,18 +1,18 @@
-"""Forecast intermittent series: demand of small groups, which is zero most of the time.
+"""Forecasts of intermittent series: demand of small groups, which is zero most of the time.
 
-A hurdle: whether there is any demand at a lead, and how much where there is. It suits levels that come and go (running
-GPUs of one user) as well as bursts (arrivals).
+A hurdle model: whether there is any demand at a lead, and how much if there is. It suits levels that
+come and go (running GPUs of one user) as well as bursts (arrivals).
 
-    P(any at b + step | none / any at b)   transitions at that very lead, older ones counting ever less; with few of
-                                           them drawn to the decaying share of bins with any (TSB: Teunter, Syntetos
-                                           and Babai, 2011)
-    size given any                         recent sizes; with demand now also the last value plus recent changes over
-                                           the lead, whichever lay within the narrower band
+    P(any at b + step | none / any at b)   from transitions at that very lead, older ones counting less. If
+                                           there are few, it is drawn to the decaying share of bins with
+                                           any (TSB: Teunter, Syntetos and Babai, 2011)
+    size given any                         recent sizes. With demand now also the last value plus recent
+                                           changes over the lead, if those lay within the narrower band
 
     quantile(level) = 0 where level <= P(none), else the size's quantile at (level - P(none)) / P(any)
 
-It forecasts only series whose mean interval between bins with demand, over two weeks up to the origin, is above
-MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
+It forecasts only series whose mean interval between bins with demand, over two weeks up to the origin,
+is above MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ LEVELS = np.array(QUANTILES)
 
 
 class Sparse:
-    """Forecasts where demand is intermittent, NaN elsewhere. Values are not negative."""
+    """Forecasts of intermittent demand, NaN for other series. Values are never negative."""
 
     name = "sparse"
 
@@ -60,19 +60,24 @@ class Sparse:
 
 
 def intermittent(values: Array, origins: Bins, day: int) -> Mask:
-    """(series, origin) whether the bins of WINDOW_DAYS up to an origin have demand, and seldom enough."""
+    """Return (series, origin) whether demand is intermittent in the WINDOW_DAYS before the origin.
+
+    There must be enough known bins, enough of them with demand, and a mean interval above MOST_INTERVAL.
+    """
     known = _window_count(np.isfinite(values), origins, WINDOW_DAYS * day)
     sized = _window_count(values > 0, origins, WINDOW_DAYS * day)
     return np.asarray((known >= FEWEST_DAYS * day) & (sized >= FEWEST_SIZES) & (known > MOST_INTERVAL * sized))
 
 
 def _window_count(mask: Mask, origins: Bins, window: int) -> Array:
-    """(series, bin) -> (series, origin) how many of the last `window` bins."""
+    """Return (series, origin) how many of the last `window` bins are set. mask: (series, bin)."""
     return sums_upto(mask, origins) - sums_upto(mask, origins - window)
 
 
 def sums_upto(rows: NDArray[Any], origins: Bins) -> Array:
-    """(series, bin) -> (series, origin) the sum up to and with each origin; 0 for one before the first bin.
+    """Return (series, origin) the sum up to and including each origin, 0 for one before the first bin.
+
+    rows: (series, bin).
 
     >>> sums_upto(np.array([[1.0, 2.0, 4.0]]), np.array([1, -3, 2])).tolist()
     [[3.0, 0.0, 7.0]]
@@ -87,10 +92,10 @@ def sums_upto(rows: NDArray[Any], origins: Bins) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Intermittent series at some origins.
+    """The past of intermittent series at some origins.
 
-    values, some (any demand), none: (series, bin). last, share (bins with any): (series, origin). sizes: (series,
-    origin, SIZES). age: (bin,) weights: an origin's bin weighs 1, older ones less.
+    values, some (any demand), none: (series, bin). last, share (bins with any): (series, origin). sizes:
+    (series, origin, SIZES). age: (bin,) weights. Relative to an origin's bin, older bins weigh less.
     """
 
     values: Array
@@ -112,7 +117,7 @@ class _Past:
         return cls(values, some, none, age, origins, last, share, recent(values, some, origins))
 
     def forecast(self, step: int) -> Array:
-        """(quantile, origin, series)."""
+        """Return (quantile, origin, series) the forecast `step` bins after each origin."""
         now, p_any = self.last > 0, self.p_any(step)
         values, some, ends = self.values[:, step:], self.some[:, step:], self.origins - step
         began = recent(values, some & self.none[:, :-step], ends)
@@ -124,7 +129,10 @@ class _Past:
         return mixture(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
 
     def p_any(self, step: int) -> Array:
-        """(series, origin) of any demand a lead after the origin, given whether there is any now."""
+        """Return (series, origin) the probability of any demand `step` bins after the origin.
+
+        It depends on whether there is any now.
+        """
         age, own, ends = self.age[step:], self.age[self.origins], self.origins - step
         prior = PRIOR_PAIRS * step
         found = []
@@ -136,7 +144,9 @@ class _Past:
 
 
 def recent(values: Array, mask: Mask, origins: Bins) -> Array:
-    """(series, bin) -> (series, origin, SIZES) spread over the last RECENT masked ones up to an origin; NaN for fewer.
+    """Return (series, origin, SIZES) masked values up to each origin, spread over the last RECENT of them.
+
+    values, mask: (series, bin). If there are fewer than SIZES, the rest is NaN.
 
     >>> recent(np.array([[1.0, 2.0, 3.0]]), np.array([[True, False, True]]), np.array([2]))[0, 0, :3].tolist()
     [3.0, 1.0, nan]
@@ -154,12 +164,12 @@ def recent(values: Array, mask: Mask, origins: Bins) -> Array:
 
 
 def _enough(sample: Array) -> Mask:
-    """(..., value) -> (..., 1)."""
+    """Return (..., 1) whether at least FEWEST_SIZES values of a sample (..., value) are known."""
     return np.asarray(np.isfinite(sample).sum(axis=-1, keepdims=True) >= FEWEST_SIZES)
 
 
 def _width(sample: Array) -> Array:
-    """(..., value) -> (..., 1) mean distance from the mean."""
+    """Return (..., 1) the mean distance of a sample (..., value) from its mean."""
     known = np.isfinite(sample)
     count = np.maximum(known.sum(axis=-1, keepdims=True), 1)
     mean = np.where(known, sample, 0.0).sum(axis=-1, keepdims=True) / count
@@ -167,7 +177,9 @@ def _width(sample: Array) -> Array:
 
 
 def mixture(p_any: Array, sizes: Array) -> Array:
-    """QUANTILES of what is 0 but with p_any (...) of ascending sizes (..., value), NaN last: (quantile, ...).
+    """Return (quantile, ...) QUANTILES of a value that is 0, or one of `sizes` with probability `p_any`.
+
+    p_any: (...). sizes: (..., value) ascending, NaN last.
 
     >>> mixture(np.array([0.5]), np.array([[1.0, 2.0, 3.0]]))[:, 0].tolist()
     [0.0, 0.0, 0.0, 0.0, 2.0, 2.6, 2.8]

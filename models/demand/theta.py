@@ -1,11 +1,11 @@
 """Theta: exponential smoothing of the series without its daily shape, plus half of its drift.
 
-Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003). It consists of running sums and
-recursive filters, so one pass serves all origins of all series:
+Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003). It consists of
+running sums and recursive filters, so one pass serves all origins of all series:
 
-    shape    mean over two weeks, by time of day, of how far values lay from the mean of the day before;
-             shrunk by how well yesterday's shape foretold today's, so that a walk has none
-    level    smoothed with the factor that erred least at this very lead over two weeks
+    shape    how far values lay from the mean of the day before: the mean over two weeks, by time of day,
+             shrunk by how well yesterday's shape predicted today's, so that a random walk has none
+    level    smoothed with the factor whose errors were smallest at this very lead over two weeks
     drift    slope of the least-squares line through two weeks
 
 The quantiles are those of its own past errors (models/demand/naive.py).
@@ -29,7 +29,7 @@ WARM_DAYS = 2
 
 
 class Theta:
-    """One pass over the whole panel; what does not depend on the lead is made once for all of them."""
+    """The Theta forecaster. What does not depend on the lead is computed once for all leads."""
 
     name = "theta"
 
@@ -53,7 +53,10 @@ class Theta:
 
 
 def daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
-    """(series, bin) how far bins at this time of day lie above the day's mean, 0 unknown; and bins it looks ahead."""
+    """Return (series, bin) how far bins at this time of day lie above the day's mean, 0 if unknown.
+
+    The second value is the number of bins that it looks ahead.
+    """
     usual = rolling_mean(filled, day)
     above = filled - usual
     lagged = np.stack([shifted(above, number * day) for number in range(SHAPE_DAYS)])
@@ -71,7 +74,7 @@ def daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
 
 
 def smoothed(values: Array, factor: float) -> Array:
-    """(series, bin) simple exponential smoothing from the first known value on."""
+    """Return (series, bin) the values after simple exponential smoothing, from the first known one on."""
     if not values.shape[1]:
         return values
     known = np.isfinite(values)
@@ -84,7 +87,7 @@ def smoothed(values: Array, factor: float) -> Array:
 
 
 def _smoothed_many(values: Array, factor: float) -> Array:
-    """Smooth (series, bin) from 0 on."""
+    """Smooth each row of `values` (series, bin) exponentially, starting from a level of 0."""
     from scipy.signal import lfilter
 
     level, _ = lfilter([factor], [1.0, factor - 1.0], values, axis=1, zi=np.zeros((len(values), 1)))
@@ -92,7 +95,7 @@ def _smoothed_many(values: Array, factor: float) -> Array:
 
 
 def _smoothed_few(values: Array, factor: float) -> Array:
-    """Smooth as `_smoothed_many` does, to the bit: with the same operations in the same order."""
+    """Smooth with the same operations as `_smoothed_many` in the same order: the bits are identical."""
     levels = np.empty_like(values)
     keep = -(factor - 1.0)
     for series, row in enumerate(values.tolist()):
@@ -106,9 +109,9 @@ def _smoothed_few(values: Array, factor: float) -> Array:
 
 
 def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
-    """Return (series, bin) of the smoothed level whose errors at this lead were the smallest within the window.
+    """Return (series, bin) the smoothed level with the smallest errors at this lead within the window.
 
-    All levels are known at the same bins, so that sums of errors compare as their means do.
+    All levels are known at the same bins, so sums of errors compare as their means do.
     """
     known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
     best = levels[-1].copy()
@@ -125,14 +128,17 @@ def best_level(levels: Sequence[Array], plain: Array, step: int, window: int) ->
 
 
 def rolling_mean(values: Array, window: int) -> Array:
-    """(series, bin) mean of the known ones of the last `window` bins; NaN without any."""
+    """Return (series, bin) the mean of the known values in the last `window` bins, NaN without any."""
     known = np.isfinite(values)
     sums, counts = (_window_sum(rows, window) for rows in (np.where(known, values, 0.0), known.astype(np.float64)))
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
 def slope(values: Array, window: int) -> Array:
-    """(series, bin) of the least-squares line through the last `window` bins; 0 until there are as many."""
+    """Return (series, bin) the slope of the least-squares line through the last `window` bins.
+
+    It is 0 until there are that many.
+    """
     known = np.isfinite(values)
     at = np.broadcast_to(np.arange(values.shape[1], dtype=np.float64), values.shape)
     centre = np.nan_to_num(values[:, :1]) if values.shape[1] else 0.0

@@ -1,14 +1,18 @@
-"""Forecast demand by gradient-boosted quantile trees: one model per target serves all its series, unseen ones too.
+"""Demand forecasts by gradient-boosted quantile trees.
+
+One model per target serves all its series, even those that it was not fitted on.
 
     x      = features at the origin (models/demand/features.py), with the lead as one of them
     z      = (value at the target - anchor) / scale          the scaled change from the last value
-    bands  = leads up to an hour, up to six, and longer ones: a model of each quantile for each
+    bands  = leads up to an hour, up to six, and longer ones: each has a model of each quantile
 
-Most of what runs now will run in an hour, so the trees learn the change. Counts of arrivals are new in every bin: their
-anchor is the level of the past week (`flows.FLOW_TARGETS`). A history below eight weeks has z in units of the usual
-change over the lead, so that no tree is persistence. Its last quarter, held out first, says how many trees help.
+Most of what runs now will run in an hour, so the trees learn the change. Counts of arrivals are new in
+every bin, so their anchor is the level of the past week (`flows.FLOW_TARGETS`). A history below eight
+weeks has z in units of the usual change over the lead, so that no tree is persistence. Its last quarter
+is first held out, to find how many trees help.
 
-A saved model is LightGBM's own text, a file a band and quantile, beside `model.json` with their checksums.
+A saved model is LightGBM's own text: one file for each band and quantile, next to `model.json` with
+their checksums.
 """
 
 import hashlib
@@ -49,14 +53,14 @@ class _SavedSurvival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SavedBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """files: (name, SHA-256) of each quantile."""
+    """A band in model.json. files: (name, SHA-256) of each quantile's file."""
 
     by_change: bool
     files: list[tuple[str, str]]
 
 
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """model.json. bands: target -> band."""
+    """The content of model.json. bands: target -> name of a band -> band."""
 
     layout: int
     seed: int
@@ -70,7 +74,7 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class DemandTrees:
-    """The forecaster `trees`: `fit` it, `save` it, `load` it. Without a fit it answers NaN."""
+    """The forecaster `trees`, which can be fitted, saved and loaded. Without a fit it forecasts NaN."""
 
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
@@ -82,9 +86,9 @@ class DemandTrees:
     def fit(
         self, panels: Sequence[Panel], until: Sequence[int], say: Callable[[str], None] = lambda line: None
     ) -> Self:
-        """Fit a model of each target. Of panel k it reads the bins before until[k] alone.
+        """Fit a model of each target, reading only the bins before until[k] of panel k.
 
-        A target without a known outcome gets no model. Raises ModelError if no target gets one.
+        A target with too few known outcomes gets no model. Raises ModelError if no target gets one.
         """
         known = [panel.until(max(bins, 0)) for panel, bins in zip(panels, until, strict=True)]
         self.models = {}
@@ -102,7 +106,10 @@ class DemandTrees:
         return self
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """(quantile, step, origin, series), NaN with less than a day of history or without a model of the target."""
+        """Return (quantile, step, origin, series) the forecasts.
+
+        They are NaN with less than a day of history, or without a model of the target.
+        """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         bands = self._bands(panel.target)
         if bands is None or not len(panel.names):
@@ -122,7 +129,7 @@ class DemandTrees:
         return next((self.models[other] for other in STAND_INS if other in self.models), None)
 
     def save(self, folder: Path) -> None:
-        """Write the model into a folder, which may exist; model.json last."""
+        """Write the model into a folder, which may exist. It writes model.json last."""
         folder.mkdir(parents=True, exist_ok=True)
         saved_bands: dict[str, dict[str, _SavedBand]] = {}
         for number, (target, bands) in enumerate(self.models.items()):
@@ -141,7 +148,7 @@ class DemandTrees:
 
     @classmethod
     def load(cls, folder: Path) -> "DemandTrees":
-        """Read what `save` wrote. Raises ModelError that names the file that is missing or damaged."""
+        """Read what `save` wrote. Raises ModelError with the name of a missing or damaged file."""
         saved = _read_saved(folder / MODEL_FILE)
         models = {
             target: {
@@ -156,7 +163,10 @@ class DemandTrees:
 
 
 def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
-    """Fit how long GPUs stay, from the last months of the panel that says most of it. None if none does."""
+    """Fit how long GPUs stay, from the last two months of the panel with the most values.
+
+    Only panels with starts, ends and running GPUs count. Returns None if there is none.
+    """
     able = [panel for panel in panels if {"started", "ended", "running"} <= {*panel.covariates, panel.target}]
     if not able:
         return None
@@ -168,7 +178,10 @@ def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
 
 
 def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Rows, settings: Settings) -> Array:
-    """(quantile, step, origin, series) in the unit of the series, from features of the same shape."""
+    """Return (quantile, step, origin, series) in the unit of the series.
+
+    x: features, (step, origin, series, feature).
+    """
     flat = x.reshape(-1, x.shape[-1])
     threads = settings.threads if len(flat) >= FEW_ROWS else 1
     levels = each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)
@@ -194,7 +207,7 @@ def _chunks(origins: NDArray[np.intp], rows_each: int) -> Iterator[slice]:
 
 
 def _write_boosters(boosters: Sequence[Any], folder: Path, stem: str) -> list[tuple[str, str]]:
-    """Names and digests of the files written, one of each quantile."""
+    """Write one file for each quantile. Returns their names and digests."""
     written = []
     for level, booster in zip(QUANTILES, boosters, strict=True):
         name, text = f"{stem}-{round(100 * level):02d}.txt", booster.model_to_string().encode()

@@ -1,10 +1,11 @@
-"""Compute the best checkpoint interval (Young) from a gang's failure rate and its checkpoint cost.
+"""The best checkpoint interval (Young) from a gang's failure rate and its checkpoint cost.
 
     interval  D = sqrt(2 w / r)                                        Young, 1974; Daly, 2006, to first order
     ETTR      (1 - w / D) (1 - r (u + D / 2))                          first order of Meta's, HPCA 2025
 
-w: seconds that a checkpoint stops the work; r: failures a second of the gang; u: seconds from a failure until work goes
-on. ETTR, the effective training time ratio: the share of a running job's time that it neither repeats nor waits.
+w: seconds that a checkpoint stops the work. r: failures of the gang per second. u: seconds from a
+failure until work continues. ETTR, the effective training time ratio, is the share of a running job's
+time in which it neither repeats work nor waits.
 """
 
 import math
@@ -16,7 +17,7 @@ RESTART_S = 300.0  # where nobody told what a restart takes
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """`expected_ettr` at `interval_s`."""
+    """A checkpoint interval, and the ETTR that is expected at that interval."""
 
     interval_s: float
     failure_rate_per_day: float
@@ -24,7 +25,7 @@ class CheckpointPlan:
 
 
 def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float = RESTART_S) -> float:
-    """Return the ratio at any interval, 0..1.
+    """Return the effective training time ratio at any interval, from 0 to 1.
 
     >>> round(ettr(1200.0, 30.0, 512 * 0.0065), 3)
     0.941
@@ -34,7 +35,9 @@ def ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_s: float
 
 
 def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
-    """Return the best interval, never so short that more than half of the time goes to checkpoints. Both above 0.
+    """Return the best interval. Both arguments must be above 0.
+
+    It is never so short that more than half of the time goes to checkpoints.
 
     >>> plan = plan_of(30.0, 512 * 0.0065)
     >>> round(plan.interval_s), round(plan.expected_ettr, 2)

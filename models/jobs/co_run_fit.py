@@ -1,7 +1,7 @@
-"""CoRunFit: what a site's past co-runs teach, kept as a version (`fleetcast train interference`).
+"""CoRunFit: the past co-runs of a site, stored as a version (`fleetcast train interference`).
 
-The model is a Gaussian process over co-runs (interference.py), so its fit is those co-runs: a service that begins anew,
-or that has forgotten, knows them beside its own.
+The model is a Gaussian process over co-runs (interference.py), so its fit is those co-runs. A service
+that has just started, or has dropped its own, uses them next to those that it observes.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ CO_RUN_FILE = "co_runs.json"
 
 
 class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt beside one partner; speed relative to alone."""
+    """An attempt that ran next to one partner. speed: relative to running alone."""
 
     share: Share
     keys: Keys
@@ -27,7 +27,10 @@ class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """rows: the oldest first; loads, turns: of jobs and kinds alone, by key (features/co_runs.py)."""
+    """The past co-runs, and the loads of jobs alone.
+
+    rows: the oldest first. loads, turns: of jobs and kinds alone, by key (features/co_runs.py).
+    """
 
     rows: tuple[PastCoRun, ...]
     loads: dict[int, tuple[float | None, ...]] = {}
@@ -35,20 +38,20 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def co_runs(self) -> list[CoRun]:
-        """Return the co-runs in the form that the service has."""
+        """The co-runs in the form that the service uses."""
         return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
 
     def load_of(self) -> dict[int, tuple[float, ...]]:
-        """Key -> loads alone, NaN unknown."""
+        """Return key -> loads alone, NaN if unknown."""
         return {key: tuple(np.nan if value is None else value for value in row) for key, row in self.loads.items()}
 
     def save(self, folder: Path) -> None:
-        """Into an empty folder, as the registry asks for."""
+        """Write the fit into an empty folder, which the registry provides."""
         (folder / CO_RUN_FILE).write_bytes(msgspec.json.encode(self) + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> "CoRunFit":
-        """Load the fit of a version's folder. Raises ModelError."""
+        """Load the fit from a version's folder. Raises ModelError if it is missing or damaged."""
         path = folder / CO_RUN_FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls, strict=False)

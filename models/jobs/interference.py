@@ -1,6 +1,6 @@
-"""Predict how fast a job runs next to another one, relative to running alone.
+"""A prediction of how fast a job runs next to another one, relative to running alone.
 
-    prior       on one GPU 1 - u_a u_b / 2 of their compute loads; elsewhere the caller's value, usually 1
+    prior       on one GPU 1 - u_a u_b / 2 of their compute loads. Elsewhere the caller's value, usually 1
     residuals   what observed co-runs add to it: the mean of a Gaussian process over pairs (job, partner)
     bound       conformal: nine in ten errors of those co-runs lie above it. For a job seen often (SEEN_OFTEN)
                 these are leave-one-out errors. For others, each kind is left out with all its co-runs
@@ -13,8 +13,8 @@ the prior.
 
 The process has a variance for each likeness of two co-runs: same job, same partner, same kind of
 either, both kinds, similar loads. So one co-run counts a little, three count much, and a job's own
-co-runs count before those of its kind (shrinkage, as with random effects; Rasmussen and Williams, 2006,
-ch. 2 and 5.4).
+co-runs count before those of its kind (shrinkage, as with random effects. See Rasmussen and Williams,
+2006, ch. 2 and 5.4).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """n jobs, each beside a partner. NaN and key 0: unknown.
+    """n jobs, each next to a partner. NaN and key 0 mean unknown.
 
     load, partner_load: (n, LOADS) ratios of each alone. keys, partner_keys: (n, 2) the job and its kind.
     """
@@ -59,7 +59,7 @@ class Pairs:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[Sequence[float], Sequence[float], Sequence[int], Sequence[int]]]) -> "Pairs":
-        """From (load, partner's load, keys, partner's keys) a row."""
+        """Build pairs from rows of (load, partner's load, keys, partner's keys)."""
         load, partner, keys, partner_keys = zip(*rows, strict=True) if rows else ((), (), (), ())
         n = len(rows)
         return cls(
@@ -72,10 +72,10 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Residuals:
-    """The lessons of n observed co-runs.
+    """The residuals of n observed co-runs.
 
-    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that one. strange: (k,) actual less the
-    mean without all co-runs of one of its two kinds.
+    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that co-run. strange: (k,)
+    actual less the mean without all co-runs of one of its two kinds.
     """
 
     pairs: Pairs
@@ -84,31 +84,38 @@ class Residuals:
     strange: Array
 
     def correction(self, pairs: Pairs) -> Array:
-        """(m,) to be added to the prior of these pairs."""
+        """Return (m,) the correction to add to the prior of these pairs."""
         if not len(self.pairs) or not len(pairs):
             return np.zeros(len(pairs))
         return np.asarray(kernel(pairs, self.pairs) @ self.weight)
 
     def observed(self, pairs: Pairs) -> NDArray[np.int64]:
-        """(m,) co-runs of the job itself; where there is none, of its kind."""
+        """Return (m,) the number of co-runs of the job itself, or of its kind if there are none."""
         seen = [(_same(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
         return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
 
     def slack(self, pairs: Pairs) -> Array:
-        """(m,) of the bound: as of one more co-run where both are known well, else as of a kind that is new."""
+        """Return (m,) the amount to add to a prediction to get its bound.
+
+        If the job and its partner's kind are known well, it is that of one more co-run. Otherwise it is that of a
+        new kind.
+        """
         own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
         partner = _same(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
         return np.where(own & partner, margin(self.errors), margin(self.strange))
 
     def met(self, pairs: Pairs) -> NDArray[np.bool_]:
-        """(m,) the job was observed beside this very partner."""
+        """Return (m,) whether the job was observed next to this very partner."""
         own = _same(pairs.keys[:, 0], self.pairs.keys[:, 0])
         return np.asarray((own & _same(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Speeds relative to alone, (n,). lower_90: NaN where too few co-runs were seen for a bound; known: not a guess."""
+    """Predicted speeds relative to running alone, (n,).
+
+    lower_90: NaN if there are too few co-runs for a bound. known: whether p50 is more than a guess.
+    """
 
     p50: Array
     lower_90: Array
@@ -118,7 +125,9 @@ class Prediction:
 
 
 def rule(load: Array, partner_load: Array) -> Array:
-    """(n,) min(1, 1 / (u_a + u_b)), as others publish it: jobs share one GPU's compute time and waste none.
+    """Return (n,) the published rule min(1, 1 / (u_a + u_b)).
+
+    It assumes that jobs share one GPU's compute time and waste none.
 
     >>> rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
     [0.5, 1.0]
@@ -128,7 +137,9 @@ def rule(load: Array, partner_load: Array) -> Array:
 
 
 def gpu_prior(pairs: Pairs) -> Array:
-    """(n,) 1 - u_a u_b / 2; a job of which nothing is known takes all there is, NaN where neither is known.
+    """Return (n,) the prior 1 - u_a u_b / 2, NaN if neither load is known.
+
+    If one load is unknown, that job is assumed to take the whole GPU.
 
     >>> gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
     [0.75]
@@ -139,7 +150,7 @@ def gpu_prior(pairs: Pairs) -> Array:
 
 
 def kernel(left: Pairs, right: Pairs) -> Array:
-    """(n, m) covariance of the residuals of two sets of co-runs."""
+    """Return (n, m) the covariance of the residuals of two sets of co-runs."""
     kinds = _same(left.keys[:, 1], right.keys[:, 1])
     partner_kinds = _same(left.partner_keys[:, 1], right.partner_keys[:, 1])
     return np.asarray(
@@ -153,19 +164,22 @@ def kernel(left: Pairs, right: Pairs) -> Array:
 
 
 def _alike(left: Pairs, right: Pairs) -> Array:
-    """(n, m) 1 where all loads are the same, 0 where one is unknown."""
+    """Return (n, m) the likeness of the loads: 1 if all are the same, 0 if one is unknown."""
     x, y = (np.concatenate((rows.load, rows.partner_load), axis=1) / np.array(LOAD_SPAN * 2) for rows in (left, right))
     far = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * (x @ y.T)
     return np.asarray(np.nan_to_num(np.exp(-0.5 * np.maximum(far, 0.0))))
 
 
 def _same(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(n, m)"""
+    """Return (n, m) whether two keys are equal and known."""
     return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
 
 
 def learn(pairs: Pairs, residual: Array) -> Residuals:
-    """From observed co-runs: speed less prior, (n,). Costs n^3: some hundred are enough."""
+    """Learn from observed co-runs. The cost is n^3, and some hundred co-runs are enough.
+
+    residual: (n,) speed less prior.
+    """
     if not len(pairs):
         return Residuals(pairs, np.zeros(0), np.zeros(0), np.zeros(0))
     inverse: Array = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
@@ -174,7 +188,10 @@ def learn(pairs: Pairs, residual: Array) -> Residuals:
 
 
 def _strange(pairs: Pairs, inverse: Array, weight: Array) -> Array:
-    """Errors on each kind of a mean that knows nothing of it (Rasmussen and Williams, 2006, 5.4.2, in blocks)."""
+    """Return the errors on each kind of a mean that has no co-run of it.
+
+    See Rasmussen and Williams, 2006, 5.4.2, in blocks.
+    """
     kinds = np.column_stack([pairs.keys[:, 1], pairs.partner_keys[:, 1]])
     found = []
     for kind in np.unique(kinds[kinds != 0]):
@@ -196,7 +213,7 @@ def margin(errors: Array) -> float:
 
 
 def margins_without(errors: Array) -> Array:
-    """(n,) `margin` of all errors but each one: what its own outcome may be held against.
+    """Return (n,) `margin` of all errors except each one, to compare that co-run's outcome with.
 
     >>> margins_without(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
     [-9.0, -10.0, -10.0]
@@ -211,8 +228,8 @@ def margins_without(errors: Array) -> Array:
 def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
     """Predict the speeds of these pairs relative to running alone.
 
-    prior: (n,), NaN if it knows nothing of a pair. The speed of such a pair is known from co-runs or not at
-    all.
+    prior: (n,), NaN if it knows nothing of a pair. The speed of such a pair is known only if there are
+    co-runs.
     """
     observed, met = residuals.observed(pairs), residuals.met(pairs)
     known = np.isfinite(prior) | (observed > 0)

@@ -1,7 +1,7 @@
-"""The present level of a job's readings: what they were since they last changed for good, and how they scatter.
+"""The present level of a job's readings: their level since the last lasting change, and their scatter.
 
-Readings that rise or fall steadily have no level: a line describes them better than steps do. They are extended along
-that line by two minutes, and no further: a slow wave turns, and a ramp ends.
+Readings that rise or fall steadily have no level: a line describes them better than steps do. They are
+extended along that line by two minutes and no further, because a slow wave turns, and a ramp ends.
 """
 
 import numpy as np
@@ -19,9 +19,10 @@ MOST_CHANGES = 8  # of level within one window
 
 
 def at_present_level(readings: Array) -> Array:
-    """Return readings as they would be at the present level: the last level plus the scatter around every earlier one.
+    """Return readings as they would be at the present level.
 
-    readings: (reading,) oldest first, without NaN. Without a change of level or a trend they are returned as they are.
+    They are the last level plus the scatter around every earlier one. readings: (reading,) oldest first,
+    without NaN. Without a change of level or a trend they are returned unchanged.
 
     >>> at_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
@@ -39,7 +40,7 @@ def at_present_level(readings: Array) -> Array:
 
 
 def _came_back(readings: Array, begins: list[int]) -> bool:
-    """Return whether the last level was there before and was left, or is not one level.
+    """Return whether the readings had the last level before and left it, or have no single level now.
 
     Then the readings are a rhythm, in which no level stays.
     """
@@ -90,7 +91,10 @@ def changes_of_level(readings: Array) -> list[int]:
 
 
 def _clearest_change(readings: Array) -> int | None:
-    """Return the first reading of the new level where the means before and after it differ most clearly, else None."""
+    """Return the first reading of the new level at the clearest change of level, or None.
+
+    That is where the means before and after it differ most clearly.
+    """
     n = len(readings)
     if n <= LATEST:
         return None

@@ -1,14 +1,16 @@
 """Circular compatibility: whether two jobs that send in turns on one link collide.
 
     one turn    period_s, of which `busy_share` sends at `rate` of the link's capacity, the rest computes
-    circle      both turns go round a circle of their least common multiple (periods rounded to a small ratio);
-                a shift turns one against the other, 5 degrees at a time
-    overload    the share of a job's sending that falls on the other's, times what the two want beyond the capacity
+    circle      both turns go round a circle of their least common multiple (periods rounded to a small
+                ratio). A shift turns one against the other, 5 degrees at a time
+    overload    the share of a job's sending that coincides with the other's, times what the two want
+                beyond the capacity
     speed       period / (period + sending * overload)
     compatible  1 - the mean over the circle of what all want beyond the capacity, at the best shift
 
-Jobs whose periods have no such ratio drift through all shifts: they get the mean. Of more than two, each gets the best
-shift beside those before it. After CASSINI (Rajasekaran et al., NSDI'24); the formula of the slowdown is ours.
+Jobs whose periods have no such ratio drift through all shifts, so they get the mean. If there are more
+than two jobs, each gets the best shift given those before it. After CASSINI (Rajasekaran et al.,
+NSDI'24). The formula of the slowdown is ours.
 """
 
 import math
@@ -38,7 +40,10 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """(shift,) speeds of a and b relative to alone at each shift of b; `locked`: the shift stays as it is."""
+    """The speeds of a and b relative to running alone, (shift,), at each shift of b.
+
+    `locked`: whether the shift stays as it is.
+    """
 
     speed_a: Array
     speed_b: Array
@@ -49,8 +54,8 @@ class Overlap:
 class LinkFit:
     """The fit of jobs on a link.
 
-    compatibility: 0..1. shifts_s: how long after the first each should begin, None if they drift, so that no shift
-    stays.
+    compatibility: 0..1. shifts_s: how long after the first job each should begin. None if they drift, so that
+    no shift stays.
     """
 
     compatibility: float
@@ -58,7 +63,9 @@ class LinkFit:
 
 
 def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
-    """Return the turns of a and of b that take about as long. None if no small numbers do, or a period is none.
+    """Return the turns of a and of b that take about as long.
+
+    Returns None if no small numbers do, or a period is not positive and finite.
 
     >>> ratio_of(1.0, 2.01), ratio_of(1.0, 1.0), ratio_of(1.0, 1.387)
     ((2, 1), (1, 1), None)
@@ -72,7 +79,7 @@ def ratio_of(a_s: float, b_s: float) -> tuple[int, int] | None:
 
 
 def overlap(a: Turns, b: Turns) -> Overlap:
-    """Speeds at every shift of one circle.
+    """Return the speeds at every shift of one circle.
 
     >>> half = Turns(1.0, 0.5)
     >>> both = overlap(half, half)
@@ -98,7 +105,7 @@ def overlap(a: Turns, b: Turns) -> Overlap:
 
 
 def fit(jobs: Sequence[Turns]) -> LinkFit:
-    """Two are fitted exactly (5 degrees at a time), more of them one after the other.
+    """Fit jobs on a link. Two are fitted exactly (5 degrees at a time), more of them one after the other.
 
     >>> fit([Turns(2.0, 0.5), Turns(2.0, 0.5)])
     LinkFit(compatibility=1.0, shifts_s=(0.0, 1.0))
@@ -120,7 +127,7 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
 
 
 def _common(jobs: Sequence[Turns]) -> list[int] | None:
-    """Return the turns of each on the circle of all. None if there is none of at most MOST_TURNS."""
+    """Return the turns of each job on the circle of all, or None if one would have more than MOST_TURNS."""
     ratios = [ratio_of(jobs[0].period_s, job.period_s) for job in jobs]
     if None in ratios:
         return None
@@ -131,7 +138,10 @@ def _common(jobs: Sequence[Turns]) -> list[int] | None:
 
 
 def _excess_of_drifting(jobs: Sequence[Turns]) -> float:
-    """Mean demand beyond the capacity of jobs that send independently; exact in steps of 1 % of it."""
+    """Return the mean demand beyond the capacity of jobs that send independently.
+
+    It is exact in steps of 1 % of the capacity.
+    """
     cells = 100
     chance = np.ones(1)
     for job in jobs:
@@ -149,11 +159,14 @@ def _speed(job: Turns, overload: Array | float) -> Array:
 
 
 def _meetings(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
-    """(CELLS,) share of the circle on which both send, at each shift of b: a circular correlation."""
+    """Return (CELLS,) the share of the circle on which both send, at each shift of b.
+
+    It is a circular correlation.
+    """
     turned = np.fft.rfft(a.astype(np.float64)) * np.conj(np.fft.rfft(b.astype(np.float64)))
     return np.asarray(np.fft.irfft(turned, CELLS).clip(min=0.0) / CELLS)
 
 
 def _circle(busy_share: float, turns: int) -> NDArray[np.bool_]:
-    """(CELLS,) whether the job sends there."""
+    """Return (CELLS,) whether the job sends in each cell of the circle."""
     return np.asarray((np.arange(CELLS) * turns / CELLS) % 1.0 < busy_share)

@@ -1,14 +1,16 @@
-"""Classify a job's phase from levels relative to its own, since absolute ones do not transfer between jobs.
+"""Classification of a job's phase from levels relative to its own.
+
+Absolute levels do not transfer between jobs.
 
     init         nothing in memory yet
     loading      memory fills, nothing computes
-    warmup       the first half minute of computing (or, of a job that does not compute, of full memory)
+    warmup       the first half minute of computing (if a job does not compute, of full memory)
     steady       after that
     evaluation   less than its usual activity, and next to no exchange between GPUs
-    checkpoint   no activity, memory kept, more host traffic than usual
+    checkpoint   no activity, memory stays, more host traffic than usual
     cooldown     after computing, memory given back, or no activity for long
 
-Each sample is judged by itself and those before it, so the last one is the phase now.
+Each sample is classified by itself and those before it, so the last one is the present phase.
 """
 
 import math
@@ -37,10 +39,10 @@ USUAL_S = 120.0  # the usual is the median of so much active time
 
 @dataclass(frozen=True, slots=True)
 class JobLevels:
-    """Means over a job's GPUs, each (sample,), regular in time. NaN unreported.
+    """The means over a job's GPUs, each (sample,), regular in time, NaN if unreported.
 
-    activity: SM activity 0..1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe bytes/s. age_s: the
-    job's at the first sample, 0 unknown.
+    activity: SM activity 0..1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe bytes/s.
+    age_s: the job's age at the first sample, 0 if unknown.
     """
 
     interval_s: float
@@ -53,12 +55,15 @@ class JobLevels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRule:
-    """`warmup_s`: learnt from a site; half a minute in every recorded run."""
+    """The rule that classifies phases.
+
+    `warmup_s`: learned from a site. It was half a minute in every recorded run.
+    """
 
     warmup_s: float = 30.0
 
     def phases(self, levels: JobLevels) -> NDArray[np.int8]:
-        """(sample,) index into PHASES."""
+        """Return (sample,) the index of each sample's phase in PHASES."""
         track = _Track(levels, self.warmup_s)
         activity, exchange, host = (np.nan_to_num(row) for row in (levels.activity, levels.exchange, levels.host))
         columns = (activity, levels.memory_gib, exchange, host)
@@ -67,7 +72,7 @@ class PhaseRule:
 
 
 class _Usual:
-    """The median of the last `many` values; 0 before the first."""
+    """The median of the last `many` values, 0 before the first."""
 
     def __init__(self, many: int) -> None:
         self.values: deque[float] = deque(maxlen=many)
@@ -86,7 +91,7 @@ class _Usual:
 
 
 class _Track:
-    """State of a job up to a sample."""
+    """The state of a job up to a sample."""
 
     def __init__(self, levels: JobLevels, warmup_s: float) -> None:
         self.interval_s, self.age_s = levels.interval_s, levels.age_s
@@ -124,7 +129,10 @@ class _Track:
         return WARMUP if is_warm else STEADY
 
     def _is_warm(self, at: int) -> bool:
-        """Whether it warms up still; a job that was older than that at the first sample computed before."""
+        """Return whether the job still warms up.
+
+        A job that was older than the warm-up at the first sample had computed before.
+        """
         assert self.began is not None
         if self.began == 0 and self.age_s > self.warmup_s:
             return False

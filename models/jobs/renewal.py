@@ -1,8 +1,8 @@
-"""Predict a job's next checkpoint or evaluation from the times of its earlier ones.
+"""Prediction of a job's next checkpoint or evaluation from the times of its earlier ones.
 
 The prediction is the last beginning plus a quantile of the intervals, given that the next one has not
-begun yet. Jobs that count steps are regular in seconds, too, while their pace holds. Fewer than ENOUGH
-intervals get the spread of regular jobs.
+begun yet. Jobs that count steps are regular in seconds too, as long as their pace stays the same. Fewer
+than ENOUGH intervals get the spread of regular jobs.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ SOON_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Quantiles of when it begins, Unix ms; `intervals`: how many it is told from."""
+    """Quantiles of when the next one begins, in Unix ms.
+
+    `intervals`: the number of intervals behind the prediction.
+    """
 
     p10_ms: int
     p50_ms: int
@@ -30,7 +33,9 @@ class Next:
 
 
 def next_of(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
-    """Return the next beginning after `begins_ms` (n,). None below two beginnings, or long after it was due.
+    """Return the next beginning after `begins_ms` (n,).
+
+    Returns None if there are fewer than two beginnings, or if it has been due for too long.
 
     >>> next_of(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000

@@ -1,8 +1,9 @@
-"""Predict peaks that jobs together cause on racks, power domains, rails and stores in the next 15 minutes.
+"""Predicted peaks that jobs together cause on racks, power domains, rails and stores in 15 minutes.
 
-Every minute ahead draws again from each job's readings at its present level (models/jobs/level.py), independently of
-other jobs, and from when its next checkpoint is due; draws are summed over a domain's jobs. A row gives the minute with
-the highest 90 % quantile. Jobs that move together (one gang restarted, one power event) are not foreseen.
+For every minute ahead, each job is drawn again from its readings at its present level
+(models/jobs/level.py) and from the time at which its next checkpoint is due. Jobs are drawn
+independently, and draws are summed over a domain's jobs. A row gives the minute with the highest 90 %
+quantile. Jobs that change together (one gang restarted, one power event) are not foreseen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_pe
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """The next checkpoint of a job: when it begins, how long it takes and how fast it writes, to what."""
+    """The next checkpoint of a job: when it begins, how long it takes, how fast it writes, and where to."""
 
     begins: Next
     lasts_s: float
@@ -45,7 +46,10 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """shares: which part of the job lies in a domain; readings: quantity -> (k,) of the whole job, without NaN."""
+    """The load of one job.
+
+    shares: domain -> the part of the job in it. readings: quantity -> (k,) of the whole job, without NaN.
+    """
 
     job: str
     shares: Mapping[Domain, float]
@@ -54,7 +58,10 @@ class JobLoad:
 
 
 class Spike(msgspec.Struct):
-    """The minute of the next 15 whose p90 is highest; p50 and p90 are of that minute. capacity: null where unknown."""
+    """The minute of the next 15 with the highest p90.
+
+    p50 and p90 are those of that minute. capacity: null if unknown.
+    """
 
     domain_kind: DomainKind
     domain: str
@@ -71,7 +78,10 @@ class Spike(msgspec.Struct):
 def spikes(
     loads: Sequence[JobLoad], now_ms: int, capacity: Mapping[Domain, float], rng: np.random.Generator
 ) -> list[Spike]:
-    """Return a row per domain and quantity, in order of domains. capacity: of those where it is known."""
+    """Return one row for each domain and quantity, in order of domains.
+
+    capacity: of the domains where it is known.
+    """
     sums: dict[tuple[Domain, str], Array] = {}
     jobs: dict[tuple[Domain, str], int] = {}
     for name in ("power_w", "sent_bytes_per_s"):
@@ -93,7 +103,7 @@ def _add_readings(
     jobs: dict[tuple[Domain, str], int],
     rng: np.random.Generator,
 ) -> None:
-    """Add draws of some jobs' readings to the sums of their domains, and count these jobs there."""
+    """Add draws of some jobs' readings to the sums of their domains, and count the jobs there."""
     drawn = _drawn([load.readings[name] for load in loads], rng)
     domains: dict[Domain, list[tuple[int, float]]] = {}
     for at, load in enumerate(loads):
@@ -112,7 +122,7 @@ def _add_readings(
 
 
 def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
-    """(job, draw, minute) of each job's own readings, again and again."""
+    """Return (job, draw, minute) values drawn from each job's own readings, with replacement."""
     many = np.array([len(values) for values in readings])
     padded = np.zeros((len(readings), int(many.max())), np.float32)
     for at, values in enumerate(readings):
@@ -123,7 +133,7 @@ def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.fl
 
 
 def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
-    """(draw, minute) bytes/s, where the checkpoint is under way at some moment of the minute."""
+    """Return (draw, minute) bytes/s, for minutes in which the checkpoint runs at some moment."""
     told = burst.begins
     begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (told.p10_ms, told.p50_ms, told.p90_ms))[:, None]
     from_ms = now_ms + MINUTE_MS * np.arange(MINUTES)[None, :]

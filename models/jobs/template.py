@@ -1,12 +1,14 @@
-"""Predict a periodic job's power and traffic minutes ahead: its template over phase, locked cycle by cycle.
+"""A prediction of a periodic job's power and traffic minutes ahead: its template over phase.
 
-Plan:
-    1. fold the last cycles into a template: what comes at which phase
-    2. lock: shift each cycle to where it fits the template best, and move anchor and period by a part of the shift,
-       as a phase-locked loop does; what shifts remain tell how far the phase strays a cycle
-    3. read ahead: the phase then, as sure as the cycles until then leave it; quantiles of what came around that phase
+The template is locked cycle by cycle:
+    1. fold the last cycles into a template: the reading at each phase
+    2. lock: shift each cycle to where it fits the template best, and move anchor and period by a part of
+       the shift, as a phase-locked loop does. The shifts show how far the phase strays per cycle
+    3. read ahead: take the phase at that time, as certain as the cycles until then leave it, and the
+       quantiles of the readings around that phase
 
-Where the phase strays so far that nothing is left of it, every sample counts alike: the level of the last cycles.
+If the phase strays so far that nothing is left of it, every sample has the same weight: the result is the
+level of the last cycles.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,10 @@ LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """phase (sample,) 0..1 of each sample of the window; period in samples; strays: of the phase, a cycle."""
+    """The phase of each sample of the window, (sample,) 0..1.
+
+    period: in samples. strays: how far the phase strays per cycle.
+    """
 
     phase: Array
     period: float
@@ -35,7 +40,10 @@ class Locked:
 
 
 def locked(values: Array, period: float) -> Locked | None:
-    """Phases of `values` (sample,), regular in time, NaN unknown; None below FEWEST_CYCLES. period: samples."""
+    """Return the phases of `values`, or None if there are fewer than FEWEST_CYCLES.
+
+    values: (sample,), regular in time, NaN if unknown. period: in samples.
+    """
     cycles = int(len(values) / period)
     if cycles < FEWEST_CYCLES or period < 2:
         return None
@@ -56,7 +64,10 @@ def locked(values: Array, period: float) -> Locked | None:
 
 
 def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels: tuple[float, ...]) -> list[float]:
-    """Quantiles of the reading that many samples after the last one."""
+    """Return quantiles of the reading `samples` samples after the last one.
+
+    Returns an empty list if no reading is known.
+    """
     since = np.arange(len(values))[::-1]
     lately = max(CYCLES * lock.period, LEVEL_S / interval_s)
     known = np.isfinite(values) & (since < lately)
@@ -84,7 +95,7 @@ def weighted_quantiles(values: Array, weights: Array, levels: tuple[float, ...])
 
 
 def _folded(values: Array, phase: Array) -> Array:
-    """(bin,) mean over what came at each phase; the mean of all where nothing did."""
+    """Return (bin,) the mean of the readings at each phase, or the mean of all where there are none."""
     known = np.isfinite(values)
     at = (phase[known] * BINS).astype(int) % BINS
     many = np.bincount(at, minlength=BINS)
@@ -95,7 +106,7 @@ def _folded(values: Array, phase: Array) -> Array:
 
 
 def _best_shift(values: Array, phase: Array, template: Array) -> float:
-    """By which part of a cycle the template has to be moved to fit this one best."""
+    """Return by which part of a cycle the template must be moved to fit this cycle best."""
     known = np.isfinite(values)
     if not known.any():
         return 0.0

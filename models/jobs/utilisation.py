@@ -1,7 +1,7 @@
-"""Measure a job's use of its GPUs: computing time beside apparent load, and memory it holds while idle.
+"""A job's use of its GPUs: real work compared with apparent load, and memory that it holds while idle.
 
-"Busy" (GPU utilisation) says that some kernel ran in the interval, even a waiting one. SM activity is the share of
-multiprocessors with work. MFU is known only of a job that tells its FLOPs a token.
+"Busy" (GPU utilisation) means that some kernel ran in the interval, even a waiting one. SM activity is
+the share of multiprocessors with work. MFU is known only for a job that states its FLOPs per token.
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The use of GPUs over `span_s`, at most ten minutes. None if unknown.
+    """The use of GPUs over `span_s`, at most ten minutes. Unknown values are None.
 
-    idle_s: how long none of the GPUs has computed, at least.
+    idle_s: for how long, at least, none of the GPUs has computed.
     """
 
     span_s: float | None
@@ -52,7 +52,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Mfu:
-    """Model FLOPs utilisation 0..1, or None and why it is not known."""
+    """The model FLOPs utilisation, 0..1, or None and the reason why it is unknown."""
 
     value: float | None
     reason: str = ""
@@ -67,9 +67,9 @@ def use_of(
     steps: Sequence[Step],
     idle_before_s: float = 0.0,
 ) -> Use:
-    """Return the use from (slot, GPU) readings, oldest first, NaN unknown.
+    """Return the use from (slot, GPU) readings, oldest first, NaN if unknown.
 
-    idle_before_s: up to the first slot. 0: unknown.
+    idle_before_s: how long the GPUs were idle before the first slot, 0 if unknown.
     """
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
     idle_s = _idle_s(activity, interval_s, idle_before_s)
@@ -99,7 +99,10 @@ def use_of(
 
 
 def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
-    """Return the shares of step time that go to data loading and to communication. None if no step states its parts."""
+    """Return the shares of step time that go to data loading and to communication.
+
+    Both are None if no step states its parts.
+    """
     timed = [(step.duration_s, step.parts) for step in steps if step.parts is not None and step.duration_s > 0]
     total = sum(duration for duration, _ in timed)
     if not total:
@@ -109,7 +112,9 @@ def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
 
 
 def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: str) -> Mfu:
-    """Model FLOPs utilisation: FLOPs a second of whole steps that tell their tokens, by the peak of all GPUs.
+    """Return the model FLOPs utilisation: FLOPs per second divided by the peak of all GPUs.
+
+    Only whole steps that state their tokens count.
 
     >>> step = Step(job="a", sequence=1, time_ms=0, step=1, duration_s=2.0, tokens=1_000_000)
     >>> round(mfu_of([step], 8 * 989e6, 8, "NVIDIA H100 80GB HBM3").value, 2)
@@ -133,7 +138,10 @@ def mfu_of(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_model: 
 
 
 def _idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
-    """At least so long; where it computed nowhere in the window, as long as that and what is known of before."""
+    """Return for how long the job has been idle, at least. Returns None if no activity is known.
+
+    If it computed nowhere in the window, the idle time before the window is added.
+    """
     known = np.isfinite(activity).any(axis=1)
     if not known.any():
         return None
@@ -145,7 +153,7 @@ def _idle_s(activity: Array, interval_s: float, before_s: float) -> float | None
 
 
 def _newest(values: Array) -> Array:
-    """(GPU,) the newest known value of each; NaN where there is none."""
+    """Return (GPU,) the newest known value of each GPU, NaN if there is none."""
     known = np.isfinite(values)
     last = values.shape[0] - 1 - np.argmax(known[::-1], axis=0)
     return np.where(known.any(axis=0), values[last, np.arange(values.shape[1])], np.nan)

@@ -10,7 +10,10 @@ from models.peers import Groups
 
 
 class AlikeDevices:
-    """Numbers the groups of a kind of device. They are made anew only where devices, owners or traits changed."""
+    """The numbered groups of one kind of device.
+
+    They are built again only when devices, owners or traits have changed.
+    """
 
     def __init__(self) -> None:
         self.groups = Groups(np.zeros(0, np.int32), 0)  # of devices; of -1 where no node owns it

@@ -1,7 +1,8 @@
-"""DayLevels: how strongly each rule spoke against each node lately, fading by half in HALF_MS.
+"""DayLevels: how strong each rule's recent evidence against each node is, halving every HALF_MS.
 
-A level of this moment forgets a link that flapped in the morning; the fading maximum is what a model of the next day
-and week sees of it. Serving and training step it alike (models/risk/score.py, training/sites).
+The level of this moment no longer shows a link that flapped in the morning. A model of the next day and
+week uses the fading maximum instead. Serving and training update it in the same way
+(models/risk/score.py, training/sites).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ LEAST = 1e-3  # what has faded so far is gone
 
 
 class DayLevels:
-    """One writer; rows follow the names that are given."""
+    """The fading levels of all nodes, with one writer. Rows follow the names that the caller gives."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -27,12 +28,12 @@ class DayLevels:
         self.time_ms = 0
 
     def step(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
-        """Take in the levels (node, rule) of this moment; the rows of `names` are known by name."""
+        """Record the levels (node, rule) of this moment. Rows are matched by name."""
         self.values = np.maximum(self.at(names, now_ms), levels).astype(np.float32)
         self.names, self.time_ms = tuple(names), max(now_ms, self.time_ms)
 
     def at(self, names: Sequence[str], now_ms: int) -> Array:
-        """(node, rule) as they are when nothing more was seen by now; 0 of nodes that were never seen."""
+        """Return (node, rule) the levels faded to `now_ms`, 0 for nodes that were never seen."""
         age_ms = max(0, now_ms - self.time_ms) if self.time_ms else 0
         faded = self.values * 0.5 ** (age_ms / HALF_MS)
         faded[faded < LEAST] = 0.0
@@ -52,7 +53,7 @@ class DayLevels:
         return {"names": list(self.names), "time_ms": self.time_ms, "rules": rules}, {"values": self.values.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Leaves out rules that no longer exist."""
+        """Restore what `dump` returned, into an empty object. Leaves out rules that no longer exist."""
         self.names, self.time_ms = tuple(about["names"]), about["time_ms"]
         self.values = np.zeros((len(self.names), len(RULES)), np.float32)
         column = {name: at for at, name in enumerate(about["rules"])}
@@ -61,5 +62,5 @@ class DayLevels:
                 self.values[:, row] = arrays["values"][:, column[rule.name]]
 
     def move(self, by_ms: int) -> None:
-        """Move all times; 0 is none."""
+        """Move all times. 0 means no time, and stays."""
         self.time_ms = self.time_ms and self.time_ms + by_ms

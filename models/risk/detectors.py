@@ -1,9 +1,10 @@
-"""Detectors: the function of each rule, and what it works on.
+"""Detectors: the function of each rule, and the data it works on.
 
     @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
     @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
 
-Every rule of `models.risk.rules` has exactly one of these functions; `check_complete` raises where one has none.
+Every rule of `models.risk.rules` has exactly one of these functions. `check_complete` raises if one has
+none.
 """
 
 import difflib
@@ -20,7 +21,7 @@ from models.risk.signals import Array, Mask, Times
 
 
 class FeatureColumns:
-    """A frame's features as float64 columns. KeyError names a feature that the frame does not have."""
+    """A frame's features as float64 columns. Raises KeyError for a feature that the frame does not have."""
 
     def __init__(self, frame: FeatureFrame) -> None:
         self.frame = frame
@@ -31,13 +32,13 @@ class FeatureColumns:
         self._read: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
-        """(entity,) one feature."""
+        """Return (entity,) the values of one feature."""
         if name not in self._read:
             self._read[name] = self.frame.values[:, self._column(name)].astype(np.float64)
         return self._read[name]
 
     def since(self, name: str) -> Times:
-        """(entity,) when the signal behind a feature last changed, 0 where unknown."""
+        """Return (entity,) when the signal behind a feature last changed, 0 if unknown."""
         return self.frame.since_ms[:, self._column(name)]
 
     def _column(self, name: str) -> int:
@@ -49,7 +50,7 @@ class FeatureColumns:
 
 
 def newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
-    """(node,) the smallest age among a node's entities, NaN where none was ever heard."""
+    """Return (node,) the smallest age among a node's entities, NaN if none ever sent a sample."""
     age = columns["age_s"]
     known = np.isfinite(age) & (columns.node >= 0)
     newest = np.full(nodes, np.inf)
@@ -61,8 +62,9 @@ def newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
 class Detection:
     """The entities of a kind on which one rule sees its condition, all (entity,).
 
-    on: the condition holds. telling: the condition would have shown, so its absence speaks for the entity. An idle GPU
-    shows no link downgrade, and an unreadable value shows nothing. strength: 0..1. since_ms: 0 unknown.
+    on: whether the condition holds. telling: whether the condition would have shown, so that its absence is
+    evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows nothing. strength:
+    0..1. since_ms: 0 if unknown.
     """
 
     on: Mask
@@ -82,9 +84,9 @@ class Detection:
         since: Times | None = None,
         telling: Mask | None = None,
     ) -> "Detection":
-        """Make a detection. Strength is clipped to 0..1, NaN is 0. One number stands for all entities.
+        """Build a detection. Strength is clipped to 0..1, and NaN becomes 0.
 
-        By default it tells wherever its value is known.
+        One number is used for all entities. By default, an entity is `telling` if its value is known.
         """
         n = len(on)
         return cls(
@@ -103,12 +105,15 @@ REPORTERS: dict[str, Callable[..., object]] = {}  # by rule, of what is raised e
 
 
 def sees(rule: str) -> Callable[[Function], Function]:
-    """Make the function the detector of a rule. It takes the view of the rule's kind, e.g. `GpuView`."""
+    """Register the function as the detector of a rule.
+
+    It takes the view of the rule's kind, e.g. `GpuView`.
+    """
     return _register(DETECTORS, rule)
 
 
 def reports(*rules: str) -> Callable[[Function], Function]:
-    """Make the function the one that raises signals of these rules."""
+    """Register the function as the one that raises signals of these rules."""
     return _register(REPORTERS, *rules)
 
 
@@ -136,7 +141,10 @@ def detect(kind: EntityKind, view: object, rows: int) -> list[Detection]:
 
 
 def check_complete() -> None:
-    """Check that each rule has a function, once all modules with one are imported. Raises ValueError."""
+    """Check that each rule has a function. Raises ValueError if one has none.
+
+    Call it when all modules with such functions are imported.
+    """
     missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
     if missing:
         raise ValueError(f"no function sees or reports {', '.join(missing)}")

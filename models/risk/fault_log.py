@@ -1,11 +1,12 @@
 """FaultLog: the faults of each node, from firm hard signals, and the hazard that follows from them.
 
-A fault lasts from the first firm hard signal until the last has gone; one that comes back within SAME_MS is the same.
-Where over a tenth of the fleet falls within TOGETHER_MS, the network or the scraper fell: none of these nodes gets a
-fault until it was well again.
+A fault lasts from the first firm hard signal until the last has gone. One that comes back within SAME_MS
+is the same. If over a tenth of the fleet fails within TOGETHER_MS, the cause is the network or the
+scraper. Then none of these nodes gets a fault until it was well again.
 
-The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote) until the site has
-OWN_FAULTS and OWN_DAYS of its own; then the code that `fleetcast evaluate risk` judges fits it on those.
+The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote) until the
+site has OWN_FAULTS and OWN_DAYS of its own. Then the code that `fleetcast evaluate risk` judges fits it
+on those.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ REFIT_MS = 7 * DAY_MS
 
 
 class LoggedFault(msgspec.Struct, array_like=True):
-    """seen_ms: when one of its hard signals was last there."""
+    """A fault of a node. seen_ms: when one of its hard signals was last there."""
 
     node: str
     start_ms: int
@@ -39,7 +40,10 @@ class LoggedFault(msgspec.Struct, array_like=True):
 
 
 class FaultLog:
-    """Faults in the order in which they were found. `fit`: the site's own, None until it has enough history."""
+    """The faults in the order in which they were found.
+
+    `fit`: the site's own fit, None until it has enough history.
+    """
 
     def __init__(self) -> None:
         self.faults: list[LoggedFault] = []
@@ -52,7 +56,10 @@ class FaultLog:
         self._common: set[str] = set()  # nodes that fell with many others and are not back yet
 
     def note(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
-        """Note the nodes with firm hard signals now: name → since when (0 unknown), and is it hardware."""
+        """Record the nodes that have firm hard signals now.
+
+        hard: name → (since when, 0 if unknown, and whether the cause is hardware).
+        """
         self.since_ms = self.since_ms or now_ms
         self._now_ms = now_ms
         self._common &= hard.keys()
@@ -73,7 +80,7 @@ class FaultLog:
             self._last = {fault.node: fault for fault in self.faults}
 
     def _together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
-        """Whether too many fell together; if so, take back the faults noted of late."""
+        """Return whether too many nodes failed together. If so, drop the faults recorded just before."""
         recent = {fault.node for fault in self.faults if fault.start_ms > now_ms - TOGETHER_MS}
         if len(begun) + len(self._common | recent) <= max(COMMON_LEAST, COMMON * nodes):
             return False
@@ -83,16 +90,16 @@ class FaultLog:
         return True
 
     def last_seen(self) -> dict[str, int]:
-        """Node → when a hard signal was last there."""
+        """Return node → when a hard signal was last there."""
         return {name: fault.seen_ms for name, fault in self._last.items()}
 
     def has_now(self, name: str) -> bool:
-        """Whether the node has a fault, or had one that may come back as the same."""
+        """Return whether the node has a fault, or had one that may come back as the same."""
         known = self._last.get(name)
         return known is not None and known.seen_ms + SAME_MS >= self._now_ms
 
     def has_failed(self, name: str) -> bool:
-        """Return whether the node has a fault now, or fell with many others and is not back."""
+        """Return whether the node has a fault now, or failed with many others and is not back."""
         return name in self._common or self.has_now(name)
 
     def failed_by(self, at_ms: int) -> set[str]:
@@ -115,21 +122,21 @@ class FaultLog:
         )
 
     def hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
-        """(horizon, node) faults that are expected of each node by its history alone."""
+        """Return (horizon, node) the faults expected of each node by its history alone."""
         now_day = now_ms / DAY_MS
         rows = {name: row for row, name in enumerate(names)}
         columns = columns_at(self.history(rows).until(now_day), now_day, len(names))
         return (self.fit or self.prior).hazard(columns, horizons_s)
 
     def fit_due(self, now_ms: int) -> bool:
-        """Return whether there is enough own history, and no fit of the last week."""
+        """Return whether there is enough own history, and the last fit is older than a week."""
         watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
     def fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
         """Return the arguments of `fit_history` as a copy, so that a thread may fit.
 
-        It begins where faults are still stored.
+        They begin at the time from which faults are still stored.
         """
         rows = {name: row for row, name in enumerate(names)}
         since_ms = max(self.since_ms, now_ms - KEPT_MS)
@@ -148,7 +155,7 @@ class FaultLog:
         return {"faults": msgspec.to_builtins(self.faults), "fit": fit, "common": sorted(self._common), **times}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         self.faults = msgspec.convert(about["faults"], list[LoggedFault])
         self._last = {fault.node: fault for fault in self.faults}
         self._common = set(about["common"])
@@ -156,7 +163,7 @@ class FaultLog:
         self.since_ms, self._now_ms, self.fitted_ms = (about[name] for name in ("since_ms", "now_ms", "fitted_ms"))
 
     def move(self, by_ms: int) -> None:
-        """Move all times; 0 is none."""
+        """Move all times. 0 means no time, and stays."""
         for fault in self.faults:
             fault.start_ms += by_ms
             fault.seen_ms += by_ms

@@ -1,13 +1,14 @@
-"""FaultRate: how many times the faults that the hazard of past faults expects come in this fleet.
+"""FaultRate: the ratio of the faults in this fleet to those that the hazard of past faults expects.
 
     each tick       nodes without a warning ──► expected += their hazard × the time since the last tick
     LAG_MS later    faults that no warning preceded ──► seen += 1, all that begin within a minute as one
-    times           posterior mean of the multiple, from a mixture of two gamma priors
+    times           posterior mean of the ratio, from a mixture of two gamma priors
 
-Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One broken switch
-or breaker stops several nodes at once, so faults of one minute are one. Nobody watched the faults begin that a node has
-when it is first heard, or heard again after a long silence: its first JOINING_MS do not count. Both sums halve every
-HALF_LIFE_MS, so a fleet that was repaired returns to the expected rate.
+Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count. One
+broken switch or breaker stops several nodes at once, so faults of one minute are one. If a node has a
+fault when its telemetry first arrives, or arrives again after a long silence, its begin was not
+observed. So the node's first JOINING_MS do not count. Both sums halve every HALF_LIFE_MS, so a fleet that
+was repaired returns to the expected rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ LEAST, MOST = 0.25, 1000.0
 
 
 class FaultRate:
-    """The sums of one fleet. `times`: the multiple, 1 before anything is known."""
+    """The observed and expected faults of one fleet. `times`: their ratio, 1 before anything is known."""
 
     def __init__(self) -> None:
         self.seen, self.expected, self.times = 0.0, 0.0, 1.0
@@ -55,9 +56,10 @@ class FaultRate:
         now_ms: int,
         known: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record one tick. day_hazard: (node,) faults that the history expects within a day. warned: (node,).
+        """Record one tick.
 
-        known: (node,) whether there is telemetry of the node now. None: of all.
+        day_hazard: (node,) faults that the history expects within a day. warned: (node,). known: (node,) whether
+        the node has telemetry now. None means that all have.
         """
         elapsed_ms, before_ms = now_ms - self._now_ms, self._now_ms
         self._now_ms = now_ms
@@ -89,7 +91,7 @@ class FaultRate:
                 self._counted_ms = fault.start_ms
 
     def _hear(self, names: Sequence[str], now_ms: int) -> None:
-        """Record which nodes have telemetry. One that was away for AWAY_MS joins anew."""
+        """Record which nodes have telemetry. A node that was away for longer than AWAY_MS joins again."""
         for name in names:
             since_ms, last_ms = self._heard_ms.get(name, (now_ms, now_ms))
             self._heard_ms[name] = (since_ms if now_ms - last_ms <= AWAY_MS else now_ms), now_ms
@@ -105,7 +107,7 @@ class FaultRate:
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
-        """Keep warnings until the faults of their time are counted."""
+        """Record the current warnings. Each is stored until the faults of its time are counted."""
         for row in np.flatnonzero(warned).tolist():
             begin_ms, _ = self._warned_ms.get(names[row], (now_ms, now_ms))
             self._warned_ms[names[row]] = begin_ms, now_ms
@@ -113,7 +115,7 @@ class FaultRate:
         self._warned_ms = {name: times for name, times in self._warned_ms.items() if times[1] >= oldest_ms}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return what a snapshot holds."""
+        """Return a copy of the state for a snapshot."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
         return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._heard_ms)}, {}
@@ -128,7 +130,7 @@ class FaultRate:
         self.times = posterior_times(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
-        """Move all times. 0 is no time."""
+        """Move all times. 0 means no time, and stays."""
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
         )
@@ -139,7 +141,9 @@ class FaultRate:
 
 
 def posterior_times(seen: float, expected: float) -> float:
-    """Return the multiple of the expected faults that explains those seen, rounded to two digits so that it stays put.
+    """Return the ratio to the expected faults that explains those seen.
+
+    It is rounded to two digits so that it does not change all the time.
 
     >>> posterior_times(0, 0.0), posterior_times(1, 0.02), posterior_times(9, 0.025)
     (1.0, 1.9, 320.0)
@@ -159,7 +163,7 @@ def posterior_times(seen: float, expected: float) -> float:
 def has_warning(p_hour: Array, hour_hazard: Array) -> NDArray[np.bool_]:
     """Return (node,) whether signals put the hazard of the next hour clearly above the history's.
 
-    p_hour: (node,) probability, NaN unknown. hour_hazard: (node,) expected faults.
+    p_hour: (node,) probability, NaN if unknown. hour_hazard: (node,) expected faults.
     """
     hazard = -np.log1p(-np.minimum(np.nan_to_num(p_hour), 1 - 1e-9))
     return np.asarray(hazard - hour_hazard >= WARNING_HAZARD)

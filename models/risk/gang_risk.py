@@ -1,10 +1,12 @@
-"""Gang risk: the probability that a gang is interrupted, from the risks of its nodes and shared domains.
+"""Gang risk: the probability that a gang is interrupted, from the risks of its nodes and domains.
 
-    hazard of a node    from its probabilities: in proportion between two horizons, beyond the last at the rate of the
-                        last piece
-    of the gang         the sum over its nodes, plus a shared part of each domain (rack, power, rail) that holds two
-                        or more of them: one cooling loop, breaker or leaf switch stops all that it serves
-    thermal carry-over  a node that is hot now starts its next job hot: its slow hazard begins higher and decays
+    hazard of a node    from its probabilities. It is linear between two horizons. Beyond the last one it
+                        grows at the rate of the last piece
+    of the gang         the sum over its nodes, plus a shared part of each domain (rack, power, rail) that
+                        holds two or more of them: one cooling loop, breaker or leaf switch stops all that
+                        it serves
+    thermal carry-over  a node that is hot now starts its next job hot: its slow hazard starts higher and
+                        decays
 
 p = 1 - exp(-hazard). Every term is at least 0 and grows with the set and with the time, so p does.
 """
@@ -28,8 +30,9 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 class GangRisk:
     """The risk of a gang.
 
-    p_interrupted, p_slow: of the gang. node, slow: (n,) the chances that each member interrupts it and slows it.
-    hazard: expected interruptions. weakest, slowest: indices of the likeliest members. domains: the shared ones.
+    p_interrupted, p_slow: for the whole gang. node, slow: (n,) the chances that each member interrupts it
+    and slows it. hazard: expected interruptions. weakest, slowest: the indices of the members with the
+    greatest chances. domains: the shared ones.
     """
 
     hazard: float
@@ -44,7 +47,7 @@ class GangRisk:
 
 @dataclass(frozen=True, slots=True)
 class SharedDomain:
-    """A domain of two or more members; share: its part of the hazard of an interruption."""
+    """A domain of two or more members. share: its part of the hazard of an interruption."""
 
     level: str
     name: str
@@ -61,8 +64,8 @@ def gang_risk(
 ) -> GangRisk:
     """Return the risk of a gang of n >= 1 members.
 
-    risk: (kind, horizon, n) probabilities. Where NaN, `prior` (kind, horizon) stands in. domains: (level of
-    FAULTS_PER_DAY, (n,) each member's domain, "" unknown). gpu_temp_c: (n,).
+    risk: (kind, horizon, n) probabilities. Where it is NaN, `prior` (kind, horizon) is used. domains: (level
+    of FAULTS_PER_DAY, (n,) each member's domain, "" if unknown). gpu_temp_c: (n,).
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
     hazard = hazard_within(known, RISK_HORIZONS_S, duration_s)
@@ -92,7 +95,7 @@ def gang_risk(
 
 
 def _members(names: Sequence[str]) -> dict[str, list[int]]:
-    """Domain -> its members, in one pass: a gang of thousands has hundreds of racks."""
+    """Return domain -> its members, in one pass, because a gang of thousands has hundreds of racks."""
     found: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name:

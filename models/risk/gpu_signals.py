@@ -1,4 +1,4 @@
-"""Detectors of GPU rules, one function a rule, over all GPUs."""
+"""Detectors of GPU rules: one function for each rule, over all GPUs."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the 
 
 
 class UsualClocks(Learned):
-    """usual: (gpu,) MHz under load, NaN unknown."""
+    """The usual clock of each GPU under load. usual: (gpu,) MHz, NaN if unknown."""
 
     arrays = ("usual",)
 
@@ -42,7 +42,10 @@ class UsualClocks(Learned):
         self.usual = np.zeros(0)
 
     def learn(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
-        """(gpu,) usual clock under load: rises at once, falls slowly, and only on `healthy` observations under load."""
+        """Return (gpu,) the usual clock under load, after learning from this observation.
+
+        It rises at once. It falls slowly, and only if the GPU is `healthy`.
+        """
         before = np.pad(self.usual, (0, len(clock) - len(self.usual)), constant_values=np.nan)
         eased = before - USUAL_DECAY * (before - clock)
         after = np.where(healthy & np.isfinite(clock) & (clock < before), eased, np.fmax(before, clock))
@@ -52,7 +55,7 @@ class UsualClocks(Learned):
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """Columns of all GPUs with what every rule asks for."""
+    """The columns of all GPUs, with the values that every rule needs."""
 
     columns: FeatureColumns
     nodes: int
@@ -73,28 +76,37 @@ class GpuView:
         return self.columns.since(name)
 
     def works_with(self, values: Array) -> Mask:
-        """(gpu,) GPUs that work and whose value is known: only these show whether a rule holds."""
+        """Return (gpu,) whether the GPU works and its value is known.
+
+        Only such GPUs show whether a rule holds.
+        """
         return np.asarray(self.loaded & np.isfinite(values))
 
     def known_before(self, feature: str) -> Mask:
-        """(gpu,) the value was another one when we first saw the GPU: the change is ours to report."""
+        """Return (gpu,) whether the feature has changed since the GPU was first observed.
+
+        Only such a change is ours to report.
+        """
         first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
         return np.asarray(self.columns.since(feature) > first_ms + 1000)
 
     def peer_median(self, values: Array) -> Array:
-        """(gpu,) median of the GPUs of its node and model."""
+        """Return (gpu,) the median of the GPUs of its node and model."""
         return self.alike.groups.middle(values)
 
 
 def reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
-    """(gpu,) the clock event reasons as integers, 0 where unknown, and where they are known."""
+    """Return (gpu,) the clock event reasons as integers, and whether they are known. Unknown ones are 0."""
     raw = columns["clock_event_reasons"]
     has = np.isfinite(raw)
     return np.where(has, np.nan_to_num(raw), 0).astype(np.int64), has
 
 
 def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
-    """(gpu,) which work and which surely idle, by utilisation, activity, power or the idle bit, whichever there is."""
+    """Return (gpu,) whether the GPU works, and whether it is certainly idle.
+
+    It uses utilisation, activity, power or the idle bit, whichever are known.
+    """
     util = np.fmax(columns["gpu_util"], columns["sm_active"])
     power = columns["power_w"]
     idle = ((bits & IDLE) > 0) | (util < 0.05)
@@ -103,16 +115,19 @@ def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mas
 
 
 def at_limit(view: GpuView) -> Mask:
-    """(gpu,) its power is all that its stated limit allows."""
+    """Return (gpu,) whether the power has reached its stated limit."""
     return np.asarray(view["power_w"] >= AT_LIMIT * view["power_limit_w"])
 
 
 def cap_evidence(view: GpuView) -> Array:
-    """Return (gpu,) the evidence that a low clock would be that of a power cap.
+    """Return (gpu,) the evidence that a low clock is due to a power cap.
 
-    TOLD by the reason bit or by power at the limit. If neither is exported and it is not hot, LIKELY by its power
-    beside its node's GPUs, else OPEN. DENIED otherwise. WAITS if the bit is set and the limit was lowered, but it draws
-    far less, as a GPU of a gang that waits does.
+    TOLD: the reason bit is set, or the power is at the limit.
+    LIKELY, OPEN: neither is exported and the GPU is not hot. It is LIKELY if its power, compared with its
+    node's GPUs, is that of a capped one.
+    WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting gang
+    does.
+    DENIED: otherwise.
     """
     limit = view["power_limit_w"]
     faulty = (view.bits & (THERMAL | BRAKE)) > 0
@@ -126,9 +141,10 @@ def cap_evidence(view: GpuView) -> Array:
 
 
 def on_plateau(view: GpuView) -> Mask:
-    """Return (gpu,) whether it steadily draws less than its node's working GPUs, with a lower clock, and no warmer.
+    """Return (gpu,) whether it steadily draws less than its node's working GPUs, and is no warmer.
 
-    Heat that holds a GPU down makes it warmer. Brakes and hardware slowdowns halve clocks.
+    Its clock is lower too. Heat that slows a GPU would make it warmer. Brakes and hardware slowdowns halve
+    clocks.
     """
     clock = view.clock / view.usual_clock
     now, lately = (
@@ -143,10 +159,10 @@ def on_plateau(view: GpuView) -> Mask:
 
 @sees("thermal_throttle")
 def thermal_throttle(view: GpuView) -> Detection:
-    """Detect a thermal or hardware slowdown bit with a clock that fell.
+    """Detect a thermal or hardware slowdown bit together with a clock that fell.
 
-    Bit 4 (software power cap) is normal under load. A power brake sets the hardware bit, too, which then says nothing
-    of heat.
+    Bit 4 (software power cap) is normal under load. A power brake sets the hardware bit too. Then that bit is
+    no evidence of heat.
     """
     braked = (view.bits & BRAKE) > 0
     return _slowed(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
@@ -158,7 +174,7 @@ def power_brake(view: GpuView) -> Detection:
 
 
 def _slowed(view: GpuView, bit: Mask) -> Detection:
-    """Detect a clock that fell while a bit says why, on GPUs that do not idle."""
+    """Detect a clock that fell while a reason bit is set, on GPUs that are not idle."""
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
@@ -168,9 +184,9 @@ def _slowed(view: GpuView, bit: Mask) -> Detection:
 
 @sees("clock_low")
 def clock_low(view: GpuView) -> Detection:
-    """Detect a GPU much slower than itself before and than its node's working GPUs now, without an exported reason.
+    """Detect a clock far below the GPU's usual one and below its node's working GPUs, without a reason.
 
-    Its power is below its limit, and not as that of a capped one.
+    Its power is below its limit, and does not look like that of a capped GPU.
     """
     peers = view.peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
@@ -182,9 +198,10 @@ def clock_low(view: GpuView) -> Detection:
 
 @sees("clock_halved")
 def clock_halved(view: GpuView) -> Detection:
-    """Detect half the usual clock or less under load, without an exported reason, with peers as slow: a braking node.
+    """Detect half the usual clock or less under load, if no reasons are exported.
 
-    Power limits end above that, and an operator who locks clocks so low does it to a gang as a whole.
+    The peers must be as slow. That is a braking node. Power limits do not lower clocks that far, and an
+    operator who locks clocks so low does it to a whole gang.
     """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
@@ -201,7 +218,10 @@ def gpu_hot(view: GpuView) -> Detection:
 
 @sees("gpu_hot_for_its_load")
 def gpu_hot_for_its_load(view: GpuView) -> Detection:
-    """Warmer than its slot's GPUs at that power, by more than degrees and than GPUs differ, for minutes."""
+    """Detect a GPU that is warmer for minutes than GPUs in its slot usually are at that power.
+
+    The difference exceeds both a number of degrees and the usual spread of the GPUs.
+    """
     above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
     known = above[np.isfinite(above)]
     sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
@@ -222,7 +242,7 @@ def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
 def xid_hard(view: GpuView) -> Detection:
     """Detect a hardware XID that appeared while we watched.
 
-    The gauge is sticky, so an old code says nothing of today.
+    The gauge is sticky, so an old code is no evidence about today.
     """
     return _xid(view, frozenset(HARD) - PART, fresh=True)
 
@@ -256,7 +276,7 @@ def ecc_burst(view: GpuView) -> Detection:
 
 @sees("ecc_corrected_few")
 def ecc_corrected_few(view: GpuView) -> Detection:
-    """Corrected errors again and again, fewer than a burst, where the fleet's GPUs have hardly any."""
+    """Detect repeated corrected errors, fewer than a burst, if the fleet's GPUs have hardly any."""
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = most_have(count)
     on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
@@ -286,7 +306,7 @@ def page_retirement(view: GpuView) -> Detection:
 
 @sees("pcie_width")
 def pcie_width(view: GpuView) -> Detection:
-    """Fewer lanes than its maximum, or than its node's GPUs, while it works."""
+    """Detect a working GPU with fewer lanes than its maximum, or than its node's GPUs."""
     width = view["pcie_link_width"]
     full = np.fmax(view["pcie_max_link_width"], view.peer_median(width))
     on = view.loaded & (width < 0.9 * full)
@@ -295,9 +315,9 @@ def pcie_width(view: GpuView) -> Detection:
 
 @sees("pcie_gen")
 def pcie_gen(view: GpuView) -> Detection:
-    """Detect an older generation under load than the maximum or the node's GPUs.
+    """Detect a link generation under load below the maximum or the node's GPUs.
 
-    An idle link rests low: no evidence.
+    An idle link lowers its generation, so it is no evidence.
     """
     gen = view["pcie_link_gen"]
     full = np.fmax(view["pcie_max_link_gen"], view.peer_median(np.where(view.loaded, gen, np.nan)))
@@ -316,7 +336,10 @@ def pcie_replays(view: GpuView) -> Detection:
 
 @sees("nvlink_errors")
 def nvlink_errors(view: GpuView) -> Detection:
-    """CRC errors are retried and need a rate; replays beyond a handful and any recovery are a sick link."""
+    """Detect a sick link: many CRC errors, more than a few replays, or any recovery.
+
+    CRC errors are retried, so only a high rate of them counts.
+    """
     crc = np.fmax(view["nvlink_crc_flit_errors_count_10m"], view["nvlink_crc_data_errors_count_10m"])
     replay, recovery = view["nvlink_replay_errors_count_10m"], view["nvlink_recovery_errors_count_10m"]
     on = (crc >= CRC_10M) | (replay >= 5) | (recovery >= 1)
@@ -327,9 +350,9 @@ def nvlink_errors(view: GpuView) -> Detection:
 
 @sees("gpu_vanished")
 def gpu_vanished(view: GpuView) -> Detection:
-    """Missing from the pages of an exporter that answers for the node's other GPUs.
+    """Detect a GPU that is missing from an exporter's pages while the node's other GPUs are on them.
 
-    A late page says nothing: only a GPU that is on the newest page is back.
+    A late page is no evidence. A GPU is back only when it is on the newest page.
     """
     silent = np.nan_to_num(view["silent_s"])
     missing = silent >= MISSED_SCRAPES * view.interval_s

@@ -1,11 +1,13 @@
 """History hazard: the probability that a node fails again, from its own faults alone.
 
-A discrete-time logistic on what decays since the node's last fault, its last return from repair, and its last fault if
-that was of hardware. Weights have the sign that the data gives them: a node whose part was replaced may be better than
-an old one. Judging (training/judges/risk.py) and serving (models/risk/fault_log.py) both go through `columns_at`,
-`fit_history` and `HistoryFit`.
+A discrete-time logistic regression. Its features decay from the node's last fault, from its last return
+from repair, and from its last fault if that was a hardware fault. Weights have the sign that the data
+gives them, because a node whose part was replaced may be better than an old one. Both judging
+(training/judges/risk.py) and serving (models/risk/fault_log.py) use `columns_at`, `fit_history` and
+`HistoryFit`.
 
-Half of the faults hit nodes that never had one: to a history these are all alike. Times are in days of any one clock.
+Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are in
+days of any one clock.
 """
 
 from collections.abc import Sequence
@@ -36,10 +38,10 @@ ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th day
 
 @dataclass(frozen=True, slots=True)
 class FaultHistory:
-    """f faults. node: (f,) row of the node.
+    """The past faults of all nodes, f of them.
 
-    start_day: (f,). end_day: (f,) its return from repair, NaN unknown. hardware: (f,) a part was at fault, False where
-    unknown.
+    node: (f,) row of the node. start_day: (f,). end_day: (f,) its return from repair, NaN if unknown.
+    hardware: (f,) whether a part was at fault, False if unknown.
     """
 
     node: NDArray[np.int64]
@@ -54,7 +56,7 @@ class FaultHistory:
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
 
     def latest(self, times: Array, nodes: int) -> Array:
-        """(nodes,) the greatest of (f,) times on each node, -inf where there is none; NaN is no time."""
+        """Return (nodes,) the greatest of (f,) times on each node, -inf if there is none. NaN is no time."""
         found = np.full(nodes, -np.inf)
         told = np.isfinite(times)
         np.maximum.at(found, self.node[told], times[told])
@@ -66,7 +68,10 @@ class FaultHistory:
 
 
 def in_repair(known: FaultHistory, nodes: int) -> Mask:
-    """(nodes,) away with a fault. known: as `until` gives it. A later fault shows that an open one had ended."""
+    """Return (nodes,) whether the node is away with a fault. known: as `until` returns it.
+
+    A later fault shows that an open one had ended.
+    """
     last = known.latest(known.start_day, nodes)
     away = np.zeros(nodes, bool)
     away[known.node[np.isnan(known.end_day) & (known.start_day >= last[known.node])]] = True
@@ -74,13 +79,13 @@ def in_repair(known: FaultHistory, nodes: int) -> Mask:
 
 
 def features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
-    """(n, feature) of FEATURES, from days since the last fault and the last return, inf for never."""
+    """Return (n, feature) FEATURES, from days since the last fault and the last return, inf for never."""
     part = np.where(hardware, np.exp(-since_fault / 60), 0.0)
     return np.stack((np.exp(-since_fault / 30), np.exp(-since_return / 2), part), axis=1)
 
 
 def columns_at(known: FaultHistory, at_day: float, nodes: int) -> Array:
-    """(nodes, feature) of every node at a moment. known: as `until` gives it."""
+    """Return (nodes, feature) the features of every node at a moment. known: as `until` returns it."""
     last = known.latest(known.start_day, nodes)
     hardware = np.zeros(nodes, bool)
     hardware[known.node[known.hardware & (known.start_day == last[known.node])]] = True
@@ -88,12 +93,12 @@ def columns_at(known: FaultHistory, at_day: float, nodes: int) -> Array:
 
 
 def fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
-    """Faults a node and day; the published rate weighs as much as one fault."""
+    """Return the fleet's faults per node and day. The published rate counts like one fault."""
     return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
 
 
 def own_rate(known: FaultHistory, watched_days: float, nodes: int) -> Array:
-    """(nodes,) faults a day of each node, shrunk towards the fleet's rate.
+    """Return (nodes,) the faults per day of each node, shrunk towards the fleet's rate.
 
     >>> known = FaultHistory(np.array([0]), np.array([3.0]), np.array([4.0]), np.array([False]))
     >>> own_rate(known, 10.0, 100)[:2].round(4).tolist()
@@ -104,30 +109,39 @@ def own_rate(known: FaultHistory, watched_days: float, nodes: int) -> Array:
 
 
 class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One horizon: intercept, and weights by feature. An isotonic step on top was tried: on later days it was worse."""
+    """The fit of one horizon: the intercept, and the weights by feature.
+
+    An additional isotonic step was tried. On later days it was worse.
+    """
 
     intercept: float
     weights: dict[str, float]
 
     def predict(self, columns: Array, names: Sequence[str] = FEATURES) -> Array:
-        """(n,) probability within the horizon, of (n, feature) columns of these names."""
+        """Return (n,) the probability of a fault within the horizon.
+
+        columns: (n, feature), with these names.
+        """
         weights = np.array([self.weights.get(name, 0.0) for name in names])
         return np.asarray(1 / (1 + np.exp(-(self.intercept + columns @ weights))))
 
 
 class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The horizons of HORIZONS_DAYS, by days. `notes`: where it comes from."""
+    """The fits of HORIZONS_DAYS: days -> fit. `notes`: where the fit comes from."""
 
     horizons: dict[int, HorizonFit]
     notes: dict[str, Any] = {}
 
     def hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
-        """(horizon, node) faults expected in each time, of columns (n, feature): linear below a day, never falling."""
+        """Return (horizon, node) the faults expected in each time. columns: (n, feature).
+
+        They are linear below a day, and never fall.
+        """
         return hazard_of(np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS]), horizons_s)
 
 
 def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
-    """(horizon, node) faults expected in each time, of probabilities (HORIZONS_DAYS, node)."""
+    """Return (horizon, node) the faults expected in each time. p: (HORIZONS_DAYS, node) probabilities."""
     fitted = np.maximum.accumulate(-np.log1p(-np.minimum(p, 1 - 1e-9)), axis=0)
     days = np.array((0, *HORIZONS_DAYS), np.float64)
     at = np.array(horizons_s, np.float64) / 86_400
@@ -138,7 +152,10 @@ def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
 
 
 def load_history(folder: Path) -> HistoryFit:
-    """Load what `fleetcast train history` wrote into a folder, or PUBLISHED if it is empty. Raises ConfigError."""
+    """Load what `fleetcast train history` wrote into a folder, or PUBLISHED if there is no such file.
+
+    Raises ConfigError if the file is no fitted history, or lacks a horizon.
+    """
     path = folder / HISTORY_FILE
     if not path.is_file():
         return PUBLISHED
@@ -164,14 +181,14 @@ PUBLISHED = HistoryFit(
 
 @dataclass(frozen=True, slots=True)
 class PastDays:
-    """n rows: day (n,), node (n,), columns (n, feature): what was known of a working node at the day's beginning."""
+    """The knowledge of each working node at the beginning of past days: n rows."""
 
     day: NDArray[np.int64]
     node: NDArray[np.int64]
     columns: Array
 
     def begins(self, history: FaultHistory, horizon_days: int) -> Mask:
-        """(n,) a fault of the node begins in (day, day + horizon]."""
+        """Return (n,) whether a fault of the node begins in (day, day + horizon]."""
         first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
         nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
         found = np.zeros((days, nodes), bool)
@@ -183,7 +200,7 @@ class PastDays:
 
 
 def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
-    """Return the working nodes on each of one or more days."""
+    """Return one row for each node that worked on each of one or more days."""
     parts = []
     for day in days:
         known = history.until(day)
@@ -193,9 +210,10 @@ def past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
 
 
 def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: int) -> HistoryFit:
-    """Fit coefficients from what had matured by `until_day`. first_day: since when faults are recorded.
+    """Fit coefficients from the faults that were known by `until_day`.
 
-    Raises ValueError if that is not longer than WARM_UP_DAYS and the longest horizon together.
+    first_day: when the record of faults starts. Raises ValueError if the days in between are not more than
+    WARM_UP_DAYS and the longest horizon together.
     """
     known = history.until(until_day)
     begin = first_day + WARM_UP_DAYS
@@ -211,14 +229,17 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
 
 
 def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
-    """Fit the coefficients of one horizon. columns: (n, feature); labels: (n,)."""
+    """Fit the coefficients of one horizon. columns: (n, feature). labels: (n,)."""
     intercept, weights = logistic(columns, labels)
     named = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)
 
 
 def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[float, Array]:
-    """Intercept and (feature,) weights of either sign: maximum likelihood with a ridge; 0 of a constant feature."""
+    """Return the intercept and (feature,) weights of either sign: maximum likelihood with a ridge.
+
+    The weight of a constant feature is 0.
+    """
     spread = columns.std(axis=0)
     used = np.flatnonzero(spread > 0)
     theta = _newton(columns[:, used] / spread[used], labels, penalty)
@@ -228,9 +249,10 @@ def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[fl
 
 
 def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
-    """Return (1 + feature,) intercept and weights. scaled: (n, feature) of standard deviation 1.
+    """Return (1 + feature,) the intercept and weights.
 
-    It uses no BLAS: for so narrow matrices its threads only wait for each other, on a busy machine for minutes.
+    scaled: (n, feature) with a standard deviation of 1. It uses no BLAS. For such narrow matrices the BLAS
+    threads only wait for each other, on a busy machine for minutes.
     """
     rows = np.column_stack((np.ones(len(scaled)), scaled))
     ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))
@@ -252,6 +274,6 @@ def _newton(scaled: Array, labels: Mask, penalty: float) -> Array:
 
 
 def _loss(rows: Array, labels: Mask, ridge: Array, theta: Array) -> float:
-    """Return the negative logarithm of the likelihood, and the penalty."""
+    """Return the negative log-likelihood plus the penalty."""
     logit = np.einsum("ni,i->n", rows, theta)
     return float(np.logaddexp(0.0, logit).sum() - logit[labels].sum() + (ridge * theta**2).sum() / 2)

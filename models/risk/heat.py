@@ -1,11 +1,11 @@
-"""Learn the usual temperature of each GPU slot by load; the residual is the GPU's own trouble.
+"""The usual temperature of each GPU slot by load. A deviation from it is the GPU's own trouble.
 
-    residual = (T - usual(slot, P)) - median of the node's GPUs of the same
+    residual = (T - usual(slot, P)) - median of the same for the node's GPUs
 
-A slot is an index in the chassis on nodes of one GPU model: at the same power, slots differ by more than ten degrees
-and nodes hardly. The usual of a slot and step of power is a running mean of the fleet's medians, so that small fleets
-and other powers have one, too. The median residual of a node tells of the room and its fans, and is taken off; where
-fewer than three GPUs work, there is no residual.
+A slot is an index in the chassis on nodes of one GPU model. At the same power, slots differ by more than
+ten degrees, and nodes hardly. The usual temperature of a slot at a step of power is a running mean of the
+fleet's medians, so that small fleets and other powers have one too. The median residual of a node shows
+its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is no residual.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,10 @@ Rows = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Slots:
-    """The usual temperatures, (slot, step of power): °C, NaN unknown, and how many rounds they were learned from."""
+    """The usual temperatures by slot and step of power, and the number of rounds they were learned from.
+
+    usual_c: (slot, step of power) °C, NaN if unknown.
+    """
 
     names: list[str] = field(default_factory=list)
     usual_c: Array = field(default_factory=lambda: np.zeros((0, STEPS)))
@@ -40,9 +43,10 @@ class Slots:
     _of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
-        """Return (gpu,) °C above the usual of its slot at its power, less what its node's GPUs share. NaN unknown.
+        """Return (gpu,) °C above the usual of its slot at its power, less the median of its node's GPUs.
 
-        slot: (gpu,) as `of` says. temp_c, power_w: means over minutes, NaN where the GPU does not work.
+        It is NaN if unknown. slot: (gpu,) as `of` returns it. temp_c, power_w: means over minutes, NaN where the
+        GPU does not work.
         """
         key, known = self._key(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
@@ -53,7 +57,10 @@ class Slots:
         return above - of_node.spread(room)
 
     def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
-        """Learn a round of samples: a running mean of the fleet's medians, of all rounds, later of two hours."""
+        """Learn from a round of samples: a running mean of the fleet's medians.
+
+        It is the mean of all rounds at first, and follows the last two hours later.
+        """
         elapsed_s = (now_ms - self.learned_ms) / 1000
         if 0 <= elapsed_s < 0.9 * interval_s:
             return
@@ -70,9 +77,9 @@ class Slots:
     def of(
         self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology, models: Mapping[str, str] | None = None
     ) -> NDArray[np.int64]:
-        """Return (gpu,) row of its slot, -1 where the topology does not know its node.
+        """Return (gpu,) the row of its slot, -1 if the topology does not know its node.
 
-        gpus: "node/index". models: GPU → its model, where it is known, else the node's.
+        gpus: "node/index". models: GPU → its model, if known. Otherwise the node's model is used.
         """
         models = models or {}
         key = (len(gpus), topology.generation, len(models))
@@ -99,7 +106,7 @@ class Slots:
         return {"slots": self.names, "learned_ms": self.learned_ms, "rows": [list(row) for row in rows]}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         self.names, self.learned_ms = list(about["slots"]), about["learned_ms"]
         self.usual_c = np.full((len(self.names), STEPS), np.nan)
         self.rounds = np.zeros((len(self.names), STEPS), np.int64)

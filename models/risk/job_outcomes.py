@@ -1,9 +1,10 @@
-"""JobOutcomes: on which nodes jobs fail more often than elsewhere (lemon nodes), though no sensor says why.
+"""JobOutcomes: nodes on which jobs fail more often than elsewhere (lemon nodes) for unknown reasons.
 
-Each of the m nodes of an ended attempt gets 1/m of a job, and of a failure where it failed; a node that the failure
-names gets all of it. A job that fails again and again counts once against a node, until it was quiet for REMEMBERED_MS.
-The user's doing counts as neither. Sums fade with a half-life of HALF_MS; a node's share is drawn towards the fleet's
-by PRIOR_JOBS. A signal needs FEWEST failures, and DEVIATIONS standard deviations above the fleet's share.
+Each of the m nodes of an ended attempt is charged 1/m of a job, and 1/m of a failure if the attempt
+failed. A node that the failure names is charged all of it. A job that fails repeatedly counts once
+against a node, until it has not failed there for REMEMBERED_MS. Failures caused by the user do not
+count. Sums fade with a half-life of HALF_MS. A node's share is drawn towards the fleet's by PRIOR_JOBS. A
+signal needs FEWEST failures, and DEVIATIONS standard deviations above the fleet's share.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ FAILED_AT_MOST = 50_000  # jobs on nodes
 
 
 class JobOutcomes:
-    """Sums by node: jobs and failures, as they were at `_at_ms`."""
+    """The jobs and failures of each node, summed and faded to `_at_ms`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -68,13 +69,13 @@ class JobOutcomes:
             own[1] += failed
 
     def _known(self, job: str, name: str, end_ms: int) -> bool:
-        """Return whether a failure of the job on that node was counted lately. It counts from now on."""
+        """Return whether a failure of the job on that node was counted lately, and record this one."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
 
     def _fade(self, now_ms: int) -> None:
-        """Fade all sums to now, once an hour."""
+        """Fade all sums to the present time, once an hour."""
         if now_ms - self._at_ms < DAY_MS // 24:
             return
         left = 0.5 ** ((now_ms - self._at_ms) / HALF_MS) if self._at_ms else 1.0
@@ -85,7 +86,10 @@ class JobOutcomes:
 
     @reports("failed_jobs")
     def signals(self, rows: Mapping[str, int]) -> list[Signal]:
-        """Return the nodes on which jobs fail too often. strength: 1 at MOST_TIMES the usual. rows: name → row."""
+        """Return the nodes on which jobs fail too often.
+
+        The strength is 1 at MOST_TIMES the usual share. rows: name → row.
+        """
         names = [name for name in self._sums if name in rows]
         if not names:
             return []
@@ -108,7 +112,7 @@ class JobOutcomes:
         return {"sums": sums, "at_ms": self._at_ms, "counted": counted, "failed": failed}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         self._sums = {name: list(own) for name, own in about["sums"].items()}
         self._at_ms = about["at_ms"]
         self._counted = {(job, attempt): at_ms for job, attempt, at_ms in about["counted"]}

@@ -1,4 +1,4 @@
-"""Base of parts that learn arrays tick by tick: save, load, and move with the clock."""
+"""A base class for parts that learn arrays tick by tick: saves, loads, and moves with the clock."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 
 class Learned:
-    """Saves the attributes named by `arrays` and `times`, and moves the times with the clock; 0 is no time."""
+    """A part whose attributes named by `arrays` and `times` are saved.
+
+    The times move with the clock. 0 means no time, and stays.
+    """
 
     arrays: ClassVar[tuple[str, ...]]
     times: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""Score one pipeline: frames to evidence of its own entities."""
+"""Scoring of one pipeline: turns its frames into evidence about its own entities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +33,10 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """One pipeline's evidence, and the columns that compare gangs, in its own node rows.
+    """The evidence of one pipeline, and the columns that compare gangs, in its own node rows.
 
-    own: (node,) this pipeline hears of the node itself. heard_ms: (2, node) the newest of its GPUs, of its ports.
+    own: (node,) whether this pipeline receives telemetry of the node itself. heard_ms: (2, node) the time of
+    the newest sample of its GPUs, and of its ports.
     """
 
     time_ms: int
@@ -49,7 +50,10 @@ class Local:
 
 
 def score_local(frames: "Frames", entities: Entities, topology: Topology, state: RiskState, now_ms: int) -> Local:
-    """Evidence of a pipeline that owns all its nodes. Writes `rules`, `clocks`, `slots`, `links` and `scrapes`."""
+    """Return the evidence of a pipeline that owns all its nodes.
+
+    Writes `rules`, `clocks`, `slots`, `links` and `scrapes`.
+    """
     names = tuple(entities[NODE].names)
     nodes = len(names)
     gpu, port, node = map(FeatureColumns, (frames.gpu, frames.port, _padded(frames.node, nodes)))
@@ -93,7 +97,10 @@ def _gpu_view(gpu: FeatureColumns, nodes: int, state: RiskState, entities: Entit
 def _above_usual_c(
     gpu: FeatureColumns, nodes: int, loaded: Mask, slots: Slots, slot: NDArray[np.int64], interval_s: float
 ) -> NDArray[np.float64]:
-    """(gpu,) °C above the usual of its slot at its power. Later rounds learn from what it shows now."""
+    """Return (gpu,) °C above the usual of its slot at its power.
+
+    Later rounds learn from these temperatures.
+    """
     power = gpu["power_w_mean_2m"]
     steady = ~(np.abs(power - gpu["power_w_mean_30m"]) > CHANGED_W)
     temp = np.where(loaded & steady, gpu["gpu_temp_c_mean_2m"], np.nan)
@@ -121,7 +128,7 @@ def _port_signals(
 
 
 def _where(port: str, node: int, topology: Topology) -> str:
-    """Rail and GPU of a port, in words."""
+    """Return the rail and GPU of a port, in words."""
     device = port.split("/")[1]
     devices = topology.devices(node) if node < len(topology) else ()
     return whereabouts(port, next((found for found in devices if found.name == device), None))

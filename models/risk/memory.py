@@ -1,10 +1,10 @@
 """RuleMemory: per-rule state between ticks, so that one odd sample neither raises nor clears a signal.
 
     seen once ──► shown (a reason, action "watch") ──► seen `firm_after` times in a row ──► firm
-    firm ──► cleared after `clears_s` of telling observations against it
-         └─► a rule that is not hard: cleared after HOLD_S of pages that do not tell (idle, or without the metric)
+    firm ──► cleared after `clears_s` of observations against it
+         └─► if the rule is not hard: cleared after HOLD_S of pages without evidence (idle, or no metric)
 
-What cannot be read changes nothing: while an entity's page is late, its signals stay as they were.
+A late page changes nothing: the entity's signals stay as they were.
 
 Only a new sample counts as an observation: ticks between two scrapes change nothing.
 """
@@ -33,9 +33,9 @@ Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, b
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The signals of one kind that are shown now, a row each, by rule and then by entity.
+    """The signals of one kind that are shown now: one row each, by rule and then by entity.
 
-    Their evidence is that of when they were last seen. rule: (row,) as in OF_KIND. entity: (row,).
+    Their evidence is from when they were last observed. rule: (row,) as in OF_KIND. entity: (row,).
     """
 
     rule: NDArray[np.intp]
@@ -49,7 +49,7 @@ class Raised:
 
 
 class RuleMemory:
-    """Arrays (rule, entity) of one kind of entity, rules as in OF_KIND."""
+    """The state of all rules of one kind of entity: arrays (rule, entity), rules as in OF_KIND."""
 
     def __init__(self, kind: EntityKind) -> None:
         self.rules = [RULES[row] for row in OF_KIND[kind]]
@@ -73,12 +73,14 @@ class RuleMemory:
         interval_s: float,
         answers: Mask | None = None,
     ) -> Raised:
-        """Apply this tick's detections, in the order of OF_KIND. Returns what is shown, and which of it is firm.
+        """Apply this tick's detections, in the order of OF_KIND. Returns the signals that are shown.
 
-        age_s: (entity,) since the last sample, NaN for none. interval_s: between samples. answers: (node,) its
-        exporters answer; required of nodes, whose samples also say that they do not.
+        age_s: (entity,) seconds since the last sample, NaN for none. interval_s: seconds between samples.
+        answers: (node,) whether its exporters answer. It is required for nodes, because their samples also say
+        that exporters do not answer.
 
-        Only what is seen now, or was seen and is not cleared, can change: a few of all pairs of a rule and an entity.
+        Only pairs of a rule and an entity that are seen now, or were seen and are not cleared, can change. These
+        are few.
         """
         self._grow(len(age_s))
         fresh, gap_s = self._fresh(age_s, now_ms)
@@ -107,7 +109,7 @@ class RuleMemory:
         return self._raised((rule[shown], entity[shown]), now_ms)
 
     def _active(self, found: Sequence[Detection]) -> Places:
-        """Return the pairs of a rule and an entity that are seen now, or were and are not cleared."""
+        """Return the pairs of a rule and an entity that are seen now, or were seen and are not cleared."""
         active = (self.streak > 0) | self.firm
         for row, seen in enumerate(found):
             active[row] |= seen.on
@@ -122,9 +124,10 @@ class RuleMemory:
             self.sample_ms = np.pad(self.sample_ms, (0, more))
 
     def _fresh(self, age_s: Array, now_ms: int) -> tuple[Mask, Array]:
-        """(entity,) a sample arrived since the last call, and the seconds since the one before.
+        """Return (entity,) whether a sample arrived since the last call, and the seconds since the one before.
 
-        Ages leave out our own downtime. So in the first call after a restart all samples look new, and none counts.
+        Ages leave out our own downtime. So in the first call after a restart all samples look new, and none
+        counts.
         """
         sample_ms = np.where(np.isfinite(age_s), now_ms - np.nan_to_num(age_s) * 1000, 0).astype(np.int64)
         fresh = sample_ms > self.sample_ms + NEW_SAMPLE_MS
@@ -135,9 +138,9 @@ class RuleMemory:
         return fresh, gap_s
 
     def _keep(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
-        """Remember the evidence of what is on now; a signal that does not know its start begins when first seen.
+        """Store the evidence of the signals that are on now.
 
-        on, began: (pair,) of the pairs `at`.
+        A signal without a known start starts when it is first seen. on, began: (pair,) for the pairs `at`.
         """
         here = at[0][on], at[1][on]
         for name in ("value", "usual", "strength"):
@@ -158,14 +161,17 @@ class RuleMemory:
         return Raised(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the evidence where something was seen. Elsewhere it has no effect. Rows are those of `Entities`."""
+        """Return the evidence of the pairs that were seen. The other pairs have no effect.
+
+        The entities' rows are those of `Entities`.
+        """
         rule, entity = np.nonzero((self.streak > 0) | self.firm)
         about = {"rules": [row.name for row in self.rules], "tick_ms": self.tick_ms}
         arrays = {name: getattr(self, name)[rule, entity] for name in EVIDENCE}
         return about, {**arrays, "rule": rule, "entity": entity, "sample_ms": self.sample_ms.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Leaves out rules that no longer exist."""
+        """Restore what `dump` returned, into an empty object. Leaves out rules that no longer exist."""
         here = {rule.name: at for at, rule in enumerate(self.rules)}
         rows = np.array([here.get(name, -1) for name in about["rules"]], np.intp)
         self._grow(len(arrays["sample_ms"]))
@@ -177,14 +183,17 @@ class RuleMemory:
                 getattr(self, name)[rule[known], entity[known]] = arrays[name][known]
 
     def move(self, by_ms: int) -> None:
-        """Move all times; 0 is none."""
+        """Move all times. 0 means no time, and stays."""
         for times in (self.since_ms, self.seen_ms, self.sample_ms):
             times[times > 0] += by_ms
         self.tick_ms += by_ms if self.tick_ms else 0
 
 
 def _often(rule: Rule, interval_s: float) -> float:
-    """Return how many samples count as one. Early signs ask for minutes, which are more samples at short intervals."""
+    """Return how many samples count as one.
+
+    Early signs need minutes of evidence, which are more samples at short intervals.
+    """
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Signals from node events of administrators, health checkers and kernel logs."""
+"""Signals from node events that administrators, health checkers and kernel logs report."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,10 @@ PORT = re.compile(r"[A-Za-z]\w*/\d+")
 def event_signals(
     nodes: Mapping[str, NodeRecord], rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int
 ) -> Signals:
-    """Signals of node events, and of faults that ended lately. faults: node -> when our rules last saw a hard one."""
+    """Return the signals of node events, and of faults that ended lately.
+
+    faults: node -> when our rules last saw a hard fault.
+    """
     found: list[Signal] = []
     for record in nodes.values():
         row = rows.get(record.node)
@@ -90,7 +93,7 @@ def _where(event: NodeEvent) -> str:
 
 
 def _words(event: NodeEvent) -> str:
-    """Return the reporter's check, message and advice in a line."""
+    """Return the reporter's check, message and advice in one line."""
     said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
     about = f"{event.source}: {': '.join(said)}" if said else event.source
     return f"{about}; advice: {event.advice[:MESSAGE_SHOWN]}" if event.advice else about
@@ -104,7 +107,11 @@ def drained_before(record: NodeRecord, time_ms: int) -> bool:
 
 
 def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:
-    """XIDs and health events are when they are grave; a loss is, unless an administrator had drained the node."""
+    """Return whether an event is a fault.
+
+    XIDs and health events are faults if they are fatal. A loss is a fault unless an administrator had drained
+    the node.
+    """
     if event.type == "lost":
         return not drained_before(record, event.time_ms)
     return event.type in ("xid", "health") and gravity(event) == "fatal"

@@ -1,12 +1,14 @@
-"""Node risk: signals to the probability that a node fails, needs a drain, or runs slow within a horizon.
+"""Node risk: the probability that a node fails, needs a drain, or runs slow within a horizon.
 
-    hazard(kind, horizon) = history hazard(horizon)        of the node's own faults (fault_log.py, hazard.py),
-                                                           more where jobs fail oftener (job_outcomes.py)
-                          + excess hazard of the hour      the greater of rule priors and the fitted logistic
+    hazard(kind, horizon) = history hazard(horizon)      from the node's own faults (fault_log, hazard),
+                                                         higher if jobs fail more often (job_outcomes)
+                          + excess hazard of the hour    the greater of rule priors and the fitted logistic
 
-Where a site's own fit serves (site_risk.py), a day and a week are its; what it does not know stays as above.
+If a site's own fit serves (site_risk.py), it replaces the hazard of a day and of a week. Signals that it
+does not know count as above.
 
-p = 1 - exp(-hazard) grows with the horizon, as all terms do. The reasons' shares are their parts of the hazard.
+p = 1 - exp(-hazard) grows with the horizon, as all terms do. The shares of the reasons are their parts of
+the hazard.
 """
 
 from dataclasses import dataclass
@@ -47,7 +49,10 @@ GRAVITY = np.array([ACTIONS.index(rule.action) for rule in RULES])
 
 
 class KindFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kind's logistic on rule levels, then isotonic steps: p = iso(sigmoid(intercept + levels @ weights))."""
+    """The fit of one kind: a logistic on rule levels, then isotonic steps.
+
+    p = iso(sigmoid(intercept + levels @ weights)).
+    """
 
     intercept: float
     weights: dict[str, float]
@@ -69,7 +74,10 @@ class RiskFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def shipped_fit() -> RiskFit | None:
-    """Return the coefficients in the wheel. None if the build has none (then rule priors stand alone)."""
+    """Return the coefficients in the wheel.
+
+    Returns None if the build has none. Then only the rule priors count.
+    """
     file = resources.files("models") / "fitted" / FIT_FILE
     return msgspec.json.decode(file.read_bytes(), type=RiskFit) if file.is_file() else None
 
@@ -87,21 +95,25 @@ def load_fit(folder: Path) -> RiskFit:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Hazard of the next hour above the base: total (kind, node), and parts (kind, node, rule) that sum to it."""
+    """The hazard of the next hour above the base.
+
+    total: (kind, node). parts: (kind, node, rule), which sum to it.
+    """
 
     total: Array
     parts: Array
 
 
 def base_hazard(horizon_s: float) -> Array:
-    """(kind,) expected faults of an ordinary node within the horizon."""
+    """Return (kind,) the expected faults of an ordinary node within the horizon."""
     return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
 
 
 def usual_risk(risk: Array) -> Array:
-    """Return (kind, horizon) probabilities of an ordinary node: the median of known nodes, else by published rates.
+    """Return (kind, horizon) the probabilities of an ordinary node: the median of the known nodes.
 
-    risk: (kind, horizon, node), NaN unknown. No result is NaN: a kind or horizon that no node has is the published one.
+    risk: (kind, horizon, node), NaN if unknown. No result is NaN: a kind or horizon that no node has is from
+    published rates.
     """
     published = published_risk()
     known = np.isfinite(risk)
@@ -113,12 +125,15 @@ def usual_risk(risk: Array) -> Array:
 
 
 def published_risk() -> Array:
-    """Return (kind, horizon) probabilities of an ordinary node by published rates."""
+    """Return (kind, horizon) the probabilities of an ordinary node by published rates."""
     return 1 - np.exp(-np.stack([base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
 
 
 def prior_excess(levels: Array) -> Excess:
-    """Rule priors as independent hazards, scaled by each signal's strength. levels: (node, rule)."""
+    """Return the rule priors as independent hazards, scaled by each signal's strength.
+
+    levels: (node, rule).
+    """
     prior = np.array([rule.prior for rule in RULES]).T
     hazard = -np.log1p(-np.minimum(prior, CERTAIN))
     rows = _burdened(levels)
@@ -130,7 +145,7 @@ def prior_excess(levels: Array) -> Excess:
 
 
 def _burdened(levels: Array) -> NDArray[np.intp]:
-    """Return the rows of the nodes about which a rule has something to say: of the others there is no excess."""
+    """Return the rows of the nodes that have a signal of any rule. The other nodes have no excess."""
     return np.flatnonzero(levels.any(axis=1))
 
 
@@ -140,7 +155,7 @@ def _no_excess(levels: Array) -> Excess:
 
 
 def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
-    """Divide the logistic's hazard above the base among the rules, by what each adds to the logit."""
+    """Return the logistic's hazard above the base, divided among the rules by what each adds to the logit."""
     found, rows = _no_excess(levels), _burdened(levels)
     own = levels[rows]
     for k, kind in enumerate(RISK_KINDS):
@@ -159,7 +174,10 @@ def fitted_excess(levels: Array, fit: RiskFit) -> Excess:
 
 
 def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
-    """Per kind and node the greater of priors and fit: they speak of the same evidence, so they do not add up."""
+    """Return, for each kind and node, the greater of the priors and the fit.
+
+    Both are based on the same evidence, so they do not add up.
+    """
     prior = prior_excess(levels)
     if fit is None:
         return prior
@@ -170,19 +188,20 @@ def excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
 
 
 def no_history(nodes: int) -> Array:
-    """(horizon, node) history hazard of nodes that never had a fault, as published."""
+    """Return (horizon, node) the published history hazard of nodes that never had a fault."""
     return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
 
 
 def times_usual(levels: Array) -> Array:
-    """(node,) how many times as many faults are expected of a node as its history says, from how its jobs end."""
+    """Return (node,) the factor on the faults that a node's history expects, from how its jobs end."""
     return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
 
 
 def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
-    """(kind, horizon, node). history: (horizon, node) hazard by history alone.
+    """Return (kind, horizon, node) the hazards. history: (horizon, node) hazard by history alone.
 
-    Of a site's fit are a day and more, beside what rules say that it does not know; an hour has at most its day's.
+    For a day and more, a site's fit gives the hazard, plus the excess of rules that it does not know. A
+    shorter horizon has at most the hazard of the day.
     """
     shipped = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
     if site is None:
@@ -193,12 +212,12 @@ def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> A
 
 
 def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
-    """(kind, horizon, node), NaN unknown. history, site: as `hazards` takes them."""
+    """Return (kind, horizon, node) probabilities, NaN if unknown. history, site: as in `hazards`."""
     return np.where(known[None, None, :], 1 - np.exp(-hazards(excess, history, site)), np.nan)
 
 
 def explained(excess: Excess, site: SiteHazard | None) -> Excess:
-    """Return the hazard that reasons refer to: the parts of a site's fit, where it has them."""
+    """Return the hazard that reasons refer to, with the parts of a site's fit where it has them."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
@@ -217,8 +236,9 @@ def score_nodes(
 ) -> RiskScores:
     """Return probabilities, reasons and actions of all nodes.
 
-    known: (node,) something was ever heard of it. history: (horizon, node) hazard by own faults, None: none ever had
-    one. topology: None: no risk of parts. site: what a site's own fit expects.
+    known: (node,) whether any telemetry or event of it ever arrived. history: (horizon, node) hazard by own
+    faults. None means that no node ever had one. topology: if None, there is no risk of parts. site: the
+    hazard that a site's own fit expects.
     """
     nodes = len(known)
     levels = signals.levels(nodes)
@@ -237,10 +257,10 @@ def score_nodes(
 
 
 def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
-    """Return (signal,) its part of the hazard of its node's worst kind within a day, and (node,) that hazard.
+    """Return (signal,) its part of its node's hazard within a day, and (node,) that hazard.
 
-    Signals divide their rule's part. history: (node,) of the day. What exceeds the least burdened node's is the recent
-    fault's.
+    The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,) the
+    history hazard of the day. The part above that of the least burdened node belongs to the recent fault.
     """
     own = history / times_usual(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _unburdened(own, levels), 0.0), 0.0)
@@ -261,14 +281,14 @@ def signal_hazard(signals: Signals, levels: Array, excess: Excess, history: Arra
 def _unburdened(own: Array, levels: Array) -> float:
     """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
 
-    A repaired node may have less than one that never failed.
+    A repaired node may have a lower hazard than one that never failed.
     """
     quiet = own[levels[:, REPEAT_ROW] == 0]
     return float((quiet if len(quiet) else own).min(initial=np.inf))
 
 
 def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
-    """By node: firm evidence first, then by share, (signal,). At most REASONS_KEPT a node."""
+    """Return node -> at most REASONS_KEPT reasons, firm evidence first, then by share. shares: (signal,)."""
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():

@@ -1,4 +1,4 @@
-"""Detectors of node rules (silence, scrapes, host), one function a rule."""
+"""Detectors of node rules (silence, scrapes, host): one function for each rule."""
 
 from dataclasses import dataclass
 
@@ -28,9 +28,9 @@ MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Seconds (node,) without a word from a node's GPUs, its ports and its host. NaN if nothing ever came.
+    """The seconds (node,) since a node's GPUs, ports and host last sent anything. NaN if they never did.
 
-    They count up to our last look, as the node's own samples show: when we are late, no node is silent.
+    They count up to our last scrape, as the node's own samples show. So when we are late, no node is silent.
     """
 
     gpu_s: Array
@@ -51,7 +51,10 @@ class Quiet:
 
 
 class ScrapeTimes(Learned):
-    """usual_s: (node,) what a scrape usually takes, NaN unknown; known_s: (node,) for how long it has been learned."""
+    """The usual duration of each node's scrapes.
+
+    usual_s: (node,) seconds, NaN if unknown. known_s: (node,) for how long it has been learned.
+    """
 
     arrays, times = ("usual_s", "known_s"), ("learned_ms",)
 
@@ -60,7 +63,10 @@ class ScrapeTimes(Learned):
         self.learned_ms = 0
 
     def learn(self, took_s: Array, now_ms: int, interval_s: float) -> Array:
-        """(node,) seconds that its scrapes usually take, NaN until known: falls in minutes, rises in hours."""
+        """Return (node,) the seconds that its scrapes usually take, NaN until known.
+
+        The value falls within minutes and rises within hours.
+        """
         more = len(took_s) - len(self.usual_s)
         before = np.pad(self.usual_s, (0, more), constant_values=np.nan)
         known_s = np.pad(self.known_s, (0, more))
@@ -77,7 +83,7 @@ class ScrapeTimes(Learned):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """Columns of all nodes with what several rules ask for."""
+    """The columns of all nodes, with the values that several rules need."""
 
     columns: FeatureColumns
     gpu: FeatureColumns
@@ -100,12 +106,12 @@ class NodeView:
         scrapes: ScrapeTimes,
         interval_s: float,
     ) -> "NodeView":
-        """Make the view of the nodes. Writes `scrapes`."""
+        """Build the view of the nodes. Writes `scrapes`."""
         usual_s = scrapes.learn(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
         return cls(node, gpu, quiet, _silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
 
     def ago(self, seconds: Array) -> Times:
-        """(node,) the time that lies so far back, 0 where it is unknown."""
+        """Return (node,) the time so many seconds ago in Unix ms, 0 if the seconds are unknown."""
         now_ms = self.columns.now_ms
         return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)
 
@@ -113,7 +119,8 @@ class NodeView:
 def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
     """Return (node,) whether scrapes fail, or nothing scrapes the node and it no longer sends.
 
-    When most are silent at once, the cause is on our side: then only nodes count that fell silent long before.
+    If most nodes are silent at once, the cause is on our side. Then only nodes count that fell silent well
+    before the others.
     """
     unanswered = ~(node["scrape_up"] > 0)
     silent = unanswered & (quiet.any_s >= min(max(SILENT_SCRAPES * interval_s, SILENT_LEAST_S), NODE_SILENT_S))
@@ -144,7 +151,10 @@ def exporter_frozen(view: NodeView) -> Detection:
 
 @sees("gpus_missing")
 def gpus_missing(view: NodeView) -> Detection:
-    """Fewer GPUs than before or than the topology says, none of which vanished: those speak for themselves."""
+    """Detect fewer GPUs than before or than the topology states, unless one of them vanished.
+
+    A vanished GPU has its own rule.
+    """
     reported, most = view["gpus_reported"], np.fmax(view["max_gpus_reported"], view.stated_gpus)
     vanished = np.bincount(view.gpu.node[np.nan_to_num(view.gpu["silent_s"]) > 0], minlength=view.columns.rows) > 0
     on = (reported < most) & (reported > 0) & ~vanished
@@ -162,7 +172,7 @@ def scrape_slow(view: NodeView) -> Detection:
 def scrapes_late(view: NodeView) -> Detection:
     """Detect nodes whose pages take longer than usual for minutes, compared with the fleet's middle.
 
-    When all are late, the cause is us or the network. The mean decides, so that one late page is no signal.
+    If all are late, the cause is us or the network. The mean decides, so one late page is no signal.
     """
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
@@ -176,7 +186,10 @@ def scrapes_late(view: NodeView) -> Detection:
 
 @sees("scrapes_lost")
 def scrapes_lost(view: NodeView) -> Detection:
-    """Scrapes lost now and then, in the last ten minutes and before: a restart or a reboot loses some in a row."""
+    """Detect scrapes that are lost now and then, in the last ten minutes and before.
+
+    A restart or a reboot does not count, because it loses some in a row.
+    """
     late, all_lost = view["gaps_10m"], view["gaps_30m"]
     share = all_lost * view.interval_s / 1800.0
     usual = most_have(share)
@@ -204,9 +217,9 @@ def memory_short(view: NodeView) -> Detection:
 
 
 def _frozen(gpu: FeatureColumns, nodes: int) -> Array:
-    """Return (node,) how long none of its GPUs' values changed while scrapes arrive.
+    """Return (node,) for how long no value of its GPUs has changed although scrapes arrive.
 
-    NaN for a page that has hardly ever moved: a file served by hand is no sick exporter.
+    It is NaN for a page that has hardly ever changed, because a file served by hand is no sick exporter.
     """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)

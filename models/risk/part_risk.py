@@ -1,8 +1,9 @@
-"""Risk of the parts of a node: its GPUs, its links (PCIe and NVLink), its ports and its rails.
+"""The risk of the parts of a node: its GPUs, its links (PCIe and NVLink), its ports and its rails.
 
-A part's hazard is that of the signals that name it, of the node's likeliest kind, above a usual share of the published
-node faults: in InfiniteHBD's, 22 % were of GPUs, 9 % of network cables, 4 % of NICs, eight of each a node. Rails take
-FAULTS_PER_DAY of a leaf switch, and the ports of the node that lead to it.
+A part's hazard is that of the signals that name it, for the node's likeliest kind of risk, on top of a
+usual share of the published node faults. In InfiniteHBD's faults, 22 % were of GPUs, 9 % of network
+cables and 4 % of NICs. A node has eight of each. A rail has the FAULTS_PER_DAY of a leaf switch, plus the
+hazard of the node's ports that lead to it.
 """
 
 from collections.abc import Sequence
@@ -30,19 +31,22 @@ USUAL_A_DAY = {
 
 
 class UsualPart(msgspec.Struct):
-    """A part that nothing speaks against; `p`: at each of the horizons."""
+    """A part without evidence against it. `p`: its probability within each of the horizons."""
 
     part: str
     p: list[float]
 
 
 def usual_parts() -> list[UsualPart]:
-    """Each part's probability without evidence, published rates."""
+    """Return each part's probability without evidence, by published rates."""
     return [UsualPart(part, list(_p(part, 0.0))) for part in USUAL_A_DAY]
 
 
 def part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int, tuple[PartRisk, ...]]:
-    """By node row, the parts that signals name, riskiest first. hazard: (signal,) of each signal alone."""
+    """Return node row -> the parts that signals name, riskiest first.
+
+    hazard: (signal,) of each signal alone.
+    """
     found: dict[int, dict[tuple[str, str], float]] = {}
     names = topology.names
     for at in np.flatnonzero(hazard > 0).tolist():
@@ -62,7 +66,10 @@ def part_risks(signals: Signals, hazard: Array, topology: Topology) -> dict[int,
 
 
 def _parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tuple[str, str]]:
-    """(part, name) that a signal of an entity speaks of, none for a node. GPUs are `n1/3`, ports `n1/mlx5_0/1`."""
+    """Return (part, name) of each part that a signal of this entity concerns. A node has none.
+
+    GPUs are named like `n1/3`, ports like `n1/mlx5_0/1`.
+    """
     node, _, rest = entity.partition("/")
     if rest.isdecimal():
         return [("link" if rule.blames is LINK else "gpu", entity)]

@@ -1,8 +1,9 @@
-"""Expected speed of a port, from its peers in the fleet and from the topology.
+"""The expected speed of a port, from its peers in the fleet and from the topology.
 
-Peers have the same device, port number and link layer on nodes of one GPU model: a site buys one kind of adapter for
-these. The other ports of a node are no peers: storage, bonds and management have adapters of their own. Four of five
-set the mark, so a slow fifth is still found; so are older adapters of the same name, unless they are more.
+Peers have the same device, port number and link layer on nodes of one GPU model, because a site buys one
+kind of adapter for these. The other ports of a node are no peers: storage, bonds and management have
+adapters of their own. The expected speed is one that four of five peers reach. So a slow fifth is still
+found. Older adapters of the same name are found too, unless there are more of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PortPeers:
-    """The class of each of p ports, and the speed that the topology states (bytes/s, NaN unknown).
+    """The class of each of p ports, and the speed that the topology states (bytes/s, NaN if unknown).
 
-    `of` returns the one before unless ports or the topology change.
+    `of` returns the previous object unless ports or the topology change.
     """
 
     made_of: tuple[int, int, int]  # ports, topology generation, known link layers
@@ -39,9 +40,9 @@ class PortPeers:
         before: "PortPeers | None" = None,
         layers: Mapping[str, str] | None = None,
     ) -> "PortPeers":
-        """Make the classes of ports. names: "node/device/port" of each port.
+        """Build the classes of ports. names: "node/device/port" of each port.
 
-        node: (port,) rows of the topology, which may not have them all. layers: port → its link layer, where known.
+        node: (port,) rows of the topology, which may lack some nodes. layers: port → its link layer, where known.
         """
         layers = layers or {}
         key = (len(names), topology.generation, len(layers))
@@ -65,12 +66,17 @@ class PortPeers:
         return cls(key, group, stated)
 
     def expected(self, speed: Array) -> Array:
-        """(port,) bytes/s, NaN where nobody can tell. speed: (port,) best seen of each, NaN unknown."""
+        """Return (port,) the expected bytes/s, NaN if unknown.
+
+        speed: (port,) the best speed observed of each port, NaN if unknown.
+        """
         return np.fmax(self.stated, reached_by_most(speed, self.group))
 
 
 def reached_by_most(speed: Array, group: NDArray[np.int32]) -> Array:
-    """(n,) what all but a fifth of a member's group reach; NaN in groups of fewer than five.
+    """Return (n,) the value that all but a fifth of a member's group reach.
+
+    It is NaN in groups of fewer than five.
 
     >>> reached_by_most(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
     array([ 4.,  4.,  4.,  4.,  4., nan])
@@ -88,7 +94,7 @@ def reached_by_most(speed: Array, group: NDArray[np.int32]) -> Array:
 
 
 def whereabouts(entity: str, device: Device | None) -> str:
-    """Where a port is, for a sentence; empty where nothing is known.
+    """Return where a port is, for a sentence. Returns "" if nothing is known.
 
     >>> whereabouts("n1/mlx5_3/1", Device("mlx5_3", (3,), 3))
     'rail 3, GPU 3'

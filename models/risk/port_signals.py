@@ -1,4 +1,4 @@
-"""Detectors of port rules, one function a rule, over all ports."""
+"""Detectors of port rules: one function for each rule, over all ports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, 
 
 
 class PortLinks(Learned):
-    """was_up, was_speed: (port,) the link was seen active, and the best speed (bytes/s) that it had."""
+    """The past state of each port's link.
+
+    was_up: (port,) whether it was ever active. was_speed: (port,) the best speed (bytes/s) that it had.
+    """
 
     arrays = ("was_up", "was_speed")
 
@@ -30,7 +33,10 @@ class PortLinks(Learned):
         self._peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
 
     def learn(self, up: Mask, speed: Array) -> None:
-        """up, speed: (port,) as they are now; there may be more ports than before."""
+        """Record the present state of the links.
+
+        up, speed: (port,). There may be more ports than before.
+        """
         more = len(up) - len(self.was_up)
         self.was_up = np.pad(self.was_up, (0, more)) | up
         self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
@@ -38,14 +44,14 @@ class PortLinks(Learned):
     def peers(
         self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
     ) -> PortPeers:
-        """Return the classes of ports, as `PortPeers.of` makes them."""
+        """Return the classes of ports, as `PortPeers.of` builds them."""
         self._peers = PortPeers.of(names, node, topology, self._peers, layers)
         return self._peers
 
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """Columns of all ports with what several rules ask for."""
+    """The columns of all ports, with the values that several rules need."""
 
     columns: FeatureColumns
     was_up: Mask  # a port that was never up is not cabled
@@ -57,7 +63,7 @@ class PortView:
 
     @classmethod
     def of(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
-        """Make the view of the ports. Writes `links`."""
+        """Build the view of the ports. Writes `links`."""
         speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
         links.learn(port["state"] == ACTIVE, speed)
         was_up, was_speed = links.was_up, links.was_speed
@@ -68,7 +74,7 @@ class PortView:
 
 @sees("link_down")
 def link_down(view: PortView) -> Detection:
-    """Detect a port that was up and is not. A port that its administrator disabled is down by intent."""
+    """Detect a port that was up and is not. A port that its administrator disabled does not count."""
     state = view["state"]
     on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
     return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))
@@ -87,7 +93,10 @@ def link_errors(view: PortView) -> Detection:
 
 @sees("link_errors_few")
 def link_errors_few(view: PortView) -> Detection:
-    """Symbol errors again and again, fewer than many, where the fleet's ports have hardly any and the link stays up."""
+    """Detect some symbol errors on a link that stays up, if the fleet's ports have hardly any.
+
+    They are fewer than `link_errors` needs.
+    """
     few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
     usual = most_have(few)
     on = (late >= SYMBOLS_FEW_10M) & (late < SYMBOL_ERRORS_10M) & (few > SYMBOLS_TIMES * usual) & ~(view.flaps >= 1)

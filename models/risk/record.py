@@ -2,9 +2,9 @@
 
     issued ──► waits for its horizon ──► a fault of the node began within it, or none did ──► sums
 
-It keeps `fail` of every node without a fault, four times a horizon, and compares it with what FaultLog saw by then. One
-missed by over a tenth of its time, because nothing watched, is not scored. Brier skill is against the observed share,
-the best that one number for all could have told.
+It stores `fail` of every node without a fault, four times per horizon, and compares it with the faults in
+FaultLog when the horizon is over. A forecast is not scored if nothing watched for over a tenth of its
+time. Brier skill is relative to the observed share, which is the best single number for all nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,10 @@ SUMS = ("count", "told", "seen")
 
 @dataclass(slots=True)
 class Issue:
-    """One moment's probabilities at one horizon. p: (node,) in the rows of the record, NaN where none was told."""
+    """The probabilities issued at one moment for one horizon.
+
+    p: (node,) in the rows of the record, NaN where none was issued.
+    """
 
     horizon: int
     issued_ms: int
@@ -42,7 +45,11 @@ class Issue:
 
 @dataclass(slots=True)
 class RiskRecord:
-    """Sums by (horizon, bin): forecasts, what they told together, faults that came; squares: (horizon,) of errors."""
+    """Sums of matured forecasts by (horizon, bin).
+
+    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults that
+    followed. squares: (horizon,) the sum of squared errors.
+    """
 
     count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
     told: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
@@ -56,7 +63,10 @@ class RiskRecord:
     model: str = ""  # whose probabilities these are, where it is not what serves
 
     def step(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
-        """Score what is due and issue anew. values: (kind, horizon, node), NaN unknown; `faults` has this tick's."""
+        """Score the forecasts that are due, and issue new ones.
+
+        values: (kind, horizon, node), NaN if unknown. `faults` must already have this tick's faults.
+        """
         gap_ms = now_ms - self.now_ms if self.now_ms else 0
         if gap_ms > WATCHED_MS:
             for issue in self.waiting:
@@ -87,7 +97,7 @@ class RiskRecord:
             self.waiting.append(Issue(horizon, now_ms, told))
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Leave out nodes that are there no more."""
+        """Drop nodes that no longer exist."""
         here = set(names)
         kept = [row for row, name in enumerate(self.names) if name in here]
         for issue in self.waiting:
@@ -118,7 +128,7 @@ class RiskRecord:
         self.squares[issue.horizon] += ((p - came) ** 2).sum()
 
     def summary(self) -> list["Calibration"]:
-        """Return a row per horizon."""
+        """Return one row for each horizon."""
         return [self._summary(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
     def _summary(self, at: int, horizon_s: int) -> "Calibration":
@@ -159,7 +169,7 @@ class RiskRecord:
         return about, {**arrays, "squares": self.squares.copy(), "p": p}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Sums of other bins or horizons start again."""
+        """Restore what `dump` returned, into an empty object. Sums of other bins or horizons start again."""
         self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
         self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}
@@ -170,14 +180,17 @@ class RiskRecord:
                 setattr(self, name, arrays[name].copy())
 
     def move(self, by_ms: int) -> None:
-        """Move all times; 0 is none."""
+        """Move all times. 0 means no time, and stays."""
         for issue in self.waiting:
             issue.issued_ms += by_ms
         self.since_ms, self.now_ms = (time_ms + by_ms if time_ms else 0 for time_ms in (self.since_ms, self.now_ms))
 
 
 class Bin(msgspec.Struct):
-    """Forecasts with a probability from `low` to `high`: how many, their mean, and how often a fault came."""
+    """Forecasts with a probability from `low` to `high`.
+
+    n: their number. p: their mean. observed: the share that a fault followed.
+    """
 
     low: float
     high: float
@@ -187,7 +200,10 @@ class Bin(msgspec.Struct):
 
 
 class Calibration(msgspec.Struct):
-    """One horizon: of the matured forecasts the mean beside the share to which a fault came. Null: of none."""
+    """The mean forecast and the observed share of faults of one horizon.
+
+    A mean, share or skill is null before any forecast has matured.
+    """
 
     horizon_s: int
     matured: int

@@ -1,13 +1,15 @@
-"""Void evidence from before a repair: it says nothing of the node as it is now.
+"""Repairs: void evidence from before a repair, because it does not describe the node as it is now.
 
-XID gauges keep their last code until the exporter restarts, remapped rows stay for good, error counts stay in their
-windows for half an hour, and rules remember for minutes more. When an administrator gives a node back (`undrain`), or
-it returns after a loss longer than a hiccup, all that began before is set aside. So it is where a `health` event of
-severity `ok` that names no check calls the node, or one GPU of it, healthy:
+XID gauges keep their last code until the exporter restarts, remapped rows stay for good, error counts
+stay in their windows for half an hour, and rules keep their state for minutes more. When an administrator
+gives a node back (`undrain`), or it returns after a loss longer than a hiccup, all evidence that began
+before is set aside. The same happens if a `health` event of severity `ok` that names no check calls the
+node, or one GPU of it, healthy:
 
     a code or a row count    for as long as it counts as new, unless it changes
     a count of errors        until its window is past it, unless it grows
-    a condition              for as long as its rule remembers it: what samples still show then was not repaired
+    a condition              for as long as its rule remembers it. What samples still show then was not
+                             repaired
 
 The history that the hazard is computed from stays.
 """
@@ -34,7 +36,10 @@ LASTING = np.array([rule.evidence in (CODE, COUNT) for rule in RULES])
 
 
 class Pardon(msgspec.Struct, frozen=True, array_like=True):
-    """Evidence that a repair made void until then. back_ms: when the node was given back; value: what it showed."""
+    """Evidence that a repair made void until `until_ms`.
+
+    back_ms: when the node was given back. value: what the evidence showed.
+    """
 
     until_ms: int
     back_ms: int
@@ -42,7 +47,7 @@ class Pardon(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RepairLog:
-    """Which nodes came back from repair, and what was set aside for that."""
+    """The nodes that came back from repair, and the evidence that was set aside for that."""
 
     def __init__(self) -> None:
         self._honoured_ms: dict[str, int] = {}  # node or GPU -> its last return from repair, as the event said
@@ -58,7 +63,7 @@ class RepairLog:
         streaks: GangStreaks,
         now_ms: int,
     ) -> Signals:
-        """Return the signals less those that a repair has made void.
+        """Return the signals without those that a repair has made void.
 
         Writes `streaks`: drops those of repaired nodes.
         """
@@ -83,7 +88,7 @@ class RepairLog:
         return signals.where(keep)
 
     def _given_back(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
-        """Nodes, and GPUs, that came back by events since the last call, and when."""
+        """Return node or GPU -> when it came back, for those that did by events since the last call."""
         found: dict[str, int] = {}
         for name, record in nodes.items():
             if not record.events:
@@ -101,7 +106,10 @@ class RepairLog:
         return found
 
     def _pardon(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
-        """Set aside all that began on a node, or on one GPU of it, before it came back. row: of the node."""
+        """Set aside all evidence that began on a node, or on one GPU of it, before it came back.
+
+        row: the node's row.
+        """
         is_node = "/" not in name
         self._pardons = {
             key: kept for key, kept in self._pardons.items() if (key[1].split("/")[0] if is_node else key[1]) != name
@@ -111,7 +119,10 @@ class RepairLog:
                 self._pardons[_key(signals, at)] = _pardon_of(signals, at, back_ms)
 
     def _pardon_late(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
-        """Set aside codes and counts from before a repair that show only now: the node was silent at its return."""
+        """Set aside codes and counts from before a repair that show only now.
+
+        That happens if the node was silent when it returned.
+        """
         if not self._back_ms:
             return
         back_ms = np.zeros(len(rows), np.int64)
@@ -125,7 +136,10 @@ class RepairLog:
                 self._pardons.setdefault(_key(signals, at), pardon)
 
     def _still_void(self, signals: Signals, at: int, now_ms: int) -> bool:
-        """Return whether a signal is the one that was pardoned. A count that falls is remembered at its lowest."""
+        """Return whether a signal is the one that was pardoned.
+
+        If a count falls, the pardon stores the lowest value.
+        """
         key = _key(signals, at)
         pardon = self._pardons.get(key)
         if pardon is None:
@@ -147,14 +161,17 @@ class RepairLog:
         return {"honoured_ms": dict(self._honoured_ms), "back_ms": dict(self._back_ms), "pardons": pardons}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Leaves out pardons of rules that no longer exist."""
+        """Restore what `dump` returned, into an empty object.
+
+        Leaves out pardons of rules that no longer exist.
+        """
         self._honoured_ms, self._back_ms = dict(about["honoured_ms"]), dict(about["back_ms"])
         self._pardons = {
             (rule, entity): msgspec.convert(row, Pardon) for rule, entity, row in about["pardons"] if rule in ROW
         }
 
     def move(self, by_ms: int) -> None:
-        """Move the times of what was seen; those that events said stay."""
+        """Move the times by our clock. The times that events stated stay."""
         self._back_ms = {node: time_ms + by_ms for node, time_ms in self._back_ms.items()}
         self._pardons = {
             key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms if row.back_ms else 0, row.value)
@@ -163,7 +180,7 @@ class RepairLog:
 
 
 def _back_ms(record: NodeRecord) -> int:
-    """When the node was last given back, 0 for never or if it is gone again."""
+    """Return when the node was last given back. Returns 0 if never, or if it is gone again."""
     if record.drained or record.lost:
         return 0
     lost_ms: int | None = None
@@ -181,7 +198,7 @@ def _back_ms(record: NodeRecord) -> int:
 
 
 def _healthy_ms(record: NodeRecord) -> dict[str, int]:
-    """Return the node, or a GPU of it, -> when a reporter last called it healthy as a whole."""
+    """Return node or GPU -> when a reporter last called it healthy as a whole."""
     found: dict[str, int] = {}
     for event in record.events:
         if event.type == "health" and event.severity == "ok" and not event.check and not event.code:

@@ -1,19 +1,23 @@
-"""The closed list of rules: what may speak against a node, how sure it must be, what it says, and what to do then.
+"""The closed list of rules: the evidence against a node, how certain it must be, and what to do then.
 
-A rule is one row of `RULES` and one function: `detectors.sees` for what shows in an entity's own samples, `reports` for
-what gangs, node events and ended jobs tell. Whatever else is asked of a rule is a field of its row.
+A rule is one row of `RULES` and one function. The function is registered by `detectors.sees` if the
+entity's own samples show the evidence, and by `reports` if gangs, node events or ended jobs show it. All
+other properties of a rule are fields of its row.
 
-A rule looks at one kind of entity. It is *shown* as a reason once seen `shown_after` times in a row, and *firm* after
-`firm_after` times: only firm rules lead to an action beyond `watch`. It clears after `clears_s` of observations against
-it. Rules about absence count 0 times: what is absent brings no observations.
+A rule concerns one kind of entity. It is *shown* as a reason once it was seen `shown_after` times in a
+row, and is *firm* after `firm_after` times. Only firm rules lead to an action beyond `watch`. It clears
+after `clears_s` of observations against it. Rules about absence count 0 times, because what is absent
+brings no observations.
 
-`prior` is the probability of (fail, drain, slow) within one hour at full strength, from operators' reports: hard XIDs,
-lost GPUs and DBEs end the job; thermal, power, PCIe and link faults slow it down and need a repair.
+`prior` is the probability of (fail, drain, slow) within one hour at full strength, from operators'
+reports: hard XIDs, lost GPUs and DBEs end the job. Thermal, power, PCIe and link faults slow it down and
+need a repair.
 
-`early` are early signs, which reports saw before losses and throttling (scrape latency and lost samples: arXiv
-2603.28781; temperature against load, symbol errors, corrected errors: the health checks of operators). No report says
-how often a fault follows within the hour. We assume priors of some tens of times the base rate of 1.7e-4, a tenth of
-what hard signals have. They only watch: they flag nothing and blame nobody.
+`early` marks early signs, which reports saw before losses and throttling (scrape latency and lost
+samples: arXiv 2603.28781. Temperature against load, symbol errors, corrected errors: the health checks of
+operators). No report says how often a fault follows within the hour. We assume priors of some tens of
+times the base rate of 1.7e-4, a tenth of those of hard signals. Early signs only watch: they flag no node
+and blame no member.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -59,9 +63,10 @@ CODE, COUNT, STATE, STANDING = EvidenceKind.CODE, EvidenceKind.COUNT, EvidenceKi
 class Rule:
     """One row of `RULES`.
 
-    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature: as answers name
-    it. says: a template in `signals.WORDS`. by_ratio: a gang slows as far as the value is below its usual. names_part:
-    a hard signal of it puts the fault down to hardware. intended: an operator wants it so, and it is no fault.
+    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature: the
+    name in answers. says: a template in `signals.WORDS`. by_ratio: a gang slows down as far as the value is
+    below its usual. names_part: if the rule is hard, its fault counts as one of hardware. intended: an
+    operator wants it so, and it is no fault.
     """
 
     name: str

@@ -1,7 +1,8 @@
-"""Score the fleet: the evidence of all pipelines to risk, reasons and stragglers.
+"""Scores of the fleet: turns the evidence of all pipelines into risk, reasons and stragglers.
 
-`models.risk.local.score_local` runs in every pipeline on its own entities; `score_fleet` runs in one place, because a
-gang may span pipelines. Both are functions of their arguments and of a RiskState, of which each writes its own parts.
+`models.risk.local.score_local` runs in every pipeline on its own entities. `score_fleet` runs in one
+place, because a gang may span pipelines. Both are functions of their arguments and of a RiskState. Each
+writes its own parts of that state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,9 @@ check_complete()  # the imports above register the function of every rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEvents:
-    """The state of jobs and nodes by their events. ended: within the last hour. nodes: by name.
+    """The state of jobs and nodes by their events.
 
-    remembered: see `placements`.
+    ended: attempts that ended within the last hour. nodes: by name. remembered: see `placements`.
     """
 
     running: Sequence[JobAttempt]
@@ -56,13 +57,16 @@ class FoldedEvents:
 
     @property
     def placements(self) -> RunningPlaces:
-        """Where `running` are: the remembered placements, which stay one object while nothing moves, else new ones."""
+        """The placements of `running`: the remembered ones if there are any, else new ones.
+
+        The remembered placements stay one object while nothing moves.
+        """
         return RunningPlaces(self.running) if self.remembered is None else self.remembered
 
 
 @dataclass(frozen=True, slots=True)
 class FleetMoment:
-    """Input of the scores of one moment. locals: of every process that shares the fleet."""
+    """The input for the scores of one moment. locals: the evidence of every process that shares the fleet."""
 
     now_ms: int
     topology: Topology
@@ -72,7 +76,7 @@ class FleetMoment:
 
 @dataclass(frozen=True, slots=True)
 class ScoredFleet:
-    """The scores of a tick. `stragglers`: job -> the body of `/jobs/{id}/stragglers`, less `as_of_ms`."""
+    """The scores of a tick. `stragglers`: job -> the body of `/jobs/{id}/stragglers` without `as_of_ms`."""
 
     risk: RiskScores
     stragglers: dict[str, dict[str, Any]]
@@ -87,9 +91,9 @@ def score_fleet(
 ) -> ScoredFleet:
     """Return the fleet's risk by topology rows, and its stragglers.
 
-    fit: None for the shipped coefficients. site: a site's own fit. shadow: another one, which is only recorded. Nodes
-    not in the topology wait for its next generation. Writes `record`, `rate`, `shadow`, `paces` and what
-    `fold_evidence` writes.
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: another one, which is only
+    recorded. Nodes that are not in the topology wait for its next generation. Writes `record`, `rate`,
+    `shadow`, `paces` and what `fold_evidence` writes.
     """
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
@@ -114,7 +118,7 @@ def score_fleet(
 
 
 def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
-    """Return the evidence of `fleet_evidence`, noted as the faults and the day of each node.
+    """Return the evidence of `fleet_evidence`, after recording the faults and the day of each node.
 
     Writes `faults` and `days`.
     """
@@ -127,7 +131,7 @@ def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that speaks for or against every node of the fleet: what models and their training see."""
+    """The evidence for or against every node of the fleet, which models and their training use."""
 
     signals: Signals
     known: NDArray[np.bool_]  # (node,)
@@ -137,9 +141,9 @@ class Evidence:
 
 
 def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
-    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs, each outcome once.
+    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs.
 
-    Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
+    Each outcome of a job counts once. Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
     """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
     state.outcomes.note(moment.events.ended, now_ms)
@@ -158,7 +162,7 @@ def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
 def _joined(
     locals: Sequence[Local], rows: Mapping[str, int]
 ) -> tuple[Signals, GangColumns, GangColumns, NDArray[np.bool_]]:
-    """All that the pipelines sent, with node rows of the topology."""
+    """Return all that the pipelines sent, with node rows of the topology."""
     known = np.zeros(len(rows), bool)
     signals, gpus, ports = [], [], []
     for local, to in zip(locals, _places(locals, rows), strict=True):
@@ -174,10 +178,11 @@ def _joined(
 
 
 def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
-    """Return, for each pipeline, (KINDS, node) rows of the topology. -1: the node is not in it, or others know better.
+    """Return, for each pipeline, (KINDS, node) rows of the topology.
 
-    After the number of pipelines changed, a former owner sees its node fall silent. So a pipeline counts for a node not
-    its own only while no other has heard later of the same things.
+    -1: the node is not in it, or another pipeline has newer telemetry. After the number of pipelines changed,
+    a former owner sees its node fall silent. So a pipeline counts for a node that is not its own only while
+    no other pipeline has newer telemetry of the same kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
     heard = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
@@ -196,7 +201,7 @@ def _hard_faults(
 ) -> dict[str, tuple[int, bool]]:
     """Return the nodes with a firm hard signal: since when, and whether a part is at fault.
 
-    A node that goes away after it was drained has no fault: it is rebooted, powered off or worked on.
+    A node that goes away after it was drained has no fault. It is being rebooted, powered off or worked on.
     """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():

@@ -24,7 +24,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class HardReason(Reason, frozen=True):
-    """One of a hard rule. Answers say no more of it than of any other."""
+    """A reason from a hard rule. Answers show it like any other."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -38,7 +38,10 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class PartRisk(msgspec.Struct, frozen=True):
-    """A GPU, link, port or rail of a node that something speaks against; `p`: within each of RISK_HORIZONS_S."""
+    """A GPU, link, port or rail of a node with evidence against it.
+
+    `p`: its probability within each of RISK_HORIZONS_S.
+    """
 
     entity: str
     part: str
@@ -49,8 +52,8 @@ class PartRisk(msgspec.Struct, frozen=True):
 class RiskScores:
     """The scores of all nodes.
 
-    values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by node row,
-    where there are any. hard: (node,) a hard signal (XID, lost, ...).
+    values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts: by
+    node row, where there are any. hard: (node,) whether the node has a hard signal (XID, lost, ...).
     """
 
     values: NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Signals: the evidence of one moment as columns, and the sentence that each of them says."""
+"""Signals: the evidence of one moment as columns, and the sentence for each signal."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +29,8 @@ COLUMNS = {  # of Signals beside `rule`, by name
 class Signals:
     """k raised signals as columns: `entity` names, `node` rows, `rule` rows of RULES.
 
-    seen_ms: when samples last showed it, 0 where no sample does. words: what a reporter said, empty where our own rules
-    saw it. No words at all: none has any.
+    seen_ms: when samples last showed it, 0 if no sample does. words: a reporter's text, empty if our own
+    rules raised the signal. An empty tuple means that no signal has words.
     """
 
     rule: NDArray[np.int16]
@@ -49,7 +49,7 @@ class Signals:
 
     @classmethod
     def of(cls, rows: Sequence["Signal"]) -> "Signals":
-        """Columns from single signals: for the few that are not found by vectors."""
+        """Build columns from single signals, for the few that are not found by vectors."""
         columns: dict[str, Any] = {
             name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
         }
@@ -71,7 +71,7 @@ class Signals:
         return replace(self, node=rows[self.node] if len(self) else self.node)
 
     def where(self, mask: Mask) -> "Signals":
-        """Only the rows that `mask` (k,) selects."""
+        """Return only the rows that `mask` (k,) selects."""
         if mask.all():
             return self
         columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in ("rule", *COLUMNS)}
@@ -80,7 +80,7 @@ class Signals:
         return Signals(entity=tuple(self.entity[row] for row in rows), words=words, **columns)
 
     def levels(self, nodes: int) -> Array:
-        """(node, rule) the greatest strength of each rule on each node: what the risk model sees."""
+        """Return (node, rule) the greatest strength of each rule on each node: the input of the risk model."""
         levels = np.zeros((nodes, len(RULES)))
         np.maximum.at(levels, (self.node, self.rule), self.strength)
         return levels
@@ -88,7 +88,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal, as a record."""
+    """One signal as a record."""
 
     rule: str
     node: int
@@ -103,7 +103,7 @@ class Signal:
 
 
 def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
-    """One signal in words, ending in since when if that is known.
+    """Return one signal in words, ending in since when if that is known.
 
     >>> sentence("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
@@ -113,7 +113,7 @@ def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, 
 
 
 def _place_prefix(entity: str) -> str:
-    """GPU 3, port mlx5_0; nothing for the node itself.
+    """Return the start of a sentence that names the GPU or port. Returns "" for the node itself.
 
     >>> _place_prefix("n1/mlx5_0/1"), _place_prefix("n1")
     ('port mlx5_0: ', '')
@@ -127,7 +127,7 @@ def _place_prefix(entity: str) -> str:
 
 
 def _clock(value: float, usual: float, since: str) -> str:
-    """SM clock and its usual, before what is said of them; nothing where the clock is unknown."""
+    """Return the words for the SM clock and its usual value, or "" if the clock is unknown."""
     if not np.isfinite(value):
         return ""
     usually = f", usual {number(usual)}" if np.isfinite(usual) else ""
@@ -165,7 +165,7 @@ WORDS: dict[str, Callable[[float, float, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """One signal's words by name, each made when a template asks for it."""
+    """The words of one signal by name. Each is built when a template asks for it."""
 
     value: float
     usual: float

@@ -1,13 +1,14 @@
-"""Site risk: the hazard of a day and of a week by kind, fitted on a site's own archive (`fleetcast train risk`).
+"""Site risk: the hazard of a day and of a week by kind, fitted on a site's own archive.
 
-A discrete-time logistic for each of RISK_KINDS and HORIZONS_DAYS. Its features are what is known of a node now:
+`fleetcast train risk` fits a discrete-time logistic for each of RISK_KINDS and HORIZONS_DAYS. Its
+features are what is known of a node now:
 
-    of its past    faults (models/risk/hazard.py), returns from repair, drains and warnings, as node events told them
-    of the day     how strongly each rule spoke against it lately (models/risk/day_levels.py)
+    of its past    faults (models/risk/hazard.py), returns from repair, drains and warnings, by node events
+    of the day     the strength of each rule's recent evidence against it (models/risk/day_levels.py)
 
-Weights have the sign of the site's data. Hard rules are no features: a node that fails now is not predicted. Rules that
-the site saw too rarely are no features either: of both, the priors and the shipped fit go on speaking
-(models/risk/node_risk.py: `hazards`).
+Weights have the sign of the site's data. Hard rules are no features, because a node that fails now is
+not predicted. Rules that the site saw too rarely are no features either. For both, the priors and the
+shipped fit still count (models/risk/node_risk.py: `hazards`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ EVENTS_MS = 600_000  # events change slowly: their columns are made so often
 
 
 class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By kind and days; a kind that is not there had too few events. notes: how it was made."""
+    """The fits by kind and days. A kind that is missing had too few events. notes: how the fit was made."""
 
     kinds: dict[str, dict[int, HorizonFit]]
     notes: dict[str, Any] = {}
@@ -56,12 +57,12 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.array([rule.name in names for rule in RULES])
 
     def save(self, folder: Path) -> None:
-        """Into an empty folder, as the registry asks for."""
+        """Write the fit into an empty folder, which the registry provides."""
         (folder / SITE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     @classmethod
     def load(cls, folder: Path) -> "SiteFit":
-        """Load the fit of a version's folder. Raises ModelError."""
+        """Load the fit from a version's folder. Raises ModelError if it is missing, damaged or incomplete."""
         path = folder / SITE_FILE
         try:
             fit = msgspec.json.decode(path.read_bytes(), type=cls)
@@ -74,7 +75,7 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
-    """(node, PAST_FEATURES) of what faults and node events say by now; nothing later is read."""
+    """Return (node, PAST_FEATURES) from the faults and node events up to now. Nothing later is read."""
     now_day, nodes = now_ms / DAY_MS, len(names)
     rows = {name: row for row, name in enumerate(names)}
     known = faults.history(rows).until(now_day)
@@ -103,8 +104,8 @@ def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Se
 class SiteHazard:
     """The hazard that a site's fit expects.
 
-    hazard: (kind, horizon, node) of RISK_HORIZONS_S, NaN of kinds that it does not know. past: the same of the day
-    (kind, node) without the rules. parts: (kind, node, rule) what rules add to that.
+    hazard: (kind, horizon, node) at RISK_HORIZONS_S, NaN for kinds that it does not know. past: (kind, node)
+    the hazard of the day without the rules. parts: (kind, node, rule) what rules add to that.
     """
 
     hazard: Array
@@ -114,7 +115,10 @@ class SiteHazard:
 
 
 class SiteRisk:
-    """A fit that serves or runs in the shadow. One caller at a time: columns of events are kept for a while."""
+    """A fit that serves or runs in the shadow.
+
+    It has one caller at a time, because columns of events are cached for a while.
+    """
 
     def __init__(self, fit: SiteFit, name: str) -> None:
         self.fit, self.name = fit, name
@@ -124,7 +128,7 @@ class SiteRisk:
     def hazard(
         self, faults: FaultLog, days: DayLevels, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int
     ) -> SiteHazard:
-        """Return the hazard of every node now. days: with the levels of this moment."""
+        """Return the present hazard of every node. days: must include the levels of this moment."""
         made_of = names, now_ms // EVENTS_MS
         if made_of != self._made_of:
             self._events, self._made_of = event_columns(faults, records, names, now_ms), made_of
@@ -132,7 +136,7 @@ class SiteRisk:
 
 
 def site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
-    """columns: (node, SITE_FEATURES)."""
+    """Return the hazard of a fit for these columns. columns: (node, SITE_FEATURES)."""
     nodes = len(columns)
     hazard = np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), nodes), np.nan)
     past, parts = np.full((len(RISK_KINDS), nodes), np.nan), np.zeros((len(RISK_KINDS), nodes, len(RULES)))

@@ -1,4 +1,6 @@
-"""FleetWatch: samples and events in, evidence and scores out. The service owns one, and so does whatever judges it.
+"""FleetWatch: turns samples and events into evidence and scores.
+
+The service owns one, and so does any code that evaluates the service.
 
 samples ── WindowStore ── Frames ── score_local ── Local ─┐
 events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─┴─ score_fleet ── Fleet
@@ -26,10 +28,11 @@ from models.risk.state import RiskState
 
 
 class FleetWatch:
-    """Telemetry store, job fold, node table and the memory of the rules.
+    """A telemetry store, a job fold, a node table and the state of the rules.
 
-    fit: None for the shipped coefficients. site: a site's own fit. shadow: one that is scored beside it. `local`,
-    `evidence` and `score` write only the memory: a thread may run them on fixed frames while more come in.
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit that is scored and does not
+    serve. `local`, `evidence` and `score` write only `memory`, so a thread may run them on fixed frames while
+    more samples arrive.
     """
 
     def __init__(self, store: WindowStore) -> None:
@@ -45,7 +48,7 @@ class FleetWatch:
 
     @classmethod
     def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
-        """Make an empty watch, whose node rows are those of `topology`. interval_s: from scrape to scrape."""
+        """Build an empty watch with the node rows of `topology`. interval_s: from scrape to scrape."""
         entities = Entities()
         for name in topology.names:
             entities.node(name)
@@ -62,7 +65,7 @@ class FleetWatch:
         now_ms: int,
         node_events: Iterable[NodeEvent] = (),
     ) -> None:
-        """Take in what came since the last call, in order and under the names that the fleet knows."""
+        """Apply the samples and events since the last call, in order, under the names that the fleet knows."""
         for batch in SampleBatch.by_kind(samples):
             self.store.write(batch, now_ms)
         for event in events:
@@ -71,18 +74,21 @@ class FleetWatch:
             self.nodes.apply(node_event)
 
     def apply_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
-        """Fold one event; the attempts that it changed (see `JobFold.apply`)."""
+        """Fold one event, and return the attempts that it changed (see `JobFold.apply`)."""
         changed = self.fold.apply(event, now_ms)
         self.ended.note(changed, now_ms)
         return changed
 
     def placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
-        """Where these attempts are: the placements of the last call, if none started, ended or moved."""
+        """Return where these attempts run.
+
+        If none started, ended or moved, it is the object that the last call returned.
+        """
         self._placements = RunningPlaces.of(running, self._placements)
         return self._placements
 
     def frames(self, topology: Topology, now_ms: int) -> Frames:
-        """Features of every entity now."""
+        """Return the present features of every entity."""
         return extract(self.store, now_ms, topology.generation)
 
     def events(self, now_ms: int) -> FoldedEvents:
@@ -91,17 +97,20 @@ class FleetWatch:
         return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.placements(running))
 
     def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
-        """Return this process's evidence of the nodes that it hears of. Call it once for every `frames`."""
+        """Return this process's evidence about the nodes that it has telemetry of.
+
+        Call it once for every `frames`.
+        """
         return score_local(frames, self.entities, topology, self.memory, now_ms)
 
     def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
-        """Now, where this process hears of all nodes."""
+        """Return the present moment, if this process has the telemetry of all nodes."""
         return FleetMoment(now_ms, topology, [self.local(frames, topology, now_ms)], self.events(now_ms))
 
     def evidence(self, moment: FleetMoment) -> Evidence:
-        """All that speaks for or against every node; instead of `score`, not beside it."""
+        """Return the evidence for or against every node. Call either this or `score`, never both."""
         return fleet_evidence(moment, self.memory)
 
     def score(self, moment: FleetMoment) -> ScoredFleet:
-        """Risk and stragglers of the fleet."""
+        """Return the risk and the stragglers of the fleet."""
         return score_fleet(moment, self.memory, self.fit, self.site, self.shadow)

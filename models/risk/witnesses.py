@@ -1,14 +1,15 @@
-"""Tell a GPU that failed from one that an exporter no longer lists.
+"""Witnesses: they separate a GPU that failed from one that an exporter no longer lists.
 
-Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a hard failure only with
-a witness:
+Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a hard
+failure only with a witness:
 
-    an XID that asks for a reset or a part, of its gauge or of a kernel log
+    an XID that asks for a reset or a part, from its gauge or from a kernel log
     a failed health check of the GPU
-    a job that held it and ended by a hardware failure, or that has stopped: its steps are overdue or its GPUs wait
+    a job that held it and ended by a hardware failure, or that has stopped: its steps are overdue or its
+    GPUs wait
 
-Without one, the node has the signal `exporter_partial`, which watches. A GPU that was confirmed stays so until it is
-listed again: the word of a witness expires earlier.
+Without one, the node has the signal `exporter_partial`, which only watches. A confirmed GPU stays
+confirmed until it is listed again, although the evidence of a witness expires earlier.
 """
 
 import re
@@ -51,7 +52,7 @@ class Witnesses:
         ended: Sequence[JobAttempt],
         now_ms: int,
     ) -> Signals:
-        """Keep vanished GPUs that have a witness, and turn the others of a node into one signal of its exporter."""
+        """Keep vanished GPUs that have a witness, and merge the others of a node into one exporter signal."""
         gone = np.flatnonzero(signals.rule == VANISHED)
         if not len(gone):
             self._confirmed.clear()
@@ -77,7 +78,10 @@ class Witnesses:
         return Signals.concat([kept, Signals.of(partial)]) if partial else kept
 
     def _said(self, signals: Signals) -> set[str]:
-        """GPUs, and nodes where the GPU is not known, of which an XID or a health check says that they failed."""
+        """Return the GPUs that an XID or a health check reports as failed.
+
+        If the GPU is not known, the node is returned.
+        """
         found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
         for at in np.flatnonzero(signals.rule == HEALTH).tolist():
             words = signals.words[at] if signals.words else ""
@@ -90,11 +94,11 @@ class Witnesses:
         return {"confirmed": sorted(self._confirmed)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore what `dump` returned, into an empty object."""
         self._confirmed = set(about["confirmed"])
 
     def move(self, by_ms: int) -> None:
-        """Nothing here has a time."""
+        """Do nothing, because no part of this state has a time."""
 
 
 def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int) -> Signal:
@@ -105,7 +109,7 @@ def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int
 
 
 def _failed_on(ended: Sequence[JobAttempt]) -> dict[str, int]:
-    """GPU, or node where none is named, → when a job on it ended by a hardware failure."""
+    """Return GPU → when a job on it ended by a hardware failure. If no GPU is named, the key is the node."""
     found: dict[str, int] = {}
     for attempt in ended:
         failure = attempt.failure
@@ -119,7 +123,10 @@ def _failed_on(ended: Sequence[JobAttempt]) -> dict[str, int]:
 
 
 def _stopped(gangs: GangMembers, gpu: GangColumns, now_ms: int) -> set[str]:
-    """GPUs of running jobs whose steps are overdue, or of which at least half of the other GPUs only wait."""
+    """Return the GPUs of running jobs that have stopped.
+
+    A job has stopped if its steps are overdue, or if at least half of its loaded GPUs only wait.
+    """
     if not len(gangs.attempts):
         return set()
     power, limit = gpu.last["power_w"], gpu.last["power_limit_w"]
@@ -134,7 +141,7 @@ def _stopped(gangs: GangMembers, gpu: GangColumns, now_ms: int) -> set[str]:
 
 
 def _is_overdue(attempt: JobAttempt, now_ms: int) -> bool:
-    """Return whether no step has come for several of its usual ones."""
+    """Return whether no step has arrived for several times the usual step time."""
     steps = attempt.steps[-STEPS:]
     if len(steps) < STEPS or attempt.phase in PAUSES:
         return False

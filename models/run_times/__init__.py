@@ -1,1 +1,1 @@
-"""Job durations and what remains of running jobs."""
+"""Models of how long jobs run, and of the time that running jobs have left."""

@@ -1,4 +1,7 @@
-"""BoostedQuantiles: a LightGBM model a quantile level, sorted by the caller; text files, no pickle."""
+"""BoostedQuantiles: one LightGBM model for each quantile level, stored as text files without pickle.
+
+The caller sorts the levels.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +33,10 @@ PARAMETERS: dict[str, Any] = {
 
 
 class BoostedQuantiles:
-    """Quantiles of one number. Small data get small leaves, so that a tiny set can be fitted, too."""
+    """A model of the quantiles of one number.
+
+    Small data sets get small leaves, so that a tiny set can be fitted too.
+    """
 
     def __init__(self, levels: Sequence[float], *, seed: int = 0, threads: int = 1) -> None:
         self.levels = tuple(levels)
@@ -52,7 +58,7 @@ class BoostedQuantiles:
         return self
 
     def predict(self, features: Features) -> Array:
-        """(level, row); levels may cross."""
+        """Return (level, row) the predicted quantiles. Levels may cross."""
         rows = [booster.predict(features, num_threads=self._threads) for booster in self._boosters]
         return np.asarray(rows, np.float64).reshape(len(self.levels), len(features))
 
@@ -70,7 +76,7 @@ class BoostedQuantiles:
 
     @classmethod
     def load(cls, folder: Path, name: str, about: dict[str, Any], threads: int = 1) -> "BoostedQuantiles":
-        """Restore what `save` wrote. Raises ModelError if a file is missing or is not what was written."""
+        """Restore what `save` wrote. Raises ModelError if a file is missing or damaged."""
         import lightgbm
 
         made = cls(about["levels"], threads=threads)

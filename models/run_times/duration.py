@@ -2,10 +2,10 @@
 
     log run = boosted + offset, capped by the limit
 
-A back-test inside the training data gives the offset of each level: trees fitted on the first part, errors measured on
-the last (split conformal, halved, since the tracker of outcomes does the rest). The quantiles of similar jobs are
-features; without a fit they are the answer (user and size, else group and size, else all: see `features.past_runs`).
-Files are LightGBM text and JSON.
+A back-test inside the training data gives the offset of each level: trees are fitted on the first part,
+and errors measured on the last (split conformal, halved, since the tracker of outcomes does the rest).
+The quantiles of similar jobs are features. Without a fit they are the answer (user and size, else group
+and size, else all: see `features.past_runs`). Files are LightGBM text and JSON.
 """
 
 import math
@@ -39,7 +39,7 @@ _LIMIT = COLUMN["log_limit"]
 
 
 class DurationModel:
-    """Fitted state: trees, offset (level,), the remaining model. threads: of LightGBM."""
+    """The fitted state: trees, offset (level,), and the remaining model. threads: of LightGBM."""
 
     def __init__(self, seed: int = 0, threads: int = 1) -> None:
         self.seed, self.threads = seed, threads
@@ -51,9 +51,8 @@ class DurationModel:
     def fit(self, rows: RunRows, until_s: float) -> "DurationModel":
         """Fit on submissions, and on moments while jobs ran.
 
-        Outcomes after until_s do not count: a job that still runs then is right-censored. With fewer than FEWEST_ROWS
-        ended
-        jobs nothing is fitted.
+        Outcomes after until_s do not count: a job that still runs then is right-censored. With fewer than
+        FEWEST_ROWS ended jobs nothing is fitted.
         """
         known = rows.until(until_s)
         first = known.elapsed_s == 0
@@ -84,7 +83,10 @@ class DurationModel:
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
     def _measure_offset(self, rows: RunRows, until_s: float) -> None:
-        """Measure the offset on rows that the trees have not seen."""
+        """Measure how far the trees are off, on rows that they have not seen.
+
+        The offset of each level is half of that error, at most LARGEST_OFFSET in either direction.
+        """
         outcomes, _ = outcomes_of(rows, until_s)
         if self._boosted is None or len(outcomes.row) < FEWEST_ROWS:
             return
@@ -95,36 +97,42 @@ class DurationModel:
             self._offset[at] = np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
 
     def log_run(self, features: Features) -> Array:
-        """(row, level) log seconds at LEVELS, before any cap: what a tracker of outcomes corrects."""
+        """Return (row, level) log seconds at LEVELS, before any cap. A tracker of outcomes corrects them."""
         if self._boosted is None or not len(features):
             return self._similar(features)
         known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
     def run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
-        """(row, level) seconds from the start."""
+        """Return (row, level) the seconds from the start."""
         known = capped(self.log_run(features), features)
         return np.exp(np.stack([_between(known, LEVELS, level) for level in levels], axis=1))
 
     def predict(self, features: Features) -> Array:
-        """(row,) median seconds."""
+        """Return (row,) the median seconds."""
         return np.asarray(self.run_s(features, (0.5,))[:, 0])
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
-        """(row, level) seconds from now of jobs that have run for elapsed_s; at most what the limit leaves."""
+        """Return (row, level) the seconds from now, for jobs that have run for elapsed_s.
+
+        They are at most what the limit leaves.
+        """
         left = self._remaining.remaining_s(self._filled(features), elapsed_s, levels)
         limit_s = np.exp(features[:, _LIMIT].astype(np.float64)) * LIMIT_GRACE - elapsed_s
         limit_s = np.where(limit_s > 0, limit_s, np.nan)[:, None]  # past its limit: the limit says nothing
         return np.fmin(left, np.maximum(limit_s, 1.0))
 
     def _filled(self, features: Features) -> Features:
-        """Fill unknown quantiles of similar jobs; other gaps stay."""
+        """Fill unknown quantiles of similar jobs. Other gaps stay."""
         filled = features.copy()
         filled[:, _EMPIRICAL] = self._similar(features)
         return filled
 
     def _similar(self, features: Features) -> Array:
-        """(row, level) logarithms: similar jobs, or where nothing has ended yet what is usual anywhere."""
+        """Return (row, level) log seconds of similar jobs.
+
+        If none has ended yet, they are the values that are usual anywhere.
+        """
         known = features[:, _EMPIRICAL].astype(np.float64)
         return np.where(np.isnan(known), NOTHING_KNOWN, known)
 
@@ -164,13 +172,13 @@ class DurationModel:
 
 
 def capped(log_run: Array, features: Features) -> Array:
-    """(row, level) no longer than the limit allows."""
+    """Limit (row, level) log seconds to the job's time limit."""
     limit = features[:, _LIMIT].astype(np.float64)[:, None] + math.log(LIMIT_GRACE)
     return np.fmin(log_run, limit)
 
 
 def _quantile(values: Array, weight: Array, level: float) -> float:
-    """Weighted quantile."""
+    """Return the weighted quantile of values."""
     order = np.argsort(values)
     share = np.cumsum(weight[order]) / weight.sum()
     return float(values[order][min(len(values) - 1, int(np.searchsorted(share, level)))])

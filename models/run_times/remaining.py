@@ -2,10 +2,11 @@
 
     log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
 
-base is what the survival curve (Kaplan-Meier) of all jobs says of those that ran longer than elapsed_s, so the model
-learns only how this job differs. similar is what the last 200 similar jobs say. trust and near at each elapsed time
-come from a back-test inside the training data, drawn by n / (n + PRIOR_JOBS) from a usual blend, n being the jobs
-behind it. Few jobs run for days: from LONG_S on the usual blend is the survival curve alone.
+base is from the survival curve (Kaplan-Meier) of all jobs that ran longer than elapsed_s, so the model
+learns only how this job differs. similar is from the last 200 similar jobs. trust and near at each
+elapsed time come from a back-test inside the training data. They are drawn by n / (n + PRIOR_JOBS) from a
+usual blend, with n the jobs behind the back-test. Few jobs run for days, so from LONG_S on the usual
+blend is the survival curve alone.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ _EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
 
 
 class RemainingModel:
-    """Fitted on landmark rows: moments at which jobs were running."""
+    """A model that is fitted on landmark rows: moments at which jobs were running."""
 
     def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
         self._options = {"seed": seed, "threads": threads}
@@ -47,7 +48,10 @@ class RemainingModel:
         self._blend = _usual_blend()
 
     def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
-        """rows: moments while jobs ran; submissions: of all jobs. Nothing after until_s counts."""
+        """Fit the model. Nothing after until_s counts.
+
+        rows: moments while jobs ran. submissions: those of all jobs.
+        """
         known = rows.until(until_s)
         if len(known) >= FEWEST_ROWS:
             bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
@@ -60,7 +64,10 @@ class RemainingModel:
     def _tried(
         self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
     ) -> "_Tried | None":
-        """Fit on what was known at fit_s, and hold it against the rows from then to end_s, as known at until_s."""
+        """Fit on what was known at fit_s, and test on the rows from then to end_s.
+
+        The outcomes of these rows are those known at until_s.
+        """
         self._survival = outcomes_of(submissions.until(fit_s), fit_s)[1]
         boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
         later = rows.take((rows.at_s > fit_s) & (rows.at_s <= end_s))
@@ -89,7 +96,7 @@ class RemainingModel:
         return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
-        """(row, level) seconds from now."""
+        """Return (row, level) the seconds from now."""
         if not len(self._survival.time_s):
             return self._of_similar(features, elapsed_s, levels)
         known = self._base(elapsed_s)
@@ -108,7 +115,7 @@ class RemainingModel:
         return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
 
     def _base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
-        """(row, level) logarithms."""
+        """Return (row, level) log seconds left by the survival curve of all jobs."""
         columns = [self._survival.beyond(elapsed_s, level) - elapsed_s for level in levels]
         return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
 
@@ -121,7 +128,7 @@ class RemainingModel:
         return np.column_stack([features, *columns]).astype(np.float32)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the trees; the rest for the JSON beside them."""
+        """Write the trees, and return the rest for the JSON file next to them."""
         trees = None if self._boosted is None else self._boosted.save(folder, "remaining")
         curve = [self._survival.time_s.tolist(), self._survival.alive.tolist()]
         return {"trees": trees, "survival": curve, "blend": self._blend.tolist()}
@@ -139,7 +146,11 @@ class RemainingModel:
 
 
 class _Tried(NamedTuple):
-    """Moments held out: elapsed_s, begin_s of their jobs, weight, and errors (blend, row) of the median."""
+    """Held-out moments and the errors on them.
+
+    elapsed_s: (row,). begin_s: (row,) the starts of their jobs. weight: (row,). errors: (blend, row) of the
+    median.
+    """
 
     elapsed_s: Array
     begin_s: Array
@@ -148,12 +159,12 @@ class _Tried(NamedTuple):
 
 
 def _usual_blend() -> Array:
-    """(knot, 2)"""
+    """Return (knot, 2) the usual trust and near."""
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
 def _best_blend(tried: Sequence[_Tried]) -> Array:
-    """(knot, 2) trust and near, by the error of the median near each elapsed time."""
+    """Return (knot, 2) trust and near, by the error of the median near each elapsed time."""
     found = _usual_blend()
     if not tried:
         return found
@@ -169,14 +180,15 @@ def _best_blend(tried: Sequence[_Tried]) -> Array:
 
 
 def _log_left(left_s: Array, otherwise: Array) -> Array:
-    """Logarithms; the given ones where unknown."""
+    """Return the logarithms of the seconds left, or those of `otherwise` where unknown."""
     return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
 
 
 def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
-    """Return (row,) seconds left at this level, from each row's run-time quantiles at LEVELS. NaN where unknown.
+    """Return (row,) the seconds left at this level, from each row's run-time quantiles at LEVELS.
 
-    Linear in log time between the levels. Past the last of them, as long again as it has run, at the median.
+    They are NaN where unknown, and linear in log time between the levels. Past the last level, the median
+    is as long again as the job has run.
     """
     log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
     levels = np.array(LEVELS)
@@ -195,10 +207,11 @@ def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
 
 
 def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
-    """(row, LEVELS) seconds left of jobs that went on for `since_s` after `left_s` (row, LEVELS) was forecast.
+    """Return (row, LEVELS) the seconds left of jobs that ran on for `since_s` after a forecast.
 
-    Conditional on that, so that nobody is about to end because a forecast is over: straight lines between the levels,
-    from nothing at level 0; past the last of them as long again as `age_s`, at the median.
+    left_s: (row, LEVELS) the forecast. The result is conditional on having run on, so no job is about to end
+    just because its forecast is over. It is linear between the levels, from 0 s at level 0. Past the last
+    level, the median is `age_s` again.
     """
     levels = np.array((0.0, *LEVELS))
     known = np.column_stack((np.zeros(len(left_s)), np.maximum.accumulate(left_s.astype(np.float64), axis=1)))
@@ -218,9 +231,10 @@ def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
 
 
 def with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
-    """(row, LEVELS) seconds left by similar jobs, half-way (in logarithms) to what all ended jobs had left at that age.
+    """Return (row, LEVELS) the seconds left, half-way between similar jobs and all ended jobs of that age.
 
-    Few jobs are alike, and hardly any of them ran for days: from LONG_S on all ended jobs alone tell. NaN: not known.
+    Half-way is in logarithms. Few jobs are similar, and hardly any of them ran for days, so from LONG_S on
+    only all ended jobs count. NaN means unknown.
     """
     near = np.where(elapsed_s >= LONG_S, LONG_BLEND[1], USUAL_BLEND[1])[:, None]
     mixed = np.exp(
@@ -230,7 +244,10 @@ def with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array
 
 
 def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
-    """(row,) at a level between the known ones, straight lines; outside them the outermost."""
+    """Return (row,) the value at a level, linear between the known levels.
+
+    Outside them the outermost known value counts.
+    """
     right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))
     share = np.clip((level - levels[right - 1]) / (levels[right] - levels[right - 1]), 0.0, 1.0)
     return np.asarray(known[:, right - 1] + share * (known[:, right] - known[:, right - 1]))

@@ -1,8 +1,8 @@
 """RunRows: moments at which a job's run time is forecast, with what is known of its outcome.
 
-A job that still runs at a fit has only a time it has run at least (right-censored). Leaving it out would make quantiles
-too short. So it stands in three copies, at quantiles of the others' survival (Kaplan-Meier) beyond its age (mass
-redistributed to the right, Efron 1967).
+For a job that still runs at a fit, only the time that it has run at least is known (right-censored).
+Leaving it out would make quantiles too short. So it is replaced by three copies, at quantiles of the
+others' survival (Kaplan-Meier) beyond its age (mass redistributed to the right, Efron 1967).
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ PARETO = 1.0  # beyond all that was seen, half of what has run t runs another t
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """One row per moment, all times in seconds on one clock.
+    """One row per moment, with all times in seconds on one clock.
 
-    at_s: when it is forecast (the submission, or while it runs). begin_s: the start (inf: waits). end_s: the end (NaN:
-    not known). features: (row, feature), as of at_s.
+    at_s: when the forecast is made (at the submission, or while the job runs). begin_s: the start, inf if the
+    job waits. end_s: the end, NaN if unknown. features: (row, feature), as of at_s.
     """
 
     features: NDArray[np.float32]
@@ -34,16 +34,16 @@ class RunRows:
         return len(self.at_s)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RunRows":
-        """Select rows."""
+        """Return only these rows."""
         return RunRows(self.features[rows], self.at_s[rows], self.begin_s[rows], self.end_s[rows])
 
     @property
     def elapsed_s(self) -> Array:
-        """Seconds it had run at that moment; 0 at its submission."""
+        """The seconds that the job had run at that moment, 0 at its submission."""
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
     def until(self, now_s: float) -> "RunRows":
-        """Return what was known at now_s: no later moments, and neither ends nor starts after it."""
+        """Return what was known at now_s: no later moments, ends or starts."""
         rows = self.take(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
@@ -51,7 +51,10 @@ class RunRows:
 
 @dataclass(frozen=True, slots=True)
 class FitRows:
-    """Rows ready for fitting. row: index into the RunRows; run_s: whole run time, at least 1; weight: 1 or a copy's."""
+    """Rows ready for fitting.
+
+    row: index into the RunRows. run_s: the whole run time, at least 1. weight: 1, or that of a copy.
+    """
 
     row: NDArray[np.int64]
     run_s: Array
@@ -60,7 +63,10 @@ class FitRows:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Kaplan-Meier curve of run times: `alive` is the share that runs longer than `time_s` (ascending)."""
+    """A Kaplan-Meier curve of run times.
+
+    `alive` is the share of jobs that runs longer than `time_s` (ascending).
+    """
 
     time_s: Array
     alive: Array
@@ -81,7 +87,7 @@ class Survival:
         return cls(times, alive)
 
     def beyond(self, elapsed_s: Array, level: float) -> Array:
-        """(row,) run time at this level among those that run longer than elapsed_s."""
+        """Return (row,) the run time at this level among jobs that run longer than elapsed_s."""
         if not len(self.time_s):
             return np.asarray(elapsed_s + np.maximum(elapsed_s, 60.0) * ((1 - level) ** -PARETO - 1))
         at = np.searchsorted(self.time_s, elapsed_s, side="right")
@@ -94,7 +100,10 @@ class Survival:
 
 
 def outcomes_of(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
-    """Run times of the rows as known at now_s, weighted for censoring, and the survival of jobs from submission."""
+    """Return the run times of the rows as known at now_s, weighted for censoring, and a survival curve.
+
+    The curve is that of jobs from their submission.
+    """
     begun = np.flatnonzero(np.isfinite(rows.begin_s))
     ended = np.isfinite(rows.end_s[begun])
     run_s = np.maximum(1.0, np.where(ended, rows.end_s[begun], now_s) - rows.begin_s[begun])

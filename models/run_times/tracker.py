@@ -2,17 +2,18 @@
 
     served = model + weight * (similar jobs - model) + offset          logarithms, at each level
 
-The offset, one for all jobs, follows coverage (conformal quantile tracking: Gibbs and Candès 2021; Angelopoulos et al.
-2023). Once an hour in which jobs ended it moves by
+The offset, one for all jobs, follows coverage (conformal quantile tracking: Gibbs and Candès 2021;
+Angelopoulos et al. 2023). Once for every hour in which jobs ended it moves by
 
     step * mean over those jobs of (level - 1[run <= what was issued])
 
-A sweep of a thousand jobs ends within minutes: with a step for each, the offset would run away before the first
-corrected forecast is checked. So an hour is one step, and a busy one counts for a few.
+A sweep of a thousand jobs ends within minutes. With a step for each, the offset would run away before the
+first corrected forecast is checked. So an hour is one step, and a busy one counts for a few.
 
-The weight, one for each kind of jobs, goes down the slope of the pinball loss, a small step a job (online gradient
-descent: Zinkevich 2003). Where a kind runs otherwise than at the fit, its newest jobs say more. They move the answer by
-MOST_APART at most, so that no sweep can spoil it. Before the first outcome the model speaks alone.
+The weight, one for each kind of jobs, follows the gradient of the pinball loss, with a small step for
+each job (online gradient descent: Zinkevich 2003). If a kind now runs differently than at the fit, its
+newest jobs get more weight. They change the answer by at most MOST_APART, so that no sweep can spoil it.
+Before the first outcome only the model counts.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ _NO_WEIGHT = np.zeros(len(LEVELS))
 
 
 class RunTracker:
-    """Offsets to the logarithms of the quantiles at LEVELS, and by kind the weights of similar jobs."""
+    """Offsets to the logarithms of the quantiles at LEVELS, and the weights of similar jobs by kind."""
 
     def __init__(self) -> None:
         self.offset = np.zeros(len(LEVELS))
@@ -48,13 +49,19 @@ class RunTracker:
         self._since_s: float | None = None
 
     def served(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
-        """(job, level) corrected quantiles, in order. similar: (job, level) of similar jobs, NaN unknown."""
+        """Return (job, level) the corrected quantiles, in order.
+
+        similar: (job, level) quantiles of similar jobs, NaN if unknown.
+        """
         weight = np.array([self._weight.get(kind, _NO_WEIGHT) for kind in kinds]).reshape(log_run.shape)
         apart = np.nan_to_num(similar - log_run).clip(-MOST_APART, MOST_APART)
         return np.sort(log_run + weight * apart + self.offset, axis=-1)
 
     def learn(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
-        """Learn the outcome, at now_s, of a job whose quantiles (level,) were issued. Call it once a job."""
+        """Learn the outcome, at now_s, of a job whose quantiles (level,) were issued.
+
+        Call it once for each job.
+        """
         if self._since_s is None:
             self._since_s = now_s
         miss = _LEVELS - (log_run <= issued)
@@ -71,7 +78,7 @@ class RunTracker:
             self._push, self._jobs, self._since_s = np.zeros(len(LEVELS)), 0, now_s
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able and copied."""
+        """Return a JSON-able copy."""
         return {
             "offset": self.offset.tolist(),
             "push": self._push.tolist(),

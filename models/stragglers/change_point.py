@@ -1,17 +1,18 @@
-"""Change points of step times as they come: has the job slowed down, and by which scale does it show?
+"""Change points of step times as they arrive: whether the job has slowed down, and at which scale.
 
-The smaller or noisier a slowdown, the more steps it takes to be sure. So windows of the last steps, of several lengths,
-are each compared with all steps before:
+The smaller or noisier a slowdown is, the more steps it takes to be certain. So windows of the last steps,
+of several lengths, are each compared with all steps before:
 
-    3 steps        the fastest of the window (a lone spike says nothing)      above the median before
+    3 steps        the fastest of the window (a lone spike does not count)    above the median before
     8 steps        the median of the window (half of it may be spikes)        above the median before
     16 and more    the mean of the window without its fifths at either end    above the same mean before
-                   and its median above the median before, by half as much: a burst says nothing
+                   and its median above the median before, by half as much: a burst does not count
 
-by more than the scale's ratio, its sigmas of the job's own noise, and what windows of this length reached before in
-this job. All on logarithms. The noise of a median of n values is 1.25 sigma / sqrt(n), sigma by their median deviation;
-of two trimmed means sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin, 1963), which
-knows jobs of two speeds.
+The window must be above by more than the scale's ratio, its sigmas of the job's own noise, and what
+windows of this length reached before in this job. All are logarithms. The noise of a median of n values
+is 1.25 sigma / sqrt(n), with sigma from their median deviation. The noise of two trimmed means is
+sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin, 1963), which suits
+jobs of two speeds.
 """
 
 import math
@@ -40,27 +41,30 @@ ROUNDING = 1e-6  # of a limit
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A window of `steps`; a slowdown shows by it above `ratio` and `sigmas` of noise."""
+    """A window of `steps` steps.
+
+    A slowdown shows at this scale if it is above `ratio` and above `sigmas` of noise.
+    """
 
     steps: int
     ratio: float
     sigmas: float
 
     def of(self, windows: Array) -> Array:
-        """(...,) the window's figure from logarithms (..., steps)."""
+        """Return (...,) the window's figure from logarithms (..., steps)."""
         if self.steps <= LONGEST_OF_FEW:
             return np.asarray(windows.min(axis=-1))
         return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _trimmed_mean(windows)
 
     def past(self, log: Array) -> Array:
-        """(window,) the figure of every window of logarithms (step,)."""
+        """Return (window,) the figure of every window of logarithms (step,)."""
         if self.steps <= LONGEST_OF_FEW:  # few steps: a row a shift takes a tenth of the time
             windows = len(log) - self.steps + 1
             return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
         return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
     def usual(self, before: Array) -> tuple[float, float]:
-        """Return the usual of logarithms `before` (step,), and how far windows stray from it (one sigma)."""
+        """Return the usual of logarithms `before` (step,), and how far windows deviate from it (one sigma)."""
         if self.steps > LONGEST_OF_MEDIAN:
             cut = int(TRIMMED * len(before))
             ordered = np.sort(before)
@@ -72,7 +76,10 @@ class Scale:
         return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
 
     def may_show(self, before: Array, last: Array) -> bool:
-        """Return whether the window is above the least possible limit. In few ticks it is, so this saves work."""
+        """Return whether the window is above the least possible limit.
+
+        It rarely is, so this saves work.
+        """
         if self.steps > LONGEST_OF_MEDIAN:
             return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
         return float(self.of(last)) > middle(before) + math.log(self.ratio) - ROUNDING
@@ -100,7 +107,9 @@ class Measure:
 
 
 def measure_of(duration: Array, scale: Scale) -> Measure | None:
-    """Return the measure for the last steps of `duration` (seconds) at one scale. None while there are too few.
+    """Return the measure for the last steps of `duration` (seconds) at one scale.
+
+    Returns None if there are too few steps.
 
     >>> measure_of(np.array([2.0] * 20), SCALES[0])
     Measure(usual_s=2.0, limit_s=2.24, steps=3)
@@ -117,7 +126,7 @@ def measure_of(duration: Array, scale: Scale) -> Measure | None:
 
 
 def slowed(duration: Array) -> Measure | None:
-    """Return the measure of the shortest scale at which the last steps of `duration` are slow. None: at none.
+    """Return the measure of the shortest scale at which the last steps are slow, or None if there is none.
 
     >>> slowed(np.array([2.0] * 30 + [2.4] * 3)).steps
     3
@@ -140,10 +149,11 @@ def slowed(duration: Array) -> Measure | None:
 
 
 def best_pace(duration: Array, before_s: float | None = None) -> float | None:
-    """Seconds a step in the job's best BEST steps in a row (their median), or `before_s` where that is less.
+    """Return the seconds per step in the job's best BEST steps in a row, or `before_s` if that is less.
 
-    A job that slows down little by little does not move it. Less than a third of the median of all is other work, as
-    the steps that a loader skips after a resume.
+    The seconds are the median of these steps. A job that slows down little by little does not change it. A
+    time below a third of the median of all is other work, such as the steps that a loader skips after a
+    resume.
 
     >>> best_pace(np.array([0.01] * 100 + [2.0] * 156))
     2.0
@@ -158,9 +168,9 @@ def best_pace(duration: Array, before_s: float | None = None) -> float | None:
 
 
 def crept(duration: Array, best_s: float | None) -> Measure | None:
-    """Return the measure by which the last steps are slow beside the job's best ones, however slowly it came.
+    """Return the measure if the last steps are slow compared with the job's best ones, else None.
 
-    None: not.
+    It finds a slowdown however slowly it came.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
     >>> slowed(after) is None, crept(after, 1.0) is None
@@ -183,7 +193,8 @@ def crept(duration: Array, best_s: float | None) -> Measure | None:
 def still_slow(duration: Array, measure: Measure) -> bool:
     """Return whether the slowdown goes on: the last steps are nearer to the limit than to the usual.
 
-    Of a short window any of the last two counts, of a longer one the median of the last eight.
+    For a short window, the longer of the last two steps decides. For a longer one, the median of the last
+    eight does.
     """
     ends_s = (measure.usual_s * measure.limit_s) ** 0.5
     if measure.steps <= LONGEST_OF_FEW:
@@ -192,7 +203,9 @@ def still_slow(duration: Array, measure: Measure) -> bool:
 
 
 def is_other_work(duration: Array, usual_s: float) -> bool:
-    """Whether all steps that are kept take an even time far above `usual_s`: what was usual was of other work.
+    """Return whether all stored steps take an even time far above `usual_s`.
+
+    Then the usual time was that of other work.
 
     >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
     (True, False)
@@ -210,7 +223,7 @@ def _median(windows: Array) -> Array:
 
 
 def _peak(values: Array) -> float:
-    """Return the PEAK_QUANTILE, between the two nearest as numpy has it.
+    """Return the PEAK_QUANTILE, interpolated between the two nearest values as numpy does.
 
     >>> _peak(np.arange(11.0))
     9.5

@@ -1,4 +1,4 @@
-"""Gangs: which GPUs and ports work for which job, and the columns that members are compared by."""
+"""Gangs: the GPUs and ports that work for each job, and the columns that members are compared by."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class GangColumns:
-    """Entities of one kind with their channels, last value and two-minute mean; `node`: owning node row."""
+    """Entities of one kind with their channels: the last value and the two-minute mean.
+
+    node: (entity,) the row of the node that has it.
+    """
 
     names: tuple[str, ...]
     node: NDArray[np.int32]
@@ -38,7 +41,10 @@ class GangColumns:
 
     @classmethod
     def of_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
-        """Clocks count only while the GPU works: an idle one rests low."""
+        """Build the columns of GPUs.
+
+        Clocks count only while the GPU works, because an idle one lowers its clock.
+        """
         clock = np.where(view.loaded, view.clock, np.nan)
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
         named = (columns[name] for name in ("power_w", "power_limit_w", "pcie_tx_bytes_per_s"))
@@ -50,7 +56,10 @@ class GangColumns:
 
     @classmethod
     def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
-        """best: (port,) bytes/s, the best speed that each ever had: only ports of one speed are siblings."""
+        """Build the columns of ports.
+
+        best: (port,) the best speed that each ever had, in bytes/s. Only ports of one speed are siblings.
+        """
         last = np.nan_to_num(columns["rx_bytes_per_s"]) + np.nan_to_num(columns["tx_bytes_per_s"])
         mean = np.nan_to_num(columns["rx_bytes_per_s_mean_2m"]) + np.nan_to_num(columns["tx_bytes_per_s_mean_2m"])
         speed = np.zeros(len(names)) if best is None else np.nan_to_num(best)
@@ -87,7 +96,7 @@ class GangColumns:
 
 
 def _shared(parts: Sequence[GangColumns]) -> list[str]:
-    """Channels that all pipelines have: one of an older version lacks the newest."""
+    """Return the channels that all pipelines have. A pipeline of an older version lacks the newest."""
     return [name for name in parts[0].last if all(name in part.last for part in parts)]
 
 
@@ -95,8 +104,8 @@ def _shared(parts: Sequence[GangColumns]) -> list[str]:
 class GangMembers:
     """Running attempts and their members.
 
-    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) a gang of 2 nodes or 4 GPUs at
-    least. nodes: names by row.
+    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) whether it is a gang
+    of at least 2 nodes or 4 GPUs. nodes: names by row.
     """
 
     attempts: Sequence[JobAttempt]
@@ -107,7 +116,7 @@ class GangMembers:
     nodes: tuple[str, ...]
 
     def settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
-        """Return (entity,) whether its attempt is older than half an hour, so that means describe no other job."""
+        """Return (entity,) whether its attempt is older than half an hour, so that means cover no other job."""
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
 
@@ -121,12 +130,15 @@ class GangMembers:
 
     @property
     def spans(self) -> NDArray[np.bool_]:
-        """(attempt,) it runs on several nodes."""
+        """(attempt,) whether it runs on several nodes."""
         return np.array([len(hosts) >= FEWEST_NODES for hosts in self.placements.hosts], bool)
 
 
 class GangMemory:
-    """Remembers the members of gangs while neither placements nor the entities and their owners change."""
+    """A cache of the members of gangs.
+
+    It is valid while the placements, the entities and their owners do not change.
+    """
 
     def __init__(self) -> None:
         self._members: GangMembers | None = None
@@ -141,7 +153,7 @@ class GangMemory:
         port: GangColumns,
         nodes: tuple[str, ...],
     ) -> GangMembers:
-        """Return what `gangs_of` finds. placements: those of `attempts`."""
+        """Return the members that `gangs_of` finds. placements: those of `attempts`."""
         names, owners, before = (nodes, gpu.names, port.names), (gpu.node, port.node), self._members
         if (
             before is not None
@@ -192,16 +204,16 @@ def gangs_of(
 
 
 def _only_attempt(placements: RunningPlaces, nodes: tuple[str, ...]) -> NDArray[np.int32]:
-    """(node,) the attempt that has a node to itself, -1 where there is none or more than one."""
+    """Return (node,) the attempt that has a node to itself, -1 if there is none or more than one."""
     jobs = (placements.jobs_on.get(name, ()) for name in nodes)
     return np.array([on[0] if len(on) == 1 else -1 for on in jobs], np.int32)
 
 
 def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns, nodes: int) -> NDArray[np.int32]:
-    """Return (port,) the job that a port works for, -1 unknown.
+    """Return (port,) the job that a port works for, -1 if unknown.
 
-    A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves GPU i
-    (rail-optimised hosts are built so).
+    A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves GPU i,
+    because rail-optimised hosts are built so.
     """
     if not len(port.node) or not len(gpu.node):
         return np.full(len(port.node), -1, np.int32)
@@ -224,7 +236,10 @@ def _port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangColumns,
 
 @lru_cache(maxsize=8)
 def places(names: tuple[str, ...]) -> NDArray[np.int64]:
-    """(entity,) its place on its node: the last number in each name before its port: 3 of n1/3, 10 of n1/mlx5_10/1."""
+    """Return (entity,) its place on its node: the last number in its name before the port.
+
+    For example, it is 3 for n1/3, and 10 for n1/mlx5_10/1.
+    """
     return np.array([_place(name) for name in names], np.int64)
 
 

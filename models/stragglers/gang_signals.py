@@ -1,4 +1,4 @@
-"""Signals by comparison within a gang: clocks below the others', ports that move less than their siblings."""
+"""Signals by comparison within a gang: low clocks, and ports that move less than their siblings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,9 +26,9 @@ COMPUTE_RULES = np.array([rule.blames is COMPUTE for rule in RULES])
 
 
 class GangStreaks:
-    """Signals of comparisons, since when and until when each was seen without a pause, by rule and entity.
+    """The signals of comparisons by rule and entity, and since when each was seen without a pause.
 
-    interval_s: between scrapes, as ticks come oftener and see the same sample again.
+    interval_s: seconds between scrapes. Ticks are more frequent and see the same sample again.
     """
 
     def __init__(self, interval_s: float = 15.0) -> None:
@@ -43,9 +43,8 @@ class GangStreaks:
     def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
         """Return the signals seen for long enough without a pause.
 
-        Intended signals, which accuse no member, and counted ones pass at once. All stay for their rule's `clears_s`
-        after
-        the last time.
+        Intended signals, which accuse no member, and counted ones pass at once. All stay for their rule's
+        `clears_s` after they were last seen.
         """
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
@@ -63,7 +62,10 @@ class GangStreaks:
         return kept
 
     def lately(self, rule: str, now_ms: int) -> list[Signal]:
-        """Signals of a rule that were seen within its `clears_s`. While a gang stalls, none of it draws any power."""
+        """Return the signals of a rule that were seen within its `clears_s`.
+
+        They are needed because, while a gang stalls, none of its members draws any power.
+        """
         clears_ms = BY_NAME[rule].clears_s * 1000
         return [
             seen
@@ -72,7 +74,7 @@ class GangStreaks:
         ]
 
     def forget(self, node: str) -> None:
-        """Drop all that was seen on a node."""
+        """Drop all signals of a node."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
 
@@ -96,7 +98,10 @@ class GangStreaks:
 def gang_signals(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, streaks: GangStreaks, now_ms: int
 ) -> Signals:
-    """Evidence that only the gang shows: slow clocks without a stated reason, slow ports. Writes `streaks`."""
+    """Return the evidence that only a gang shows: slow clocks without a stated reason, and slow ports.
+
+    Writes `streaks`.
+    """
     caps = capped_nodes(gangs, gpu)
     explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
     explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
@@ -109,7 +114,10 @@ def gang_signals(
 
 @reports("gang_outlier")
 def _slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """Nodes whose working GPUs are clocked far below those of their gang and model, now and over two minutes."""
+    """Return the nodes whose working GPUs have far lower clocks than those of their gang and model.
+
+    That must hold both now and over two minutes.
+    """
     if not len(gangs.attempts):
         return []
     models, model = codes(gpu.last.get("model", np.zeros(len(gpu.names))))
@@ -159,7 +167,10 @@ def _slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
 
 @reports("port_waits")
 def _waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
-    """Report the ports whose data waits for far longer than that of their siblings. waits: (port,) of the siblings."""
+    """Report the ports whose data waits far longer than that of their siblings.
+
+    waits: (port,) the siblings' waits.
+    """
     value = port.last["tx_wait_per_s"]
     return [
         Signal("port_waits", int(port.node[row]), port.names[row], float(value[row] / max(waits[row], 1.0)), 1.0, 0.7)

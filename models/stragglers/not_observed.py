@@ -1,4 +1,7 @@
-"""The measurements that are missing for a gang, so that an answer says what it cannot see, not that all is well."""
+"""The measurements that are missing for a gang.
+
+With them, an answer states what it cannot observe instead of saying that all is well.
+"""
 
 from collections.abc import Sequence
 
@@ -21,7 +24,7 @@ HIDES = {  # what cannot be said without it
 
 
 def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return, for each attempt in `of`, the entries of HIDES that no member has telemetry for.
+    """Return, for each attempt in `of`, the entries of HIDES that are not observed.
 
     of: numbers of attempts.
     """
@@ -44,12 +47,12 @@ def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Se
 
 
 def _any(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
-    """(attempt,) whether it holds of any of its members."""
+    """Return (attempt,) whether the mask holds for any of its members."""
     return np.bincount(of[mask & (of >= 0)], minlength=count) > 0
 
 
 def unseen_words(missing: tuple[str, ...]) -> str:
-    """At the end of a sentence that names nobody.
+    """Return the words about missing measurements, for the end of a sentence that names no member.
 
     >>> unseen_words((PORTS, RANKS))
     '; not observed: InfiniBand counters (which port is slow), step times of each rank (whose part takes longer)'

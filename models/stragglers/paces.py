@@ -1,4 +1,4 @@
-"""Paces: the pace of every running job, computed anew only when a step arrived."""
+"""Paces: the pace of every running job, computed again only when a step has arrived."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _Stamp = tuple[int | None, ...]  # what a pace was computed from
 
 
 class Paces:
-    """By job. While a job is slow its reference is kept."""
+    """The pace of each job. While a job is slow, its reference stays the same."""
 
     def __init__(self) -> None:
         self._paces: dict[str, tuple[_Stamp, StepPace]] = {}
@@ -35,7 +35,7 @@ class Paces:
         return pace
 
     def keep(self, running: Collection[str]) -> None:
-        """Forget all other jobs."""
+        """Drop the paces of all jobs except these."""
         self._paces = {job: known for job, known in self._paces.items() if job in running}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -47,4 +47,4 @@ class Paces:
         self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
 
     def move(self, by_ms: int) -> None:
-        """Move nothing: steps have the times of their events."""
+        """Do nothing, because steps have the times of their events."""

@@ -1,13 +1,18 @@
-"""Power caps: nodes whose clocks are low because somebody limited the power. That costs a gang time, and is no fault.
+"""Power caps: nodes whose clocks are low because an operator limited the power.
 
-`models.risk.gpu_signals.cap_evidence` says of each GPU whether a cap is TOLD (by a reason bit, by power at its stated
-limit), LIKELY (nobody exports either, but its power lies below its node's others' as its clock does), WAITS (told, but
-it draws far less than its limit), OPEN (nor does that, and it is not hot) or DENIED. Where it waits, its gang must draw
-less than the limit, too. Where it is open, all GPUs of the node that work must be low alike, and not by half: a power
-brake divides clocks by two at least.
+A cap costs a gang time, and is no fault. `models.risk.gpu_signals.cap_evidence` states for each GPU how
+certain a cap is:
 
-A clock is low beside its gang's, or beside its own usual one where the rest of the fleet runs nearer to theirs: boards
-that draw all that they may are clocked down with the same reason, everywhere.
+    TOLD     by a reason bit, or by power at its stated limit
+    LIKELY   neither is exported, but its power is below its node's others' as its clock is
+    WAITS    the bit is set, but it draws far less than its limit. Then its gang must draw less too
+    OPEN     its power is no evidence either, and it is not hot. Then all working GPUs of the node must be
+             low alike, and not by half, because a power brake divides clocks by at least two
+    DENIED   none of these
+
+A clock is low compared with its gang's. It may also be low compared with its own usual one, if the rest
+of the fleet runs nearer to theirs. Boards that draw all that they may are clocked down with the same
+reason everywhere.
 """
 
 from collections.abc import Iterator
@@ -30,7 +35,7 @@ AS_MUCH = 0.97  # of its gang's power: who draws that is not held down by a cap
 
 @reports("power_cap")
 def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
-    """Return a signal for every node with capped GPUs: the lowest of their clocks, the usual one, and the cost."""
+    """Return a signal for every node with capped GPUs: the worst one's clock, the usual one, and the cost."""
     if not len(gpu.names):
         return []
     usual, low, power = _low(gangs, gpu)
@@ -48,7 +53,10 @@ def capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
 
 
 def _by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yield each node of these rows, in order of nodes, with its rows, in their order. node: (entity,) owners."""
+    """Yield each node of these rows, in order of nodes, with its rows in their order.
+
+    node: (entity,) owners.
+    """
     ordered = rows[np.argsort(node[rows], kind="stable")]
     nodes, starts = np.unique(node[ordered], return_index=True)
     ends = [*starts[1:].tolist(), len(ordered)]
@@ -57,7 +65,10 @@ def _by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[
 
 
 def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
-    """(gpu,) the usual clock, by its gang or by itself, whether it runs below that now, and what its gang draws."""
+    """Return (gpu,) the usual clock, whether it runs below that now, and the power that its gang draws.
+
+    The usual clock is that of its gang or its own.
+    """
     clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
     gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
     of_gang = Groups(gang, len(gangs.attempts))
@@ -74,7 +85,10 @@ def _low(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
 
 
 def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
-    """(gpu,) whether all GPUs of its node that work, two at least, are low by as much, but not by half."""
+    """Return (gpu,) whether all working GPUs of its node are low by as much, but not by half.
+
+    There must be at least two of them.
+    """
     clock = gpu.last["sm_clock_mhz"]
     works = np.isfinite(clock) & (gpu.node >= 0)
     nodes = int(gpu.node.max(initial=0)) + 1
@@ -88,7 +102,7 @@ def _alike(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
 
 
 def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: int, lost: float) -> str:
-    """Describe the cap, what is not exported of it, and what it costs.
+    """Describe the cap, what is not exported about it, and what it costs.
 
     For example: at 450 W, 11 % slower; the gang of 16 nodes waits for it.
     """

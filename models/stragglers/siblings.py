@@ -1,4 +1,7 @@
-"""Ports or GPUs that move less data than their siblings: ports of a node, or the GPUs behind ports without counters."""
+"""Ports or GPUs that move less data than their siblings.
+
+They are the ports of a node, or the GPUs behind ports without counters.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,9 +68,9 @@ def slow_siblings(
 
 
 def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
-    """Return (port,) whether the used ports of its node carry equal rates, but for one or two.
+    """Return (port,) whether the used ports of its node carry equal rates, except for a minority.
 
-    If a node uses too few of them, the ports of its gang count.
+    If a node uses too few ports, the ports of its gang count.
     """
     even, enough = _even(moved, by_node, FEWEST_SIBLINGS)
     even_gang, enough_gang = _even(moved, by_gang, FEWEST_IN_GANG)
@@ -75,7 +78,10 @@ def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
 
 
 def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
-    """(port,) whether half of its group are within ALIKE of their median, and whether the group has so many."""
+    """Return (port,) whether half of its group are near their median, and whether it is large enough.
+
+    Near means within ALIKE of it. A group is large enough if it has at least `fewest` known members.
+    """
     median, count = groups.median(moved)
     at_member = groups.spread(median)
     even = groups.middle(np.abs(moved - at_member)) <= ALIKE * at_member
@@ -83,11 +89,10 @@ def _even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
 
 
 def _dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
-    """Return (port,) which move nothing now though their siblings do, and moved as much before.
+    """Return (port,) whether it moves nothing now although its siblings do, and the siblings' median.
 
-    And the siblings' median.
-
-    A gang with a link down stalls as a whole, but the other ports still retry.
+    It must have moved as much as they did before. A gang with a link down stalls as a whole, but the other
+    ports still retry.
     """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
     now, count = by_node.median(np.where(last > 0, last, np.nan))
@@ -99,7 +104,10 @@ def _dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mas
 
 
 def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Array, Mask]:
-    """(port,) median of the siblings on the node, of the gang where the node has too few; and whether there are any."""
+    """Return (port,) the median of the siblings, and whether there are enough of them.
+
+    They are those on the node, or those in the gang if the node has too few.
+    """
     near, near_count = by_node.median(values)
     far, far_count = by_gang.median(values)
     enough = by_node.spread(near_count.astype(np.float64)) >= FEWEST_SIBLINGS
@@ -108,7 +116,7 @@ def _sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> tuple[Ar
 
 
 def _greatest(values: Array, groups: Groups) -> Array:
-    """(port,) the largest known value of its group, at least 0; NaN for members of no group."""
+    """Return (port,) the largest known value of its group, at least 0. It is NaN for members of no group."""
     greatest = np.zeros(groups.count)
     inside = groups.of >= 0
     np.maximum.at(greatest, groups.of[inside], np.nan_to_num(values[inside]))

@@ -1,7 +1,8 @@
-"""The expected time of a step from its work: T = a N + b sum l^2 + c, N tokens in sequences of length l.
+"""The expected time of a step from its work: T = a N + b sum l^2 + c.
 
-The linear layers cost by the token, attention by the square of a sequence (tokens times their usual length). There is
-no model for jobs that do not report N, or whose times do not follow it.
+N is the number of tokens, in sequences of length l. The linear layers cost time per token, attention by
+the square of a sequence (tokens times their usual length). There is no model for jobs that do not report
+N, or whose times do not follow it.
 """
 
 from dataclasses import dataclass
@@ -22,21 +23,22 @@ VARIED = 0.02  # less variation of the work than this teaches nothing
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Seconds by token, by token and length, and in any case; none is below 0."""
+    """The costs of a step in seconds: per token, per token and length, and fixed. None is below 0."""
 
     token_s: float
     attention_s: float
     fixed_s: float
 
     def predict(self, work: Array) -> Array:
-        """(step,) seconds for `work` (step, 2) as `work_of` gives it."""
+        """Return (step,) the predicted seconds for `work` (step, 2), as `work_of` returns it."""
         return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
 
 
 def work_of(steps: list[Step]) -> Array | None:
-    """Return (step, 2) tokens N and sum of l^2. None if a step lacks its tokens, or only some state their length.
+    """Return (step, 2) the tokens N and the sum of l^2.
 
-    If no step states a length, all count as alike: times go by the token alone.
+    Returns None if a step lacks its tokens, or only some steps state their length. If no step states a
+    length, all lengths count as equal, and times depend on the tokens alone.
     """
     if not steps or not steps[-1].tokens:
         return None
@@ -48,7 +50,7 @@ def work_of(steps: list[Step]) -> Array | None:
 
 
 def fit_steps(work: Array, duration: Array) -> StepModel | None:
-    """Least squares without negative costs; None when the work explains too little of the times.
+    """Fit least squares without negative costs. Returns None if the work explains too little of the times.
 
     >>> tokens = np.tile([1000.0, 2000.0, 3000.0, 4000.0], 6)
     >>> model = fit_steps(np.column_stack((tokens, tokens * 512)), 1.0 + tokens / 1000)
@@ -69,7 +71,10 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
 
 
 def _without_negatives(table: Array, seconds: Array) -> Array:
-    """(column,) least squares with no cost below 0: the best of all choices of columns, which are few."""
+    """Return (column,) the least-squares costs with none below 0.
+
+    It takes the best of all choices of columns, which are few.
+    """
     columns = table.shape[1]
     # A few rows with the same sums of squares.
     rotated = np.asarray(np.linalg.qr(np.column_stack((table, seconds)), mode="r"))
@@ -90,14 +95,17 @@ def _without_negatives(table: Array, seconds: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Seconds of each step: predicted, and measured less what unusual work explains."""
+    """The seconds of each step: predicted, and measured without the part that unusual work explains."""
 
     predicted_s: Array
     duration: Array
 
 
 def explained(steps: list[Step], duration: Array, last: int) -> Explained | None:
-    """Explain steps by their work; None without a model, which is fitted on all but the `last` steps."""
+    """Explain steps by their work. Returns None without a model.
+
+    The model is fitted on all steps except the `last` ones.
+    """
     work = work_of(steps)
     model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
     if work is None or model is None:

@@ -1,16 +1,19 @@
-"""Find slow ranks and stages by comparing their step times with data-parallel peers.
+"""Slow ranks and stages, found by comparing their step times with data-parallel peers.
 
-Peers are the ranks of one pipeline stage in one step. A rank's own work (compute, data loading) over its peers' median
-needs no history, knows no waiting, and is the same whatever the ranks are called.
+Peers are the ranks of one pipeline stage in one step. The ratio of a rank's own work (compute, data
+loading) to its peers' median needs no history, has no waiting in it, and does not depend on the names of
+the ranks.
 
-    a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was by 50 % in
-                the last one and nobody else was; of 8 peers and more by 3 of their robust sigmas, too; where ranks tell
-                the length of their sequences, for its own, too
-    a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all: a full pipeline
-                goes at the pace of its slowest stage, an even one at the mean (the what-if of Lin et al., OSDI 2025,
-                all ideal but this stage). Most jobs are uneven by design (the last stage has the head of the model),
-                so it must also be over its own least so far by 10 %
-    pauses      in most steps somebody is over the peers, and it is not the same: garbage collection, as a rule
+    a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was
+                by 50 % in the last one and no other rank was. With 8 peers and more it must also be over
+                by 3 of their robust sigmas. If ranks report the length of their sequences, it must also be
+                over for its own length
+    a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all. A
+                full pipeline runs at the pace of its slowest stage, an even one at the mean (the what-if of
+                Lin et al., OSDI 2025, all ideal but this stage). Most jobs are uneven by design (the last
+                stage has the head of the model), so it must also be over its own least so far by 10 %
+    pauses      in most steps some rank is over its peers, but not always the same one. Usually that is
+                garbage collection
 """
 
 from collections import Counter
@@ -43,7 +46,10 @@ COLUMNS = ("compute", "data", "sequence_length")
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank over its peers. ratio: at its usual step; excess_s: seconds over their median; part: compute or data."""
+    """A rank that is slower than its peers.
+
+    ratio: in its usual slow step. excess_s: seconds over their median. part: compute or data.
+    """
 
     rank: int
     ratio: float
@@ -53,9 +59,10 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowStage:
-    """A stage that takes `ratio` times the mean of all stages, `excess_s` longer.
+    """A stage that takes `ratio` times the mean of all stages, which is `excess_s` longer.
 
-    grown_s: how much longer than at its least share so far, the others as they are. 0 if it did not grow.
+    grown_s: how much longer it takes than at its least share so far, with the other stages as they are now.
+    0 if it did not grow.
     """
 
     stage: int
@@ -68,7 +75,8 @@ class SlowStage:
 class Blame:
     """Slow ranks, worst first, the slow stage, and whether ranks pause in turns.
 
-    firm: slow in 3 of 4 steps. begun_ms: start of the first slow step. stages: each one's time over the mean of all.
+    firm: slow in 3 of 4 steps. begun_ms: start of the first slow step. stages: each stage's time divided by
+    the mean of all.
     """
 
     ranks: tuple[SlowRank, ...] = ()
@@ -122,7 +130,7 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
 
 
 def _whole(rank_steps: RankSteps) -> list[GangStep]:
-    """Return the steps that most ranks reported, in the order of their ends."""
+    """Return the steps that most of the ranks reported, in the order of their ends."""
     most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
     rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
     return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
@@ -142,7 +150,7 @@ def _peers(steps: Iterable[Step]) -> list[_Peers]:
 
 
 def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
-    """Return the ranks that are over their peers in one step."""
+    """Return the ranks that are slower than their peers in one step."""
     found: dict[int, SlowRank] = {}
     for group in groups:
         if len(group.ranks) < FEWEST_PEERS:
@@ -167,15 +175,15 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
 
 
 def _middle_row(values: Array) -> Array:
-    """(column,) medians of (row, column)."""
+    """Return (column,) the medians of (row, column)."""
     ordered, half = np.sort(values, axis=0), len(values) // 2
     return np.asarray(ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
-    """Return the ranks that are slow in 3 of the last 4 steps, or plainly in the last one and no other in any.
+    """Return the ranks that are slow in 3 of the last 4 steps, the worst first.
 
-    The worst is first.
+    If there are none, it may be a rank that is clearly slow in the last step, with no other slow in any.
     """
     votes: dict[int, list[SlowRank]] = {}
     for step in slow:
@@ -189,7 +197,7 @@ def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
 
 
 def _began_ms(told: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
-    """When the first of the steps began in which the rank is slow."""
+    """Return when the first step in which the rank is slow began."""
     first = next(at for at, step in enumerate(slow) if rank in step)
     return _start_ms(told[first])
 
@@ -199,14 +207,17 @@ def _start_ms(gang: GangStep) -> int:
 
 
 def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
-    """In most steps somebody is over the peers, and nobody in more than half of them."""
+    """Return whether in most steps some rank is slow, and none is in more than half of these."""
     count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
     struck = sum(1 for step in slow if step)
     return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
 
 
 def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
-    """Return the stages, and (step, stage) seconds that their ranks work. No stages if a step does not state them."""
+    """Return the stages, and (step, stage) seconds that their ranks work.
+
+    Returns no stages if a step does not state them.
+    """
     stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
     tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
     table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
@@ -218,9 +229,10 @@ def _by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
 def _slow_stage(
     stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
 ) -> SlowStage | None:
-    """Return the slowest stage in nearly every step, by 10 % of the mean, and whether it grew beside its least share.
+    """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.
 
-    At share l of n stages it would take l / (n - l) of what the others take together.
+    Also states how much it grew since its least share. At share l of n stages it would take l / (n - l) of
+    the time that the others take together.
     """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())

@@ -1,14 +1,15 @@
-"""Pace of a job from its step times: how slow it is, since when, and which rank or phase is the reason.
+"""The pace of a job from its step times: how slow it is, since when, and by which rank or phase.
 
     observed   median of the last 3 steps
-    expected   predicted from tokens and sequence lengths where these explain the job's step times (see step_model),
-               else the median of its steps before; while the job is slow it stays
-    ratio      observed to the job's own past
-    slow       a window of its last steps is above the limit (see change_point), or they crept up since the job's best
-               times, or a rank holds the gang back whatever its past, or a stage that grew (see step_peers)
+    expected   predicted from tokens and sequence lengths if these explain the job's step times (see
+               step_model), else the median of its steps before. While the job is slow it stays the same
+    ratio      observed divided by the job's own past
+    slow       a window of its last steps is above the limit (see change_point), or they crept up since the
+               job's best times. Whatever its past, also if a rank holds the gang back, or a stage that grew
+               (see step_peers)
 
-Steps with a checkpoint do not count: everybody waits for it, and it ends by itself. Steps that are long because of what
-is in them are slow, and nobody is to blame.
+Steps with a checkpoint do not count: all ranks wait for it, and it ends by itself. Steps that are long
+because of their content are slow, and no member is to blame.
 """
 
 from bisect import bisect_left
@@ -54,7 +55,10 @@ PARTS = ("compute", "communication", "data", "other")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """A job's step times. `ratio` is None until there is a reference; ranks: whose own work is slow, worst first."""
+    """The pace of a job by its step times.
+
+    `ratio` is None until there is a reference. ranks: those whose own work is slow, worst first.
+    """
 
     steps: int
     observed_s: float | None = None
@@ -83,9 +87,8 @@ class StepPace:
 def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
     """Return the pace of an attempt from the steps that it has.
 
-    `before`: its last pace, whose measure stays while slow.
-
-    Steps that all take 0 s are not timed: there is no pace.
+    `before`: its last pace, whose measure stays while the job is slow. Steps that all take 0 s are not timed,
+    so they have no pace.
     """
     steps = attempt.steps
     if not steps:
@@ -144,7 +147,10 @@ def _by_past(
 
 
 def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Measure | None:
-    """Return the measure by which the job is slow: the one of before while that holds, else one of a new change."""
+    """Return the measure by which the job is slow, or None if it is not.
+
+    It is the previous one while that holds, else the one of a new change.
+    """
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = Measure(before.usual_s, before.limit_s, before.window)
         alone = not before.ranks and before.stage is None
@@ -156,9 +162,10 @@ def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Me
 def _held_to_their_past(
     pace: StepPace, attempt: JobAttempt, found: Blame, before: StepPace | None
 ) -> tuple[StepPace, Blame]:
-    """Return the pace with its memory of stages and uneven ranks, and the blame without ranks that were always so.
+    """Return the pace with its record of stages and uneven ranks, and the blame without old offenders.
 
-    If a job states no stages, a long one looks like many slow ranks on several nodes.
+    These are ranks that were always as slow. If a job states no stages, a long stage looks like many slow
+    ranks on several nodes.
     """
     if attempt.phase in PAUSES:
         return replace(pace, stages=before.stages, uneven=before.uneven) if before else pace, found
@@ -178,7 +185,7 @@ def _held_to_their_past(
 
 
 def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
-    """Whether ranks that are over may be a stage nobody told of: more than an eighth, on more than one node."""
+    """Return whether slow ranks may be an unreported stage: more than an eighth, on more than one node."""
     if not over:
         return False
     newest = max(attempt.rank_steps.values(), key=lambda gang: len(gang.ranks)).ranks
@@ -191,7 +198,10 @@ def _stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
 def _by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
-    """Return the pace with blame by the ranks' own times, which may show a slowdown that its past does not."""
+    """Return the pace with blame by the ranks' own times.
+
+    These may show a slowdown that the job's past does not.
+    """
     if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
         return pace
     ranks = tuple(row.rank for row in found.ranks if row.excess_s >= found.ranks[0].excess_s / 2)
@@ -228,7 +238,10 @@ def _by_peers(
 
 
 def _pauses(steps: list[Step]) -> bool:
-    """Lone long steps in which one rank after another computed longer: the job is not slow, and loses time."""
+    """Return whether there are lone long steps in which one rank after another computed longer.
+
+    Then the job is not slow, but loses time.
+    """
     looked = [step for step in steps[-PAUSES_LOOKED:] if step.rank is not None and step.parts is not None]
     if len(looked) < FEWEST:
         return False
@@ -264,7 +277,10 @@ def reference_pace(duration: Array) -> tuple[float, float] | None:
 
 
 def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(step,) a checkpoint began, ran or ended while the step did, or one that began before it has not ended yet."""
+    """Return (step,) whether a checkpoint began, ran or ended during the step.
+
+    A checkpoint that began before the step may also not have ended yet.
+    """
     start_ms = end_ms - (duration * 1000).astype(np.int64)
     first = bisect_left(attempt.checkpoints, int(start_ms.min()), key=lambda edge: edge.time_ms)
     edges = attempt.checkpoints[max(first - 1, 0) :]
@@ -282,7 +298,10 @@ def _in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int6
 
 
 def _tells_ends(attempt: JobAttempt, began_ms: int) -> bool:
-    """Whether no end means that the checkpoint runs: not in a job that began others long before and ended none."""
+    """Return whether a checkpoint without an end still runs.
+
+    It does not in a job that began others long before and ended none.
+    """
     edges = attempt.checkpoints
     return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)
 
@@ -290,7 +309,10 @@ def _tells_ends(attempt: JobAttempt, began_ms: int) -> bool:
 def _began(
     over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: Measure, before: StepPace | None
 ) -> int:
-    """When the first of the slow steps began: after the last two ordinary ones in a row; it stays while it lasts."""
+    """Return when the first of the slow steps began, after the last two ordinary ones in a row.
+
+    It stays the same while the slowdown lasts.
+    """
     if (
         before is not None
         and before.window
@@ -308,7 +330,10 @@ def _began(
 
 
 def _grown(steps: list[Step]) -> str:
-    """Which part of the step grew most since the reference; unknown where they are not reported, or it is another."""
+    """Return which part of the step grew most since the reference.
+
+    Returns "unknown" if parts are not reported, none grew, or "other" grew most.
+    """
     timed = [step for step in steps if step.parts is not None]
     if len(timed) < FEWEST:
         return "unknown"

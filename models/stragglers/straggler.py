@@ -1,9 +1,10 @@
-"""Stragglers: which gangs are slow, who holds them back, or nobody.
+"""Stragglers: which gangs are slow, and which member holds them back, or nobody.
 
-A synchronous gang moves at the pace of its slowest member: when one GPU throttles, power and tensor activity of *all*
-fall together, because the others wait. So the culprit is not who does less, but who has a reason to: a clock that fell,
-a link that shrank, a port below its siblings, a compute time above its peers'. When most members have it, or none
-stands out, the answer is "nobody".
+A synchronous gang runs at the pace of its slowest member. When one GPU throttles, power and tensor
+activity of *all* fall together, because the others wait. So the culprit is not the member that does
+less. It is the member that has a reason: a clock that fell, a link that shrank, a port below its
+siblings, a compute time above its peers'. If most members have the reason, or none stands out, the
+answer is "nobody".
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +30,10 @@ TELLING = np.array([rule.blames is not None for rule in RULES])
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A member with a reason to be slow. severity: the slowdown it alone would cause, 0 = none, as far as one knows."""
+    """A member with a reason to be slow.
+
+    severity: the slowdown that it would cause alone, as far as that is known, 0 for none.
+    """
 
     rule: Rule
     entity: str
@@ -43,9 +47,9 @@ class Suspect:
 def find_stragglers(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, paces: Paces, now_ms: int
 ) -> dict[str, dict[str, Any]]:
-    """Return job -> body of `/jobs/{id}/stragglers` less `as_of_ms`, of running gangs and jobs with steps.
+    """Return job -> body of `/jobs/{id}/stragglers` without `as_of_ms`.
 
-    Writes `paces`.
+    Includes running gangs, and jobs that report steps. Writes `paces`.
     """
     suspects = _suspects(gangs, signals, gpu, port, now_ms)
     together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
@@ -64,7 +68,7 @@ def find_stragglers(
 def _suspects(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, now_ms: int
 ) -> dict[int, list[Suspect]]:
-    """Attempt index -> members with a reason to be slow, gravest first."""
+    """Return attempt index -> members with a reason to be slow, the gravest first."""
     rows = np.flatnonzero(TELLING[signals.rule]).tolist()
     if not rows:
         return {}
@@ -96,7 +100,10 @@ def _suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
 
 
 def _severity(rule: Rule, value: float, usual: float) -> float:
-    """Extra time that this member alone would cost, as a share of the step; a small constant where nobody can say."""
+    """Return the extra time that this member would cost alone, as a share of the step.
+
+    It is a constant if the cost is unknown.
+    """
     if rule.blames is STOPPED:
         return 10.0
     if rule.by_ratio:
@@ -139,7 +146,7 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
 
 
 def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
-    """Return whether the steps say who is slow, and cost no less than a member with a reason elsewhere."""
+    """Return whether the steps show who is slow, and cost no less than the culprit that signals name."""
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
     cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
@@ -155,14 +162,14 @@ WORK = {"compute": "compute", "data": "data loading"}
 
 
 def _cause(culprit: Suspect) -> str:
-    """Return the cause as answers name it."""
+    """Return the cause by its name in answers."""
     if culprit.rule.intended:
         return culprit.rule.name
     return "compute" if culprit.rule.blames is COMPUTE else "communication"
 
 
 def _held_by_steps(pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float) -> dict[str, Any]:
-    """Culprit, cause and sentence where the ranks' own step times tell who it is."""
+    """Return culprit, cause and sentence if the ranks' own step times show who is slow."""
     cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
     share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
     if pace.ranks:
@@ -181,7 +188,10 @@ def _held_by_steps(pace: StepPace, attempt: JobAttempt, suspects: list[Suspect],
 
 
 def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
-    """Kind, name and node of slow ranks: several of one node are the node, else the worst one is named."""
+    """Return kind, name and node of slow ranks.
+
+    Several ranks of one node are named as the node. Otherwise the worst rank is named.
+    """
     placed = {row.rank: row for row in attempt.ranks}
     worst = placed.get(ranks[0])
     if worst is None:
@@ -193,10 +203,11 @@ def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]
 
 
 def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
-    """Return (slow, as its own steps show).
+    """Return whether the job is slow, and whether its own steps show that.
 
-    Steps decide where they compare: the last four against the job's own noise, or plainly the last two or three if a
-    member has a reason. Without such steps, a grave and firm reason does.
+    Steps decide if they can be compared. Then the last four are compared with the job's own noise. If a
+    member has a reason, two or three clearly slow steps are enough. Without such steps, a grave and firm
+    reason decides.
     """
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False
@@ -215,7 +226,7 @@ def _is_slow(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tu
 def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
     """Return the gravest suspect, unless most nodes of a gang of several have the same trouble.
 
-    Then no node is to blame, or the next suspect if all of them are so on purpose.
+    Then it returns None. If that trouble is intended, as a power cap is, it goes on with the next suspect.
     """
     hosts = gangs.hosts(index)
     while suspects:
@@ -230,7 +241,10 @@ def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect
 
 
 def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
-    """Kind and name: one GPU is a worker, several GPUs of a node are the node, a port is a link."""
+    """Return the kind and name of a culprit.
+
+    One GPU is a worker, several GPUs of a node are the node, and a port is a link.
+    """
     if culprit.rule.kind is PORT:
         return "link", culprit.entity
     same = {row.entity for row in suspects if row.node == culprit.node and row.rule is culprit.rule}
@@ -244,7 +258,7 @@ def _stopped(attempt: JobAttempt, now_ms: int) -> str:
 
 
 def _slower(pace: StepPace) -> str:
-    """Return how slow the job is, in words, without the reference if there is none."""
+    """Return in words how slow the job is, without the reference if there is none."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
     if pace.by_peers:
@@ -276,9 +290,9 @@ def _steady(pace: StepPace, phase: str) -> str:
 
 
 def _longest(pace: StepPace, phase: str) -> str:
-    """Return the part of a job that takes longer than the rest, as it always did, though the job is not slow.
+    """Return words for the part of a job that always takes longer than the rest, or "" if there is none.
 
-    Else "".
+    They are for a job that is not slow.
     """
     if pace.even_s is None or phase in PAUSES:
         return ""

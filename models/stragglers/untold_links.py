@@ -1,10 +1,11 @@
-"""Links whose counters nobody exports, by what each GPU of a gang sends over PCIe.
+"""Slow links without exported counters, found by what each GPU of a gang sends over PCIe.
 
-An adapter takes what a rail carries from its own GPU over PCIe (GPUDirect RDMA). A GPU whose share of its node's
-traffic falls below its own share of the last half hour, while the same place on another node does not, has a slow link.
-Which part of it (PCIe, adapter, cable) is unknown. A synchronous gang shows no such fall: it is slow, and no member is
-seen. While a link is down the whole gang waits. If the others still retry, the GPU behind it sends next to nothing.
-That is a moment, so it must be seen twice.
+A GPU's traffic reaches its network adapter over PCIe (GPUDirect RDMA). If a GPU's share of its node's
+traffic falls below its own share of the last half hour, while the same place on another node does not,
+it has a slow link. Which part of it (PCIe, adapter, cable) is unknown. A synchronous gang shows no such
+fall: it is slow, and no member stands out. While a link is down the whole gang waits. If the others
+still retry, the GPU behind it sends next to nothing. That lasts only a moment, so it must be observed
+twice.
 """
 
 from collections.abc import Mapping
@@ -37,7 +38,10 @@ CAUTION = 0.6  # times the strength of what a counter would tell
 
 @dataclass(frozen=True, slots=True)
 class SendingGpus:
-    """GPUs of gangs over several nodes, on nodes without port counters. of: (gpu,) gang, -1; by_node: of one gang."""
+    """The GPUs of gangs over several nodes, on nodes without port counters.
+
+    of: (gpu,) its gang, or -1. by_node: groups of the GPUs of one gang on one node.
+    """
 
     names: tuple[str, ...]
     columns: GangColumns
@@ -62,7 +66,10 @@ class SendingGpus:
 def untold_links(
     gangs: GangMembers, gpu: GangColumns, port: GangColumns, drops: dict[str, list[int]], now_ms: int
 ) -> tuple[list[Signal], list[Signal]]:
-    """Signals of slow links, and of links that drop. Writes `drops`: when each GPU was seen behind a dropped link."""
+    """Return signals of slow links, and of links that drop.
+
+    Writes `drops`: the times at which each GPU was observed behind a dropped link.
+    """
     if not len(gpu.names) or not len(gangs.attempts):
         return [], []
     sending = SendingGpus.of_gangs(gangs, gpu, port)
@@ -86,7 +93,10 @@ def _slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
 
 
 def _low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
-    """(gpu,) whether the same place is as low on every node of its gang: some jobs send unevenly on purpose."""
+    """Return (gpu,) whether the same place is as low on every node of its gang.
+
+    Some jobs send unevenly on purpose.
+    """
     place = places(sending.names)
     key, keys = numbered(
         np.where(sending.of >= 0, sending.of.astype(np.int64) * (place.max(initial=0) + 1) + place, -1)
@@ -98,7 +108,10 @@ def _low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
 
 
 def _dropped(sending: SendingGpus) -> Mapping[str, int]:
-    """GPU -> node row of those that alone send next to nothing in a stall of their gang, and sent as others before."""
+    """Return GPU -> node row, for GPUs that alone send next to nothing while their gang stalls.
+
+    Before the stall they sent as much as the others.
+    """
     columns = sending.columns
     last, mean = columns.last["bytes_per_s"], columns.mean["bytes_per_s"]
     by_node = sending.by_node
@@ -115,7 +128,10 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
 
 @reports("link_drops")
 def _dropping(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
-    """GPUs behind a link that dropped more than once in half an hour, seen now. Writes `drops`."""
+    """Return the GPUs that are behind a dropped link now, and not for the first time in half an hour.
+
+    Writes `drops`.
+    """
     for name in dropped:
         drops.setdefault(name, []).append(now_ms)
     for name, times in list(drops.items()):

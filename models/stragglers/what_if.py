@@ -1,8 +1,9 @@
-"""Simulate a training step with one worker, stage or operation type as fast as its peers.
+"""A simulation of a training step with one worker, stage or operation type as fast as its peers.
 
-A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended and, after a
-transfer, its input has come: a forward pass from the stage before, a backward pass from the stage after. The replicas
-meet at the end. Waiting is not an operation, so it shows only in the result.
+A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended and,
+after a transfer, its input has arrived. The input of a forward pass comes from the stage before, that of
+a backward pass from the stage after. The replicas meet at the end. Waiting is not an operation, so it
+shows only in the result.
 
     slowdown of X   T(all ideal, X as it was) / T(all ideal)                         1.0: X costs nothing
     share of X      (T(as it was) - T(X ideal)) / (T(as it was) - T(all ideal))      1.0: X explains all of it
@@ -25,7 +26,10 @@ Order = Sequence[Sequence[tuple[int, int]]]  # by stage: (type, micro-batch) in 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Slowdowns by replica, by stage, by type (as in OP_TYPES) and by worker (replica, stage); share: by worker."""
+    """Slowdowns by replica, by stage, by type (as in OP_TYPES) and by worker (replica, stage).
+
+    share: the share of each worker.
+    """
 
     slowdown: float
     by_replica: Array

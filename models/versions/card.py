@@ -1,4 +1,4 @@
-"""The card of a model: what it was fitted on, how good it is beside its baselines, and whether it may serve."""
+"""The card of a model: its training data, how it compares with baselines, and whether it may serve."""
 
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,7 @@ CARD_FILE, PAGE_FILE = "card.json", "card.html"
 
 
 class FitSpan(msgspec.Struct, frozen=True):
-    """The rows of one data set that a model was fitted on: its first and last moment, and how many rows."""
+    """The rows of one data set that a model was fitted on: their first and last moment, and their number."""
 
     dataset: str
     first_ms: int
@@ -23,7 +23,10 @@ class FitSpan(msgspec.Struct, frozen=True):
 
 
 class CardMetric(msgspec.Struct, frozen=True):
-    """One number of an evaluation, like `training.reports.results.ResultRow`; method: "ours" or the baseline's name."""
+    """One number of an evaluation, like `training.reports.results.ResultRow`.
+
+    method: "ours" or the baseline's name.
+    """
 
     dataset: str
     target: str
@@ -39,7 +42,7 @@ class CardMetric(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """The share `observed` of n outcomes that lay where the share `nominal` should.
+    """The share `observed` of n outcomes within a band, next to the share `nominal` that should be there.
 
     horizon_s: None if there is none.
     """
@@ -52,7 +55,10 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class TargetVerdict(msgspec.Struct, frozen=True):
-    """The gate's answer for one target. ratio: ours over the best baselines', less is better. why: empty if it won."""
+    """The gate's answer for one target.
+
+    ratio: our loss divided by the best baseline's, less is better. why: empty if it won.
+    """
 
     target: str
     won: bool
@@ -66,7 +72,8 @@ class GateVerdict(msgspec.Struct, frozen=True):
     ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
     e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins".
 
-    targets: of a model of several targets, each with its own answer. It wins if it wins one, and serves those.
+    targets: the answer for each target, if the model has several. Such a model wins if it wins one target,
+    and serves the targets that it wins.
     """
 
     won: bool
@@ -93,9 +100,9 @@ class FileSum(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a version but the model itself. The registry fills `version` and `files`.
+    """Everything about a version except the model itself. The registry fills `version` and `files`.
 
-    fitted_until_ms: nothing known only later went into the model. gate: None if nothing was judged.
+    fitted_until_ms: nothing that became known later went into the model. gate: None if nothing was judged.
     """
 
     kind: str
@@ -115,19 +122,19 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """Return the gate's verdict: "won", "lost" or "not judged"."""
+        """The gate's verdict: "won", "lost" or "not judged"."""
         if self.gate is None:
             return "not judged"
         return "won" if self.gate.won else "lost"
 
 
 def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
-    """Return the rows of an evaluation as a card stores them."""
+    """Return the rows of an evaluation in the form that a card stores."""
     return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
 
 
 def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
-    """Return the calibration table from the rows `coverage_50`, `coverage_80` … of ours, pooled over their sets.
+    """Return the calibration table from our rows `coverage_50`, `coverage_80` …, pooled over data sets.
 
     >>> row = CardMetric("venus", "running", "all", 3600, "ours", "trees", "coverage_80", 0.79, None, None, 500)
     >>> calibration_of([row])
@@ -145,7 +152,7 @@ def calibration_of(metrics: Iterable[CardMetric]) -> tuple[Coverage, ...]:
 
 
 def versions_of(*packages: str) -> dict[str, str]:
-    """Return the versions of those of these packages that are installed."""
+    """Return package -> version, for the packages that are installed."""
     found = {}
     for package in packages:
         try:

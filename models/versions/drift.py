@@ -1,12 +1,12 @@
-"""Detect drift of a model's inputs and losses from its card, and decide whether to refit.
+"""Drift of a model's inputs and losses from its card, and the decision whether to refit.
 
-Three comparisons ask for a new fit (`DriftLimits`): bands that hold another share than the card says, a loss near the
-best naive forecast's, and age. Moved feature distributions (PSI, KS) ask for nothing by themselves: a growing fleet
-moves them all, and forecasts may be as good as before.
+Three conditions ask for a new fit (`DriftLimits`): bands that hold another share than the card states, a
+loss near the best naive forecast's, and age. Moved feature distributions (PSI, KS) alone ask for
+nothing. A growing fleet moves them all, and forecasts may be as good as before.
 
-The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n + 1/m) times a
-chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring rows of a series are nearly the
-same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 + r).
+The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n + 1/m)
+times a chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring rows of a
+series are nearly the same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 + r).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,10 @@ Verdict = Literal["same", "drifted", "too_few"]
 
 
 class DriftLimits(msgspec.Struct, frozen=True):
-    """When to fit anew. Errors are judged from `fewest` matured forecasts on; after_days 0: age does not matter."""
+    """The limits at which a model should be fitted again.
+
+    Errors are judged once there are `fewest` matured forecasts. after_days: 0 if age does not matter.
+    """
 
     coverage_off: float = 0.1
     loss_ratio: float = 1.02
@@ -43,10 +46,10 @@ class DriftLimits(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """The recent outcomes of a model's forecasts. None unknown.
+    """The recent outcomes of a model's forecasts, None if unknown.
 
-    loss_ratio: WQL over the best naive forecast's. Of run times, the pinball loss of log seconds over that of similar
-    jobs' quantiles, which serve without a fit.
+    loss_ratio: WQL divided by the best naive forecast's. For run times, it is the pinball loss of log
+    seconds divided by that of similar jobs' quantiles, which serve without a fit.
     """
 
     coverage_80: float | None = None
@@ -55,7 +58,10 @@ class Recent(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """One kind of model. reasons: condition -> why, in words; empty while it may go on serving."""
+    """The drift of one kind of model.
+
+    reasons: condition -> why, in words. It is empty while the model may go on serving.
+    """
 
     kind: str
     version: str
@@ -67,11 +73,11 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The move of the distribution of one feature.
+    """The change of the distribution of one feature.
 
-    ks: largest gap of the distribution functions. n: later values. independent: rows that the smaller sample is worth.
-    by_chance: the PSI that such samples of one population pass once in a thousand. verdict: too_few where chance may
-    have made the PSI.
+    ks: the largest gap between the distribution functions. n: the number of later values. independent: the
+    number of independent rows in the smaller sample. by_chance: the PSI that two samples of one population
+    exceed once in a thousand. verdict: too_few if chance may explain the PSI.
     """
 
     feature: str
@@ -86,7 +92,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
-    """Judge a version against its own card."""
+    """Compare a version's recent outcomes with its own card, and return the reasons to refit."""
     limits = limits or DriftLimits()
     expected, reasons = card_coverage(card), {}
     age_days = max(0.0, (now_ms - card.fitted_until_ms) / DAY_MS)
@@ -106,14 +112,16 @@ def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = 
 
 
 def card_coverage(card: Card) -> float:
-    """Return the share in the 80 % band when the model was judged. 0.8 if the card does not say."""
+    """Return the share in the 80 % band when the model was judged, or 0.8 if the card has none."""
     rows = [row for row in card.calibration if abs(row.nominal - NOMINAL) < 1e-9 and row.n]
     total = sum(row.n for row in rows)
     return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
 
 
 def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
-    """One record of many series' (`record` of a row of `/v1/demand`), weighted by how many forecasts matured.
+    """Merge the records of many series, weighted by the number of forecasts that matured.
+
+    records: the `record` of each row of `/v1/demand`.
 
     >>> recent_of([{"coverage_80": 0.7, "wql_vs_best_naive": 0.9, "origins": 30}, None]).n
     30
@@ -130,9 +138,10 @@ def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
 
 
 def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
-    """Return the features that are known on both sides, those that moved most first.
+    """Return the features that are known on both sides, the ones that moved most first.
 
-    before, now: (row, feature) or, of several series, (row, series, feature). Rows by time, NaN unknown.
+    before, now: (row, feature), or (row, series, feature) for several series. Rows are in order of time, NaN
+    if unknown.
     """
     found = []
     for column, name in enumerate(names):
@@ -154,7 +163,9 @@ def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> M
 
 
 def independent_rows(values: Array) -> float:
-    """Return how many independent rows the rows of one or more series, (row,) or (row, series), are worth.
+    """Return how many independent rows these rows are worth.
+
+    values: (row,), or (row, series) for several series.
 
     >>> independent_rows(np.arange(1000.0)) < 5  # a slow rise
     True
@@ -171,9 +182,9 @@ def independent_rows(values: Array) -> float:
 
 
 def by_chance(rows: float, others: float) -> float:
-    """Return the PSI that two samples of one population pass once in a thousand.
+    """Return the PSI that two samples of one population exceed once in a thousand.
 
-    Wilson and Hilferty's chi-squared quantile.
+    It uses Wilson and Hilferty's chi-squared quantile.
 
     >>> round(by_chance(1000, 1000), 3), round(by_chance(1e9, 30), 1)
     (0.056, 0.9)
@@ -202,7 +213,7 @@ def _shares(at: NDArray[np.intp], bins: int) -> Array:
 
 
 def ks(before: Array, now: Array) -> float:
-    """Return the Kolmogorov-Smirnov statistic: the largest gap of the two distribution functions.
+    """Return the Kolmogorov-Smirnov statistic: the largest gap between the two distribution functions.
 
     >>> ks(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0

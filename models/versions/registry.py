@@ -1,13 +1,16 @@
-"""Versions of models on disk: added whole or not at all, promoted by one atomic write, rolled back as easily.
+"""The versions of models on disk. Each is added whole or not at all, and promoted by one atomic write.
 
-    ROOT/demand/0001/           one version: the model's own files, card.json, card.html; never changed again
-    ROOT/demand/current         the version that serves, on the first line; on the next those that served before it
-    ROOT/demand/shadow          the version that is scored and does not serve, or off; without the file the newest
-    ROOT/demand/promotions.jsonl    who came and went: promote, rollback, forced or not
+A rollback is one atomic write too.
+
+    ROOT/demand/0001/           one version: the model's own files, card.json, card.html. It never changes
+    ROOT/demand/current         the version that serves, then those that served before it, one per line
+    ROOT/demand/shadow          the version that is scored and does not serve, or off. Without it the newest
+    ROOT/demand/promotions.jsonl    one line for each promotion and rollback, and whether it was forced
     ROOT/demand/lock            held while a version gets its number, and while `current` changes
-    ROOT/demand/.new-…          a version under way, locked by its writer; without one it is swept away
+    ROOT/demand/.new-…          a version being written, locked by its writer. Deleted if it has no writer
 
-A version is written into its own folder, fsynced, then renamed: a kill leaves nothing or all. Readers take no lock.
+A version is written into its own folder, fsynced, then renamed: a kill leaves nothing or all. Readers
+take no lock.
 """
 
 import contextlib
@@ -42,7 +45,8 @@ KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 class Promotion(msgspec.Struct, frozen=True):
     """A line of promotions.jsonl.
 
-    action: promote or rollback; version: a name or SHIPPED; forced: in spite of the gate, whose sentence it is.
+    action: promote or rollback. version: a name or SHIPPED. forced: the gate had an objection, and
+    `sentence` is that objection.
     """
 
     time_ms: int
@@ -63,14 +67,14 @@ class Registry:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def current_version(self, kind: str) -> str | None:
-        """Return the version that serves, or None. It reads one small file, so a caller may ask every tick."""
+        """Return the version that serves, or None. Reads one small file, so a caller may ask every tick."""
         served = self._served(kind)
         return served[0] if served else None
 
     def current(self, kind: str) -> Path | None:
-        """Return the folder of the version that serves, its files checked against their sums. None if none serves.
+        """Return the folder of the version that serves, after checking its files. Returns None if none serves.
 
-        A damaged one gives way to the one before, with a warning. Raises ModelError if none is whole.
+        If it is damaged, the version before it serves, with a warning. Raises ModelError if none is whole.
         """
         served = self._served(kind)
         reasons: list[str] = []
@@ -86,9 +90,10 @@ class Registry:
         return None
 
     def challenger(self, kind: str) -> str | None:
-        """Return the version to run in the shadow: the chosen one while it does not serve, else the newest if newer.
+        """Return the version to run in the shadow, or None for none.
 
-        Returns None for none. It may be damaged. As cheap as `current_version`.
+        It is the chosen version unless that serves, else the newest one if it is newer than the serving one. It
+        may be damaged. The call is as cheap as `current_version`.
         """
         chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.names(kind)
         if chosen not in (NEWEST, serving):
@@ -118,7 +123,7 @@ class Registry:
         return cards
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of all versions, damaged ones too, oldest first."""
+        """Return the names of all versions, including damaged ones, oldest first."""
         folder = self._folder(kind)
         if not folder.is_dir():
             return []
@@ -137,7 +142,10 @@ class Registry:
         return read_card(self.path(kind, version))
 
     def damage(self, kind: str, version: str) -> str | None:
-        """Return what is wrong with a version: a file that is missing or has another sum. None if it is whole."""
+        """Return what is wrong with a version, or None if it is whole.
+
+        A file may be missing or have another checksum.
+        """
         try:
             folder = self.path(kind, version)
             for file in read_card(folder).files:
@@ -150,7 +158,7 @@ class Registry:
         return None
 
     def promotions(self, kind: str) -> list[Promotion]:
-        """Return which version served when, oldest first. Skips a line that a crash cut short."""
+        """Return all promotions and rollbacks, oldest first. Skips a line that a crash cut short."""
         path = self._folder(kind) / LOG
         lines = path.read_bytes().splitlines() if path.exists() else []
         kept = []
@@ -179,10 +187,10 @@ class Registry:
     def add(
         self, kind: str, write: Callable[[Path], None], card: Card, page: Callable[[Card], str] | None = None
     ) -> str:
-        """Add a version without promoting it: `write` fills an empty folder.
+        """Add a version without promoting it. Returns its number.
 
-        The card gets its number and the sums of its files. `page` makes card.html. If `write` raises, nothing is left.
-        OSError (full disk) becomes ModelError.
+        `write` fills an empty folder. The card receives the number and the checksums of the files. `page`
+        renders card.html. If `write` raises, nothing is left. An OSError (full disk) becomes a ModelError.
         """
         folder = self._folder(kind)
         try:
@@ -205,12 +213,12 @@ class Registry:
         return version
 
     def _last_number(self, kind: str) -> int:
-        """Return the greatest number ever used. A number that was pruned or served is not used again."""
+        """Return the greatest number ever used, so that a pruned version's number is not used again."""
         return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
 
     @contextlib.contextmanager
     def _new_folder(self, folder: Path) -> Iterator[Path]:
-        """Yield an empty folder that is ours while we live. Removes it at the end unless it is renamed."""
+        """Yield an empty folder, locked by this process. Removes it at the end unless it was renamed."""
         with self._locked(folder):
             _sweep(folder)
             new = folder / f"{NEW}{secrets.token_hex(8)}"
@@ -226,11 +234,11 @@ class Registry:
     # -- serving ----------------------------------------------------------------------------------------------------
 
     def promote(self, kind: str, version: str, force: bool = False) -> None:
-        """Let a version serve.
+        """Make a version the serving one. Does nothing if it already serves.
 
-        Raises ModelError if its card says that it lost or was never judged, or if it is damaged.
+        Raises ModelError if it is damaged, or if its card says that it lost or was never judged.
 
-        force: in spite of the gate, which the registry records. A version that already serves stays.
+        force: promote it despite the gate. The registry records that.
         """
         folder = self.path(kind, version)
         damage = self.damage(kind, folder.name)
@@ -249,10 +257,10 @@ class Registry:
             self._record(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
-        """Let the version serve that served before the current one and is whole. Returns it, or SHIPPED.
+        """Let the last whole version that served before the current one serve. Returns it, or SHIPPED.
 
-        Before the first version what ships with the program served, and it serves again where no earlier version is
-        whole. Raises ModelError where no version serves.
+        Before the first version, the model that ships with the program served. It serves again if no earlier
+        version is whole. Raises ModelError if no version serves.
         """
         with self._locked_if_there(kind):
             served = self._served(kind)
@@ -265,7 +273,10 @@ class Registry:
         raise ModelError(f"no version of {kind} to go back from: none serves, what ships does")
 
     def shadow(self, kind: str, version: str) -> None:
-        """Choose what runs in the shadow: a version, `off` or `newest`. ModelError where it serves or is damaged."""
+        """Choose what runs in the shadow: a version, `off` or `newest`.
+
+        Raises ModelError if the version serves or is damaged.
+        """
         if version not in (OFF, NEWEST):
             version = self.path(kind, version).name
             if version == self.current_version(kind):
@@ -277,13 +288,16 @@ class Registry:
             self._replace(kind, SHADOW, [version])
 
     def old(self, kind: str, keep: int) -> list[str]:
-        """Return what `prune` would delete: not the newest `keep`, nor what serves, served before or runs as shadow."""
+        """Return the versions that `prune` would delete.
+
+        It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
+        """
         kept = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
         names = self.names(kind)
         return [name for name in names[: max(0, len(names) - keep)] if name not in kept]
 
     def prune(self, kind: str, keep: int) -> list[str]:
-        """Delete old versions; returns their names."""
+        """Delete old versions, and return their names."""
         with self._locked_if_there(kind):
             old = self.old(kind, keep)
             for name in old:
@@ -307,7 +321,10 @@ class Registry:
 
     @contextlib.contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        """One writer at a time; the lock goes with the process that holds it."""
+        """Hold the folder's lock, so that there is one writer at a time.
+
+        The lock ends with the process that holds it.
+        """
         try:
             with (folder / LOCK).open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -321,7 +338,7 @@ class Registry:
 
 
 def _objection(card: Card) -> str | None:
-    """Return why a card's model must not serve, or None if nothing speaks against it."""
+    """Return why a card's model must not serve, or None if there is no objection."""
     gate = card.gate
     if gate is None:
         return "no gate has judged it against a baseline; --force promotes it all the same, and that is recorded"
@@ -336,7 +353,7 @@ def _objection(card: Card) -> str | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete versions under way whose writer is gone: nobody holds their lock."""
+    """Delete unfinished versions whose writer is gone: no process holds their lock."""
     for path in folder.glob(f"{NEW}*"):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -350,7 +367,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _sums(folder: Path) -> tuple[FileSum, ...]:
-    """Size and sum of every file below a folder, but of the card's own."""
+    """Return the size and checksum of every file below a folder, except the card's own files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [(path, path.relative_to(folder).as_posix()) for path in paths]
     return tuple(
