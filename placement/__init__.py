@@ -1,1 +1,1 @@
-"""A view and a request in, a decision out. Knows no model."""
+"""The placement engine: takes a view and a request, and returns a decision. It uses no models."""

@@ -1,7 +1,8 @@
-"""Keys by which a pass over the queue treats requests alike. Thousands of jobs have hundreds, and each is tried once.
+"""Keys by which a pass over the queue treats requests alike.
 
-A key is the whole request less the fields that are declared below. A new field of a request is therefore part of every
-key until somebody declares that it is not read.
+Thousands of jobs have hundreds of keys, and a pass tries each key once. A key is the whole request less
+the fields that are declared below. A new field of a request is therefore part of every key until it is
+declared as not read.
 """
 
 from collections.abc import Sequence
@@ -33,18 +34,19 @@ Ints = NDArray[np.int64]
 
 
 class FitKey:
-    """Requests with one fit key fit, or do not, on the same nodes. Equal keys are one object."""
+    """The key of requests that fit, or do not fit, on the same nodes. Equal keys are one object."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueAsk:
-    """The common part of requests that differ in ids and times only. Equal ones are one object.
+    """The common part of requests that differ only in ids and times. Equal asks are one object.
 
-    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the smallest gang
-    takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without and with plugins.
-    in_line: the ask of all requests that also differ in their place among queues. None if this is it.
+    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the
+    smallest gang takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without
+    and with plugins. in_line: the ask of all requests that also differ in their place among queues. None if
+    this is it.
     """
 
     gpus: int
@@ -81,7 +83,8 @@ def _ask_in_line(request: PlacementRequest) -> QueueAsk:
 def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     """Return the key of all requests that the filters treat alike.
 
-    The built-in filters read less than an operator's own may: with `has_plugins` only ids and times are left out.
+    The built-in filters read fewer fields than an operator's own filters may. With `has_plugins`, only ids
+    and times are left out.
     """
     if has_plugins:
         return _fit_key(_without(request, IDS_AND_TIMES))
@@ -99,7 +102,7 @@ def _fit_key(_: PlacementRequest) -> FitKey:
 
 
 def _without(request: PlacementRequest, names: frozenset[str]) -> PlacementRequest:
-    """Return the request with the default in each of these fields, which are one of the sets above."""
+    """Return the request with these fields set to their defaults. names: one of the sets above."""
     return msgspec.structs.replace(request, **_DEFAULTS_OF[names])
 
 
@@ -120,14 +123,17 @@ class Waiters:
         self.first = [self._requests[at] for at in first.tolist()]
 
     def times(self, name: str, otherwise: float) -> NDArray[np.float64]:
-        """(k,) a time that a request may name."""
+        """Return (k,) a time that requests may name. Requests that do not name it have `otherwise`."""
         values = list(map(attrgetter(name), self._requests))
         if values.count(None) == len(values):
             return np.full(len(values), otherwise)
         return np.array([otherwise if value is None else value for value in values], np.float64)
 
     def ranks(self, *columns: NDArray[Any]) -> Ints:
-        """(k,) places by columns of k, the first of which counts most, then by arrival, then by the request's id."""
+        """Return (k,) places by the columns, the first of which counts most.
+
+        Ties are broken by arrival, then by the request's id.
+        """
         keys = (*columns, self.queued_ms)
         order = np.lexsort(keys[::-1])
         alike = np.ones(max(0, len(order) - 1), bool)

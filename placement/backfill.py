@@ -1,14 +1,16 @@
-"""One pass over what waits: who starts now, and for whom room is kept. EASY backfill over rows, on any machine.
+"""One pass of EASY backfill over rows, on any machine.
 
-Entries are taken by rank: priority, then who has waited too long (by arrival), then the least key. The first that does
-not fit is the *head*: the machine keeps room for it, and others start only beside that room, or where they should have
-ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an entry did not start, nobody behind it in its
-row is tried in this pass: room only shrinks.
+The pass decides which entries start now, and which one gets a reservation.
 
-What the head leaves goes by priority and key alone, whoever has waited: only the head has a promise, and a bound that
-also ordered what passes it would make a long queue first come, first served. So nobody who has waited too long is
-passed for ever: in time it is the head, and the head's place never moves back as long as nobody runs longer than
-planned.
+Entries are tried by rank: by priority, then starved entries (by arrival), then the smallest key. The
+first that does not fit is the *head*: the machine keeps room for it. Other entries start only outside
+that room, or if they should have ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an
+entry did not start, no entry behind it in its row is tried in this pass, because room only shrinks.
+
+Entries behind the head are ordered by priority and key alone, however long they have waited. Only the
+head has a promise. If the bound also ordered the entries that pass it, a long queue would become first
+come, first served. Even so, no starved entry is passed for ever: in time it becomes the head, and the
+head's start is never delayed unless a job runs longer than planned.
 """
 
 import heapq
@@ -41,13 +43,16 @@ UNBOUND_S = -NEVER  # a moment at which nobody has waited too long
 
 
 def backfill(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
-    """Start what may start now; it leaves its row."""
+    """Start the entries that may start now, and remove them from their rows."""
     if _head(rows, machine, now_s):
         _beside(rows, machine)
 
 
 def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
-    """Start by rank until somebody does not fit, and keep room for it; False where nobody is kept waiting."""
+    """Start entries by rank until one does not fit, and reserve room for that one.
+
+    Returns False if no entry is left waiting for room.
+    """
     ranked: list[Ranked[A]] = [(*row.first(now_s), row) for row in rows]
     heapq.heapify(ranked)
     while ranked:
@@ -60,7 +65,7 @@ def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
 
 
 def _beside(rows: Rows[A], machine: Machine[A]) -> None:
-    """Start by key what may start beside the head."""
+    """Start entries by key that do not delay the head."""
     ranked: list[Ranked[A]] = [(*row.first(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
     heapq.heapify(ranked)
     while ranked:
@@ -77,6 +82,6 @@ def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
 
 
 def _push_next(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
-    """Rank the next entry of a row."""
+    """Add the next entry of a row to the ranked entries."""
     if row.size:
         heapq.heappush(ranked, (*row.first(now_s), row))

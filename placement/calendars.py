@@ -1,4 +1,4 @@
-"""Calendars: along sampled futures, when each GPU is free, and where and when a gang starts on them.
+"""Calendars of free GPUs along sampled futures, and the place and time at which a gang starts on them.
 
 Arrays are (path, node, gpu) float32 seconds from now, ascending along a node, whose GPUs are alike.
 """
@@ -28,7 +28,7 @@ Array = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Calendar:
-    """When GPUs are free: (path, node, gpu) each, C-contiguous."""
+    """The times at which GPUs are free: (path, node, gpu) each, C-contiguous."""
 
     free_s: Array
     gap_s: Array  # begin of the first idle time before a reservation
@@ -45,7 +45,10 @@ class Calendar:
 
 @dataclass(slots=True)
 class Rooms:
-    """The number of slots that an empty node offers to a request, cached by fit key: many requests are alike."""
+    """The number of slots that an empty node offers to a request.
+
+    It is cached by fit key, because many requests are alike.
+    """
 
     empty: ClusterView
     options: Options
@@ -53,7 +56,7 @@ class Rooms:
     blocks: dict[Level | None, NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, request: PlacementRequest) -> NDArray[np.int64]:
-        """(n,) members that a node could host if nothing ran."""
+        """Return (n,) members that each node could host if nothing ran."""
         key = fit_key(request, has_plugins=bool(self.options.filters))
         room = self.known.get(key)
         if room is None:
@@ -64,7 +67,10 @@ class Rooms:
         return room
 
     def block(self, level: Level | None) -> NDArray[np.int64]:
-        """(domain, most) rows of each domain's nodes, -1 where it has fewer. All nodes are one domain of no level."""
+        """Return (domain, most) the node rows of each domain, -1 where a domain has fewer nodes.
+
+        For level None, all nodes are one domain.
+        """
         if level not in self.blocks:
             everywhere = np.arange(len(self.empty))[None]
             self.blocks[level] = everywhere if level is None else _rows_by_domain(self.empty.topology, level)
@@ -83,14 +89,20 @@ def _rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """The bars that keep a gang from free GPUs: from when on (path,) its queue may have it, and nodes closed to it."""
+    """The restrictions that keep a gang from free GPUs.
+
+    allowed_s: (path,) from when its queue may have the gang. closures: nodes that are closed to it.
+    """
 
     run_s: float
     allowed_s: Array
     closures: tuple[Closure, ...] = ()
 
     def opened(self, ready: Array) -> Array:
-        """When each GPU (path, node, gpu) may be used; as ascending along a node as before."""
+        """Return the time from which each GPU (path, node, gpu) may be used.
+
+        The times stay ascending along a node.
+        """
         ready = np.maximum(ready, self.allowed_s[:, None, None])
         for one in self.closures:
             mine = ready[:, one.nodes]
@@ -99,7 +111,10 @@ class Bars:
         return ready
 
     def later(self, place: Place) -> Array | None:
-        """(path,) before when it may not start, as one of its nodes is closed then; None: it may start as it stands."""
+        """Return (path,) the times before which it may not start, if one of its nodes is closed at its start.
+
+        Returns None if it may start as it stands.
+        """
         barred = np.zeros(len(place.start_s), bool)
         for one in self.closures:
             inside = (place.start_s + self.run_s > one.from_s) & (place.start_s < one.to_s)
@@ -110,7 +125,10 @@ class Bars:
 def earliest_place(
     request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None = None
 ) -> Place:
-    """Where and when the gang starts; with `planned_s` also in gaps that last so long from its start on."""
+    """Return the place and time at which the gang starts first.
+
+    With `planned_s`, a gap that lasts this long from the gang's start may be used too.
+    """
     place = _earliest_open(request, calendar, rooms, planned_s, bars)
     for _ in bars.closures if bars is not None else ():
         assert bars is not None
@@ -154,7 +172,11 @@ def _earliest(
     room: NDArray[np.int64],
     rooms: Rooms,
 ) -> Place:
-    """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
+    """Return the earliest place on GPUs that are ready at these times.
+
+    ready: (path, node, gpu), ascending along a node. order: the position of each GPU in the calendar. None if
+    the positions are the same.
+    """
     shape = GangShape.of(request, room)
     times = SlotTimes.of(ready, shape, rooms.block(shape.level), is_followed=False)
     return times.earliest(shape.members, order)
@@ -162,16 +184,17 @@ def _earliest(
 
 @dataclass(slots=True)
 class PlaceFinder:
-    """A search for the first place of one gang after the other, in a calendar that changes on few nodes in between.
+    """A search for the earliest places of many gangs, one after another.
 
-    The caller records every change. Gaps before reservations are not used.
+    Between two gangs the calendar changes on few nodes. The caller records every change. Gaps before
+    reservations are not used.
     """
 
     rooms: Rooms
     _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
 
     def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
-        """Return the place of a gang: the answer of `earliest_place` without gaps and bars."""
+        """Return the earliest place of a gang, as `earliest_place` does without gaps and bars."""
         shape = GangShape.of(request, self.rooms.of(request))
         key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
         times = self._times.get(key)
@@ -194,7 +217,7 @@ class PlaceFinder:
 
 
 def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
-    """Write a gang into the calendar: it holds its GPUs for `run_s` (path,), as `job`.
+    """Record in the calendar that a gang holds its GPUs for `run_s` (path,), as `job`.
 
     Returns (k,) the nodes that change, as path × n + node.
     """
@@ -216,7 +239,10 @@ def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np
 def _write(
     calendar: Calendar, shape: tuple[int, ...], at: NDArray[np.int64], start_s: Array, end_s: Array, job: int
 ) -> None:
-    """Let a job hold GPUs from start_s to end_s. at: indices along the first axis of the columns in that shape."""
+    """Record that a job holds GPUs from start_s to end_s.
+
+    at: indices along the first axis of the calendar's columns after they are reshaped to `shape`.
+    """
     free, gap, until, holder = (
         column.reshape(shape) for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder)
     )
@@ -238,7 +264,7 @@ def _write(
 
 
 def _sort(calendar: Calendar, rows: NDArray[np.int64]) -> None:
-    """Bring the GPUs of some nodes back into ascending order. rows: path times n plus node."""
+    """Sort the GPUs of these nodes in ascending order again. rows: path times n plus node."""
     g = calendar.free_s.shape[2]
     at = rows[:, None] * g + np.arange(g)
     order = rows[:, None] * g + np.argsort(calendar.free_s.take(at), axis=-1, kind="stable")

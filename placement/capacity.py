@@ -1,7 +1,8 @@
 """A fleet as a count of GPUs: the machine on which months of a queue are played in a minute.
 
-What runs holds its GPUs until its planned end, in the eyes of the plan; what is overdue gets a new one. Without
-topology everything fits that is not too many. The pass over it (`placement.backfill`) is that of the real fleet.
+In the plan, a running job holds its GPUs until its planned end. An overdue job gets a new planned end.
+There is no topology, so a job fits if enough GPUs are free. The pass over it (`placement.backfill`) is
+that of the real fleet.
 """
 
 from bisect import bisect_left, insort
@@ -12,7 +13,7 @@ from placement.rows import Item
 
 
 class CountAsk(NamedTuple):
-    """GPUs of a job, and its limit; None: none is known."""
+    """The GPUs of a job, and its time limit. The limit is None if unknown."""
 
     gpus: int
     limit_s: float | None
@@ -23,10 +24,13 @@ Planned = Callable[[CountAsk, float], float]
 
 
 class Capacity:
-    """`gpus` in all. The clock is set by `at`, which also forgets the claim of the last pass."""
+    """A machine of `gpus` GPUs.
+
+    `at` sets the clock, and drops the claim of the last pass.
+    """
 
     def __init__(self, gpus: int, planned: Planned, backfills: bool = True) -> None:
-        """backfills: False: nobody passes the head."""
+        """Create an idle machine. backfills: False lets no job pass the head."""
         self.gpus = gpus
         self.free = gpus
         self.started: list[Item] = []  # since `at`
@@ -76,7 +80,7 @@ class Capacity:
         return True
 
     def _replan(self) -> None:
-        """Plan new ends for jobs that should have ended."""
+        """Plan new ends for jobs that are past their planned ends."""
         while self._ends and self._ends[0][0] <= self._now_s:
             _, number = self._ends.pop(0)
             ask, begun_s, _ = self._held[number]
@@ -85,7 +89,7 @@ class Capacity:
             insort(self._ends, (end_s, number))
 
     def end(self, number: int) -> None:
-        """Free the GPUs of a job."""
+        """Release the GPUs of a job."""
         ask, _, end_s = self._held.pop(number)
         del self._ends[bisect_left(self._ends, (end_s, number))]
         self.free += ask.gpus

@@ -1,4 +1,4 @@
-"""The charge of a placement: what it holds, and whose it is."""
+"""The charge of a placement: the GPUs that it holds, and the queue and user that it belongs to."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def charge_of(
     now_ms: int,
     queued_ms: int | None = None,
 ) -> Charge:
-    """Return the charge of a placement, from now on."""
+    """Return the charge of a placement that begins now."""
     return Charge(
         charge_id=0,
         request_id=request.request_id,

@@ -1,11 +1,12 @@
-"""Charges: what each attempt of a job held, from when until when, and whose it was. Queues' use follows from them.
+"""Charges: what each attempt of a job held, from when until when, and for which queue and user.
 
-A charge opens with a placement, or when a job that nobody placed here is seen; it closes when the GPUs are free again.
-What was used decays with a half-life h. In closed form, of g GPUs from a to b, at the time t ≥ b:
+The use of queues follows from them. A charge opens with a placement, or when a job appears that the
+placer did not place. It closes when the GPUs are free again. Use decays with a half-life h. In closed
+form, for g GPUs from a to b, at the time t ≥ b:
 
     u(t) = g · h/ln 2 · (2^(−(t − b)/h) − 2^(−(t − a)/h))
 
-so that it is the same after a restart, and whenever it is asked for.
+So it is the same after a restart, and does not depend on when it is computed.
 """
 
 import math
@@ -28,11 +29,12 @@ class HeldGpus:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """GPUs of an attempt from `held_ms`, when they were promised, until `ended_ms`, None: still.
+    """The GPUs of an attempt from `held_ms`, when they were promised, until `ended_ms`.
 
-    started_ms: when the job began, as events tell. expected_s: the median of its run time as told at the placement.
-    outcome: finished, failed, preempted, expired, cancelled. used_gpu_s: as telemetry saw them busy; lost_gpu_s: since
-    the last checkpoint of a job that failed; None where nobody knows. leaf "": of no queue.
+    ended_ms: None while they are held. started_ms: when the job began, according to events. expected_s: the
+    median of its run time as predicted at the placement. outcome: finished, failed, preempted, expired,
+    cancelled. used_gpu_s: GPU-seconds in which telemetry saw the GPUs busy. lost_gpu_s: GPU-seconds since the
+    last checkpoint of a job that failed. Both are None if unknown. leaf: "" without a queue.
     """
 
     charge_id: int
@@ -66,11 +68,11 @@ class Charge:
         return found
 
     def held_gpu_s(self, from_ms: int, to_ms: int) -> float:
-        """GPU-seconds held within a time."""
+        """Return the GPU-seconds held between two times."""
         return self.gpus * overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
 
     def granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
-        """GPU-seconds within a time while the job ran."""
+        """Return the GPU-seconds between two times while the job ran."""
         return self.gpus * overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
 
 
@@ -85,7 +87,7 @@ def parts_of(leaf: str) -> list[str]:
 
 
 def overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int) -> float:
-    """Seconds that [begin, end) and [from, to) have in common.
+    """Return the seconds that [begin, end) and [from, to) have in common.
 
     >>> overlap_s(0, 5000, 1000, 9000), overlap_s(7000, None, 1000, 9000)
     (4.0, 2.0)
@@ -96,7 +98,7 @@ def overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to_ms: int
 
 
 def decayed(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> float:
-    """Decayed use `after_s` seconds later, while `gpus` were held all the time.
+    """Return the decayed use `after_s` seconds later, if `gpus` were held all that time.
 
     >>> round(decayed(100.0, 0.0, 50.0, 50.0), 6)
     50.0
@@ -109,13 +111,13 @@ def decayed(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> fl
 
 @dataclass(slots=True)
 class PastUse:
-    """Decayed GPU-seconds by leaf, of charges that are closed."""
+    """Decayed GPU-seconds of closed charges, by leaf."""
 
     half_life_s: float
     _known: dict[str, tuple[float, int]] = field(default_factory=dict)  # leaf → (GPU-seconds, as of ms)
 
     def add(self, charge: Charge) -> None:
-        """Take in a closed charge."""
+        """Add a closed charge."""
         assert charge.ended_ms is not None
         mine = decayed(0.0, charge.gpus, (charge.ended_ms - charge.held_ms) / 1000, self.half_life_s)
         gpu_s, as_of_ms = self._known.get(charge.leaf, (0.0, charge.ended_ms))
@@ -135,7 +137,7 @@ class PastUse:
 class LeafUse:
     """The GPUs that a leaf holds (resource → GPUs), and its decayed use.
 
-    Running jobs count at least as their median.
+    A running job counts at least with its expected (median) run time.
     """
 
     held: dict[str, float]
@@ -143,10 +145,10 @@ class LeafUse:
 
 
 def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
-    """Return the use of every leaf, of open and closed charges.
+    """Return the use of every leaf from open and closed charges.
 
-    The entry penalty: until a job has run as long as its like, the rest counts as used, so that a burst of jobs comes
-    behind others at once.
+    Entry penalty: until a job has run as long as similar jobs, the expected rest counts as used. So after a
+    burst of jobs a queue ranks behind others at once.
     """
     used, held = past.at(now_ms), dict[str, dict[str, float]]()
     rate, most_s = -1 / (1000 * past.half_life_s), past.half_life_s / LN2

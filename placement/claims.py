@@ -1,7 +1,8 @@
-"""Claims: when the head's reservation keeps nothing for a pass, because sampled futures do not believe in it.
+"""The rule that drops the head's reservation for a pass if the sampled futures contradict it.
 
-GPUs that idle for a start that will not come in time are lost to all. So a claim that fewer than `LEAST_P` of the
-futures keep is dropped for one pass; after `MOST_DROPS` of them it is hard, so that nobody is passed for ever.
+GPUs that idle for a start that will not come in time are lost to all. So a claim that holds in fewer than
+`LEAST_P` of the futures is dropped for one pass. After `MOST_DROPS` drops the claim is firm, so that no
+request is passed for ever.
 """
 
 from collections.abc import Iterable
@@ -19,11 +20,17 @@ class Claims:
     _doubted: str = ""
 
     def look(self, request_id: str, holds_p: float | None) -> None:
-        """Record what futures say of the head's claim. None: they do not know it."""
+        """Record how likely the head's claim is to hold in the sampled futures.
+
+        holds_p: None if the futures do not include it.
+        """
         self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
 
     def dropped(self, waiting: Iterable[str]) -> str:
-        """Return the request whose claim holds nothing in the next pass, "" for none. Once for each look."""
+        """Return the request whose claim holds nothing in the next pass, or "" if there is none.
+
+        A claim is dropped at most once for each call of `look`.
+        """
         request_id, self._doubted = self._doubted, ""
         if self._drops:
             still = set(waiting)

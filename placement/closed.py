@@ -21,7 +21,10 @@ _FIELDS = PlacementRequest.__struct_fields__
 
 
 class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
-    """Nodes that are closed for one reason. words: follow their number in a sentence."""
+    """Nodes that are closed for one reason.
+
+    words: the text that follows their number in a sentence.
+    """
 
     reason: ClosedReason
     nodes: tuple[str, ...]
@@ -29,7 +32,10 @@ class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
-    """A request that may not use some nodes. It never leaves the placer: the ledger has the request as it came."""
+    """A request that may not use some nodes.
+
+    It never leaves the placer. The ledger stores the request as it came.
+    """
 
     closed: tuple[ClosedNodes, ...] = ()
 
@@ -42,12 +48,12 @@ def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> Placeme
 
 
 def closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNodes]:
-    """Return what is closed to a request for one reason."""
+    """Return the nodes that are closed to a request for one reason."""
     return [one for one in request.closed if one.reason == reason] if isinstance(request, LimitedRequest) else []
 
 
 def closed_rows(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
-    """(n,) the nodes with these names."""
+    """Return (n,) whether each node has one of these names."""
     mask = np.zeros(size, bool)
     mask[[row[name] for name in nodes if name in row]] = True
     return mask
@@ -65,7 +71,7 @@ def nodes_of(window: Window, topology: Topology) -> NDArray[np.bool_]:
 
 
 def window_reason(window: Window) -> ClosedReason:
-    """Return the reason of a window's nodes."""
+    """Return the reason for which a window closes its nodes."""
     return "maintenance_window" if window.queue is None else "reservation"
 
 

@@ -1,4 +1,4 @@
-"""Columns: order and runs of k rows, with fewer steps than numpy's general ways."""
+"""The order and the runs of k rows, computed in fewer steps than numpy's general functions need."""
 
 from typing import Any
 
@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 
 def in_order(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(k,) rows by keys that are 0 or more, of which the last counts most; of equals the first comes first.
+    """Return (k,) rows sorted by keys of 0 or more. The last key counts most.
 
-    numpy sorts numbers of 16 bits by radix: many times as fast as longer ones.
+    Among equal rows the first comes first. numpy sorts numbers of 16 bits by radix, many times as fast as
+    longer ones.
 
     >>> in_order(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
     [2, 1, 0, 3]
@@ -18,7 +19,7 @@ def in_order(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """(k,) whether a row differs from the one before it by any key.
+    """Return (k,) whether a row differs from the row before it in any key.
 
     >>> begins(np.array([3, 3, 5]), np.array([0, 0, 0])).tolist()
     [True, False, True]
@@ -40,7 +41,7 @@ def is_ascending(values: NDArray[Any]) -> bool:
 
 
 def median(values: NDArray[np.float64]) -> float:
-    """Return the median of numbers without NaN, as `np.median` does; 0 of none.
+    """Return the median of numbers without NaN, as `np.median` does. It is 0 without numbers.
 
     >>> median(np.array([4.0, 1.0, 3.0])), median(np.array([4.0, 1.0]))
     (3.0, 2.5)
@@ -53,7 +54,9 @@ def median(values: NDArray[np.float64]) -> float:
 
 
 def highest_first(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """(k,) rows by values of 0 or more; of equals the first comes first. Bits of such numbers are in their order.
+    """Return (k,) rows sorted by values of 0 or more, the highest first.
+
+    Among equal values the first comes first. The bits of such numbers have the same order as the numbers.
 
     >>> highest_first(np.array([0.5, 1.0, 0.0, 1.0])).tolist()
     [1, 3, 0, 2]

@@ -1,8 +1,11 @@
-"""Credits: time banking. A queue earns a share of the guarantee that it does not use, and spends what it borrows.
+"""Credits: time banking of queues.
 
-With the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two changes:
+A queue earns a share of its unused guarantee, and pays with it for what it borrows.
 
-    b(t) = (b₀ − e/λ) · 2^(−t/h) + e/λ, at most the cap        b(t) = (b₀ + s/λ) · 2^(−t/h) − s/λ, at least 0
+With the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two
+changes:
+
+    b(t) = (b₀ − e/λ) · 2^(−t/h) + e/λ, at most the cap     b(t) = (b₀ + s/λ) · 2^(−t/h) − s/λ, at least 0
 
 Conserved: banked = earned − spent − expired. Expired is what the half-life and the cap took.
 """
@@ -17,7 +20,7 @@ from placement.tree import ANY, Credits, QueueTree
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """GPU-seconds since the beginning, as of a time."""
+    """A queue's credits in GPU-seconds since its beginning, at a time."""
 
     as_of_ms: int
     earned: float = 0.0
@@ -29,7 +32,10 @@ class Bank:
         return max(0.0, self.earned - self.spent - self.expired)
 
     def at(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
-        """Return the bank at a later time, with `held` GPUs held all the time. A clock set back changes nothing."""
+        """Return the bank at a later time, if `held` GPUs were held all that time.
+
+        A clock that was set back changes nothing.
+        """
         after_s = (now_ms - self.as_of_ms) / 1000
         if after_s <= 0:
             return self
@@ -60,7 +66,10 @@ class Bank:
 
 
 def banks_at(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
-    """Return queue → its bank now, of those with credits, with the open charges held all the time since `known`."""
+    """Return queue → its bank now, for queues with credits.
+
+    The open charges count as held all the time since `known`.
+    """
     with_credits = [node for node in tree.nodes if node.credits is not None]
     if not with_credits:
         return {}

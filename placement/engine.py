@@ -1,4 +1,4 @@
-"""Decide a placement request: pure, deterministic, with reasons."""
+"""Decisions about placement requests, with their reasons. All functions are pure and deterministic."""
 
 import hashlib
 from typing import Any
@@ -21,13 +21,19 @@ DEFAULT_OPTIONS = Options()
 
 
 def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> Decision:
-    """Place the whole gang or refuse it. Raises RequestError for a request that cannot be honoured as written."""
+    """Place the whole gang or refuse it.
+
+    Raises RequestError for a request that cannot be honoured as written.
+    """
     check_request(request)
     return decided(request, view, options, screen(request, view, options))
 
 
 def decided(request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> Decision:
-    """Decide for a validated request whose filters have run. screened: their result for this view."""
+    """Decide for a validated request whose filters have run.
+
+    screened: the result of the filters for this view.
+    """
     growth, fits = _fits(request, view, options, screened)
     if not fits:
         return _decision(request, view, options, screened, "refused", refused_sentence(request, view, screened))
@@ -63,7 +69,10 @@ def _fits(
 def claimed(
     request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return what `decide` would give: (n, g) GPUs, all or a part of each, and (n,) members. Nothing if it refuses."""
+    """Return what `decide` would give: (n, g) GPUs, whole or in part, and (n,) members.
+
+    Both are empty if it refuses.
+    """
     gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
     _, fits = _fits(request, view, options, screen(request, view, options))
     for fit in fits[:1]:
@@ -77,12 +86,18 @@ def claimed(
 
 
 def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS) -> bool:
-    """Whether `decide` would place the request: the same screen and the same rooms, without scores."""
+    """Return whether `decide` would place the request.
+
+    It uses the same filters and room as `decide`, without scores.
+    """
     return holds_gang(request, view, screen(request, view, options))
 
 
 def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
-    """Return whether a gang fits now, as `fits_now` does, for a request whose filters have run."""
+    """Return whether a gang fits now, for a request whose filters have run.
+
+    The answer is that of `fits_now`.
+    """
     rows = np.flatnonzero(screened.passes)
     room = room_at(widest_level(request), view.topology, rows, screened.room[rows])
     return largest_size(request.members, room.most) > 0
@@ -91,7 +106,7 @@ def holds_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -
 def still_holds(
     request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> bool:
-    """Return whether a placement decided on an older view still fits this one: its place is free."""
+    """Return whether a placement that was decided on an older view still fits this one."""
     known = view.inventory.row
     if decision.generation != view.generation or any(rank.node not in known for rank in decision.ranks):
         return False
@@ -145,7 +160,7 @@ def _decision(
 
 
 def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return an order of nodes in which neighbours in rank are neighbours in the topology."""
+    """Return an order of nodes in which neighbouring ranks are near each other in the topology."""
     if len(rows) == 1:
         return np.zeros(1, np.int64)
     keys: list[NDArray[Any]] = [rows, *(view.topology.domain[level][rows] for level in DOMAIN_LEVELS)]
@@ -153,7 +168,10 @@ def _near_order(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
-    """Members numbered along the topology, each with the lowest free GPU indices of its node; of parts the fullest."""
+    """Give the members their ranks along the topology, each with the lowest free GPU indices of its node.
+
+    Parts of GPUs take the fullest GPUs on which they fit.
+    """
     ranks: list[RankPlacement] = []
     each, milli, names = request.gpus_per_node, request.milli, view.topology.names
     order = _near_order(view, fit.rows)

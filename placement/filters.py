@@ -1,7 +1,8 @@
-"""Filters: which nodes cannot host one member of a gang, and the first reason of `FILTERS` why.
+"""Filters that decide which nodes cannot host one member of a gang, and why.
 
-Each node counts once, so `nodes == candidates + sum(rejected)`. A node is rejected, too, where nobody knows what the
-request demands of it (its CPUs, its GPU model): a promise needs evidence.
+The reason of a node is the first one of `FILTERS` that applies. Each node counts once, so `nodes ==
+candidates + sum(rejected)`. A node is also rejected if a property that the request demands is unknown
+(its CPUs, its GPU model), because a promise needs evidence.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +23,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """passes: (n,) candidates; room: (n,) members a candidate can host, 0 elsewhere; by_reason: first rejections."""
+    """The result of all filters for one request.
+
+    passes: (n,) candidates. room: (n,) members that a candidate can host, 0 elsewhere. by_reason: the first
+    reason of each rejected node.
+    """
 
     passes: Mask
     room: NDArray[np.int64]
@@ -34,7 +39,7 @@ class Screen:
         return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
 
     def only(self, rows: NDArray[np.int64]) -> "Screen":
-        """Return the same screen with no other candidates than `rows`."""
+        """Return the same screen with only `rows` as candidates."""
         passes = np.zeros_like(self.passes)
         passes[rows] = True
         return replace(self, passes=passes, room=np.where(passes, self.room, 0))
@@ -61,7 +66,7 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
 
 
 def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
-    """(n,) members that the free GPUs of each node, or parts of them, hold."""
+    """Return (n,) members that fit on the free GPUs, or free parts of GPUs, of each node."""
     if request.milli < WHOLE:
         return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
     if request.gpus_per_node == 1:
@@ -70,7 +75,10 @@ def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int
 
 
 def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n,) members that fit on each node; CPUs and host memory are per member. room: (n,) by GPUs alone."""
+    """Return (n,) members that fit on each node. CPUs and host memory are per member.
+
+    room: (n,) members that fit by GPUs alone.
+    """
     if request.spread:
         return np.ones(len(view), np.int64)
     for each, free in ((request.cpus, view.free_cpus), (request.host_memory_gib, view.free_host_memory_gib)):
@@ -80,7 +88,7 @@ def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64])
 
 
 def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Refuse nodes of unknown domain, which cannot prove a required level."""
+    """Reject nodes of unknown domain, which cannot prove a required level."""
     if request.required in (None, Level.NODE):
         return None
     assert request.required is not None
@@ -89,7 +97,7 @@ def unknown_topology(request: PlacementRequest, view: ClusterView, options: Opti
 
 
 def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Refuse nodes known to be of another cluster than the one asked for."""
+    """Reject nodes that are known to be in another cluster than the requested one."""
     if not request.cluster or request.cluster in options.clusters:
         return None
     names = view.topology.domain_names[Level.CLUSTER]
@@ -125,12 +133,12 @@ def _closed_for(reason: str) -> Filter:
 
 
 def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Refuse nodes whose GPU telemetry is old: what runs there now is not known."""
+    """Reject nodes whose GPU telemetry is old, because what runs there now is unknown."""
     return _hears(view, Hearing.STALE)
 
 
 def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Refuse nodes of which no exporter has ever reported a GPU."""
+    """Reject nodes on which no exporter has ever reported a GPU."""
     return _hears(view, Hearing.UNHEARD)
 
 
@@ -149,7 +157,10 @@ def _in_state(state: NodeState) -> Filter:
 
 
 def _by_state(view: ClusterView) -> dict[int, Mask]:
-    """Return state → (n,) the nodes in it, for the states that occur. Most requests meet a fleet with few of them."""
+    """Return state → (n,) the nodes in it, for the states that occur.
+
+    Most fleets have few states at a time.
+    """
     return {state: view.state == state for state in np.unique(view.state).tolist()}
 
 
@@ -208,12 +219,12 @@ def host_memory(request: PlacementRequest, view: ClusterView, options: Options) 
 
 
 def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Refuse nodes with fewer GPUs than one member needs, however free they are."""
+    """Reject nodes with fewer GPUs than one member needs, free or not."""
     return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
 
 
 def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Work that no job event tells of takes the room that one member needs."""
+    """Reject nodes where work that no job event reports takes the room that one member needs."""
     if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
     taken = count_rows(view.unknown_use)

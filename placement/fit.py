@@ -1,12 +1,18 @@
-"""Gang fit: where a whole gang goes, all or nothing. One fit over c candidate nodes (each can host a member):
+"""Gang fit: finds the nodes for a whole gang, all or nothing.
 
-1. The size of an elastic gang is known before (placement/growth.py).
-2. For each allowed level, from the tightest: a domain is feasible if the sum of its nodes' room holds the size.
-3. All feasible domains at once take nodes, best score first, until the size is reached: one sort and one segmented
-   cumulative sum, no loop over nodes. Scores are coarse here, so that nodes of one sub-domain stay together.
-4. Each domain's gang is scored as a whole, with best fit of the domain itself; the best domain wins.
-5. A preferred level stops at the first level with a feasible domain; else all levels compete by score.
-6. In the winning domain the last, partly filled node is exchanged for the one that its remainder fits best.
+One fit over c candidate nodes, each of which can host a member:
+
+1. The size of an elastic gang is fixed beforehand (placement/growth.py).
+2. For each allowed level, from the tightest: a domain is feasible if the sum of its nodes' room holds the
+   size.
+3. All feasible domains are filled at once, best score first, until each has the size: one sort and one
+   segmented cumulative sum, no loop over nodes. Scores are coarse here, so that nodes of one sub-domain
+   stay together.
+4. Each domain's gang is scored as a whole, with best fit of the domain itself. The best domain wins.
+5. With a preferred level, the search stops at the first level with a feasible domain. Otherwise all levels
+   compete by score.
+6. In the winning domain, the last, partly filled node is exchanged for the node that fits the remainder
+   best.
 """
 
 from collections.abc import Iterator
@@ -34,7 +40,10 @@ Part = float | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One feasible placement. rows: (k,) node rows, takes: (k,) members on each; points sum to the score."""
+    """One feasible placement.
+
+    rows: (k,) node rows. takes: (k,) members on each node. The points sum to the score.
+    """
 
     level: Level | None
     rows: NDArray[np.int64]
@@ -67,7 +76,7 @@ def room_at(level: Level | None, topology: Topology, rows: NDArray[np.int64], ro
 
 
 def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """(count,) sums by domain, without those of none (-1)."""
+    """Return (count,) sums by domain. Nodes without a domain (-1) do not count."""
     each = room[0] if len(room) else 0
     alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
     found = np.bincount(domain + 1, None if alike else room, count + 1)[1:]
@@ -75,7 +84,7 @@ def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int)
 
 
 def largest_size(gang: Gang, room: int) -> int:
-    """Members of the largest gang that `room` holds, 0 when not even the smallest does.
+    """Return the size of the largest gang that `room` holds, 0 if not even the smallest fits.
 
     >>> largest_size(Gang(min=2, desired=8, step=2), 7)
     6
@@ -90,14 +99,20 @@ def widest_level(request: PlacementRequest) -> Level | None:
 
 
 def allowed_levels(request: PlacementRequest) -> list[Level | None]:
-    """Levels to try, tightest first: from the preferred (or the node) to the required one (or anywhere)."""
+    """Return the levels to try, tightest first.
+
+    They run from the preferred level (or the node) to the required one (or anywhere).
+    """
     last = LEVELS.index(request.required)
     first = LEVELS.index(request.preferred) if request.preferred else 0
     return list(LEVELS[min(first, last) : last + 1])
 
 
 def best_fits(request: PlacementRequest, topology: Topology, scores: NodeScores, size: int) -> list[Fit]:
-    """Return the best placement of `size` members, then up to two that lost. Empty if the gang fits nowhere."""
+    """Return the best placement of `size` members, then up to two runners-up.
+
+    Empty if the gang fits nowhere.
+    """
     if size == 0:
         return []
     search = GangSearch(request, topology, scores, size)
@@ -126,7 +141,10 @@ def _distinct(fits: list[Fit]) -> Iterator[Fit]:
 
 @dataclass(frozen=True)
 class GangSearch:
-    """A search for `size` members, level by level: what the levels have in common is worked out once."""
+    """A search for `size` members, level by level.
+
+    Values that the levels have in common are computed once.
+    """
 
     request: PlacementRequest
     topology: Topology
@@ -135,7 +153,7 @@ class GangSearch:
 
     @cached_property
     def rank(self) -> NDArray[np.int64]:
-        """(c,) place of each candidate by score, the best first, and of equals the first."""
+        """(c,) rank of each candidate by score, the best first. Among equal scores the first comes first."""
         order = highest_first(self.scores.of_nodes(self.size))
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
@@ -143,7 +161,7 @@ class GangSearch:
 
     @cached_property
     def _safest(self) -> tuple[float, float]:
-        """Return the highest chances of survival, and of a steady pace, of any gang: those of the best nodes."""
+        """The highest possible chances of survival and of a steady pace: those of the best nodes."""
         span = self.scores.span(self.size)
         survives, keeps_pace = (
             float(np.exp(np.partition(logs, -span)[-span:].sum()))
@@ -152,16 +170,19 @@ class GangSearch:
         return survives, keeps_pace
 
     def bound(self, offer: Room) -> float:
-        """Return a score that no gang of a level passes: a level that cannot win need not be filled."""
+        """Return a score that no gang of a level exceeds, so that a level that cannot win is not filled."""
         survives, keeps_pace = self._safest
         return float(self._score_at_most(offer.level, survives, keeps_pace, self._tightest(offer)))
 
     def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
-        """(feasible domains,) scores that no gang of a domain passes; mostly lower than `bound`, with more work.
+        """Return (feasible domains,) scores that no gang of a domain exceeds.
 
-        What survives best is seldom what keeps its pace best. So the weighted sum of both logarithms over the best
-        nodes of a domain has a bound, and then each of them, unless the first bound is below `above` everywhere. The
-        score is convex in both, so it is highest where one of them is as high as it can be.
+        They are mostly lower than `bound`, and cost more work.
+
+        The nodes that survive best are seldom those that keep their pace best. So the weighted sum of both
+        logarithms over the best nodes of a domain has a bound. Each logarithm then gets its own bound, unless
+        the first bound is below `above` everywhere. The score is convex in both, so it is highest where one of
+        them is as high as it can be.
         """
         risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
@@ -185,7 +206,10 @@ class GangSearch:
         return scores(highest(self.scores.survives), highest(self.scores.keeps_pace))
 
     def _score_at_most(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
-        """Return the score of a gang with these chances and this share of its domain, all else as good as can be."""
+        """Return the score of a gang with these chances and this share of its domain.
+
+        All other parts of the score are as good as they can be.
+        """
         parts: dict[str, Part] = dict.fromkeys(self.scores.weights, 1.0)
         parts["risk"], parts["slow"] = survives, keeps_pace
         parts["fit"] = 0.5 * self._best_fit + 0.5 * tight
@@ -195,17 +219,23 @@ class GangSearch:
 
     @cached_property
     def _best_fit(self) -> float:
-        """Return the highest mean fit of any gang's members: all of its nodes but one are filled."""
+        """The highest mean fit of any gang's members, with all but one of its nodes filled."""
         full = float(self.scores.node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
     def _tightest(self, offer: Room) -> float:
-        """No gang takes a larger share of its domain: whole GPUs are free as often as there is room for them."""
+        """Return the largest share of its domain that any gang takes.
+
+        Whole GPUs are free as often as there is room for them.
+        """
         least = int(offer.members[offer.members >= self.size].min())
         return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
     def fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
-        """Return the best three domains of a level, each with its gang. Those that score less than `above` may lack."""
+        """Return the best three domains of a level, each with its gang.
+
+        Domains that score less than `above` may be missing.
+        """
         feasible = offer.members >= self.size
         if offer.level is Level.NODE:
             return _fits_of_nodes(self.scores, np.flatnonzero(feasible), self.size)
@@ -219,7 +249,7 @@ class GangSearch:
         return self._fill_only(needed, offer, feasible) if (needed & ~likely).any() else found
 
     def _fill_only(self, wanted: NDArray[np.bool_], offer: Room, feasible: NDArray[np.bool_]) -> list[Fit]:
-        """Fill only those of the feasible domains that are wanted: (feasible domains,)."""
+        """Fill only the feasible domains that are wanted: (feasible domains,)."""
         at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
         sub_domain = _sub_domain_rank(self.topology, self.scores, offer.level, at)
         number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
@@ -233,7 +263,10 @@ class GangSearch:
     def _fill(
         self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> list[Fit]:
-        """Return the best three domains with their gangs. (k,) each; domains are 0 to n - 1, sub-domains are ranks."""
+        """Return the best three domains with their gangs.
+
+        at, domain, sub_domain: (k,) each. Domains are 0 to n - 1. Sub-domains are ranks.
+        """
         scores, size = self.scores, self.size
         at, domain = self._order(at, domain, sub_domain)
         first = np.flatnonzero(begins(domain))
@@ -255,7 +288,10 @@ class GangSearch:
     def _order(
         self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(k,) candidates and their domains in fill order: by domain, coarse score, roomiest sub-domain, score, row."""
+        """Return (k,) candidates and their domains in fill order.
+
+        The order is by domain, coarse score, roomiest sub-domain, score and row.
+        """
         coarse = SCORE_BINS - np.floor(self.scores.of_nodes(self.size)[at] * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
         if (sub_domain[1:] > sub_domain[:-1]).all():
@@ -266,7 +302,10 @@ class GangSearch:
 
 
 def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list[Fit]:
-    """Return the best three nodes that hold the whole gang. at: (k,) candidates that do."""
+    """Return the best three nodes that hold the whole gang.
+
+    at: (k,) candidates that can hold it.
+    """
     parts, total = scores.node_parts(size), scores.of_nodes(size)
     found = at[_best(total[at], MOST_FITS)].tolist()
     return [
@@ -278,10 +317,13 @@ def _fits_of_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> list
 def _sums_of_highest(
     logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """(feasible domains,) bounds of the sum of the highest `count` numbers of each domain. domain: (c,), -1 none.
+    """Return (feasible domains,) bounds of the sum of the highest `count` numbers of each domain.
 
-    For any level t, that sum is at most `count * t` plus what the domain's numbers exceed t by. It is exact where t is
-    the lowest of the highest: t is about the one that would be if all feasible domains were alike.
+    domain: (c,), -1 for none.
+
+    For any level t, that sum is at most `count * t` plus the amounts by which the domain's numbers exceed t.
+    It is exact if t is the lowest of the highest numbers. The chosen t is about the right one if all feasible
+    domains are alike.
     """
     some = logs[:: 1 + len(logs) // SAMPLE]
     above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
@@ -291,7 +333,7 @@ def _sums_of_highest(
 
 
 def _best(total: NDArray[np.float64], count: int) -> list[int]:
-    """Return the indices of the highest scores, the first of equals first."""
+    """Return the indices of the highest scores, the first of equal scores first."""
     if len(total) > 4 * count:
         edge = np.partition(total, -count)[-count]
         among = np.flatnonzero(total >= edge)
@@ -304,7 +346,10 @@ def _best(total: NDArray[np.float64], count: int) -> list[int]:
 def _sub_domain_rank(
     topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(k,) rank of each node's next tighter known domain, the roomiest first; nodes without one come last."""
+    """Return (k,) rank of each node's next tighter known domain, the roomiest first.
+
+    Nodes without such a domain come last.
+    """
     tighter = LEVELS[1 : LEVELS.index(level)]
     for sub in reversed(tighter):
         assert sub is not None
@@ -322,7 +367,10 @@ def _sub_domain_rank(
 def _greedy(
     room: NDArray[np.int64], domain: NDArray[np.int64], first: NDArray[np.int64], size: int
 ) -> NDArray[np.int64]:
-    """(k,) members taken from each node, in order, until every domain has `size`; first: where a domain begins."""
+    """Return (k,) members taken from each node, in order, until every domain has `size`.
+
+    first: the index at which each domain begins.
+    """
     capped = np.minimum(room, size)
     before = np.cumsum(capped) - capped
     return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
@@ -331,7 +379,7 @@ def _greedy(
 def _tighten_last(
     scores: NodeScores, pool: NDArray[np.int64], chosen: NDArray[np.int64], takes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Exchange the last node, where it is not filled, for the unused one of `pool` that suits the remainder best."""
+    """Exchange a partly filled last node for the unused one of `pool` that fits the remainder best."""
     left = int(takes[-1])
     if len(chosen) < 2 or left == scores.room[chosen[-1]]:
         return chosen, takes

@@ -1,4 +1,4 @@
-"""Fragmentation: free GPUs that the present demand cannot use, and the largest gang that fits now, by pool."""
+"""Fragmentation by pool: free GPUs that the present demand cannot use, and the largest gang that fits."""
 
 from collections.abc import Iterator
 
@@ -18,12 +18,11 @@ ANYWHERE = "anywhere"
 
 
 class PoolFragments(msgspec.Struct, frozen=True):
-    """The fragments of a pool. null: too few requests are known.
+    """The fragmentation of a pool. A value is null while too few requests are known.
 
-    free_gpus: in service and kept by no window or reservation, parts included. lost_gpus: those that a random
-    request of the demand cannot use. stranded_gpus: those with too few free CPUs beside them. largest_gang: level →
-    GPUs
-    of the largest that fits now.
+    free_gpus: free GPUs in service that no window or reservation keeps, parts included. lost_gpus: those that
+    a random request of the demand cannot use. stranded_gpus: those whose node has too few free CPUs.
+    largest_gang: level → GPUs of the largest gang that fits now.
     """
 
     pool: str
@@ -34,7 +33,7 @@ class PoolFragments(msgspec.Struct, frozen=True):
 
 
 def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
-    """Return a row per pool, by name."""
+    """Return one row for each pool, by name."""
     return list(_rows(view, options))
 
 
@@ -51,7 +50,7 @@ def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
 
 
 def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
-    """Return level → whole free GPUs of its best domain, on nodes that a request would be given."""
+    """Return level → the whole free GPUs of its best domain, on nodes that a request may get."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
     rows = np.flatnonzero(screened.passes & view.is_open)
     found = {level or ANYWHERE: room_at(level, view.topology, rows, screened.room[rows]).most for level in LEVELS}

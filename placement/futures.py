@@ -1,4 +1,4 @@
-"""Sampled futures of a queue: what waits, what runs and what may arrive, made ready to be played (`placement.play`)."""
+"""Sampled futures of a queue: waiting, running and arriving jobs, prepared for `placement.play`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +32,10 @@ RUNS = 256  # run times of each size, of which one that comes has one
 
 @dataclass(frozen=True, slots=True)
 class ArrivalForecast:
-    """GPUs that arrive in the ten minutes that end `horizon_s` ahead. quantiles: (level,); gpus: (level, horizon).
+    """Quantiles of the GPUs that arrive in the ten minutes that end `horizon_s` ahead.
 
-    sizes, weights: (k,) GPU counts of jobs seen, and how many of each. Later than the last horizon is as at the last.
+    quantiles: (level,). gpus: (level, horizon). sizes, weights: (k,) GPU counts of observed jobs, and how
+    many jobs had each count. After the last horizon, the values of the last horizon apply.
     """
 
     horizon_s: Floats
@@ -56,7 +57,10 @@ class ArrivalForecast:
                 yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
 
     def _by_bin(self, rng: np.random.Generator) -> list[float]:
-        """GPUs that come in each bin: of each at a level drawn, straight lines between the forecast's levels."""
+        """Draw the GPUs that come in each bin.
+
+        Each bin has a random level. Between the forecast's levels the values are interpolated linearly.
+        """
         end_s = BIN_S * np.arange(1, MOST_BINS + 1)
         known = np.stack([np.interp(end_s, self.horizon_s, row) for row in self.gpus])
         level, bins = rng.random(MOST_BINS), np.arange(MOST_BINS)
@@ -75,7 +79,10 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class Drawn:
-    """The common part of paths, and the draws of each. left_s: running job → (path,)."""
+    """The common part of all sampled paths, and the draws of each path.
+
+    left_s: running job → (path,).
+    """
 
     view: ClusterView
     left_s: Mapping[str, Array]
@@ -97,7 +104,10 @@ class Drawn:
         self.places = self.turns.places(self.queue)
 
     def starts(self, paths: int) -> tuple[Array, Array]:
-        """(entry, path) seconds until each starts, NaN where it had not; (path,) seconds that were played."""
+        """Return (entry, path) seconds until each entry starts, and (path,) seconds that were played.
+
+        An entry that had not started by then is NaN.
+        """
         gangs = self._held()
         ready_s = self._ready(gangs)
         waiting = self._waiting()
@@ -117,7 +127,7 @@ class Drawn:
         return found, until_s
 
     def _held(self) -> dict[str, tuple[Ints, Ints]]:
-        """Return job → (nodes, thousandths of GPUs of each that become free)."""
+        """Return job → (nodes, thousandths of GPUs that become free on each)."""
         view, found = self.view, {}
         parts = held(view.holders, view.parts)
         milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
@@ -131,7 +141,10 @@ class Drawn:
         return found
 
     def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
-        """Return the state of the queues, with the holder of each end by its number."""
+        """Return the state of the queues, with the holder of each end by its number.
+
+        Returns None without a tree of queues.
+        """
         if self.turns.standing is None:
             return None
         holds = {-1 - n: self.turns.holds[job] for n, job in enumerate(jobs) if job in self.turns.holds}
@@ -139,7 +152,7 @@ class Drawn:
         return QueuesAhead.of(self.turns.standing, holds, wanted)
 
     def _reopen(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
-        """When closed nodes open again: ends that give nothing back."""
+        """Return the times at which closed nodes open again, as ends of jobs that release nothing."""
         none = np.zeros(0, np.int64)
         times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
         return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
@@ -151,7 +164,7 @@ class Drawn:
         return ready_s
 
     def _waiting(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
-        """Return what can ever start, in the queue's order."""
+        """Return the entries that can ever start, in the queue's order."""
         found = []
         for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
             ask = self._ask(entry.request, room)
@@ -199,7 +212,10 @@ class Drawn:
         return self._found[key]
 
     def _coming(self) -> Callable[[int], Iterator[Arrival]]:
-        """Return path → the jobs that come along it, each behind a waiting one: nothing else is known of them."""
+        """Return a function from a path to the jobs that arrive along it.
+
+        Nothing else is known of these jobs, so each takes its place in the queue behind a waiting entry.
+        """
         asks = {} if self.arrivals is None else {int(size): self._ask_of(int(size)) for size in self.arrivals.sizes}
         fits = np.array([ask is not None for ask in asks.values()], bool)
         if self.arrivals is None or not fits.any():
@@ -220,7 +236,7 @@ class Drawn:
         return come
 
     def _like(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
-        """Return the ask of a coming job, in the queue of the one that it stands behind."""
+        """Return the ask of an arriving job, in the queue of the entry that it stands behind."""
         request = self.queue[rank].request if self.queue else None
         hold = self.turns.hold_of(request) if request is not None else None
         if request is None or hold is None:
@@ -229,7 +245,7 @@ class Drawn:
         return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
 
     def _ask_of(self, gpus: int) -> GangAsk | None:
-        """Return the ask of a job of so many GPUs, wherever they are. None if there are not so many."""
+        """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
         members, each = gang_of(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members
@@ -238,13 +254,13 @@ class Drawn:
 
 
 def _draws(rng: np.random.Generator, below: int) -> Iterator[int]:
-    """Endlessly, integers from 0."""
+    """Yield random integers from 0 to `below` - 1 without end."""
     while True:
         yield from rng.integers(below, size=SIZES).tolist()
 
 
 def gang_of(gpus: int, width: int) -> tuple[int, int]:
-    """(members, GPUs of each): the fewest equal members that fit on nodes of `width` GPUs.
+    """Return (members, GPUs of each): the fewest equal members that fit on nodes of `width` GPUs.
 
     >>> gang_of(4, 8), gang_of(64, 8), gang_of(12, 8)
     ((1, 4), (8, 8), (2, 6))

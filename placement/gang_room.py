@@ -1,6 +1,7 @@
 """Free GPUs of nodes as counts, and the nodes on which gangs find room, now or soonest.
 
-The arrays of a `Fleet` are over all slots and all nodes. A change of a few nodes updates them at the cost of those.
+The arrays of a `Fleet` cover all slots and all nodes. The cost of a change depends only on the number of
+nodes that change.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ NEVER_S = np.array([np.inf])
 class Slot:
     """The part of a node that one member of a gang takes.
 
-    each: thousandths of GPUs. most: (n,) how many members an empty node hosts. domain: (n,) int, -1 for a node of no
-    domain. None if the members may be anywhere.
+    each: thousandths of GPUs. most: (n,) how many members an empty node hosts. domain: (n,) int, -1 for a
+    node without a domain. None if the members may be anywhere.
     """
 
     each: int
@@ -33,7 +34,7 @@ class Slot:
 
     @cached_property
     def least(self) -> int:
-        """The fewest members that an empty node hosts, of the nodes that host any."""
+        """The smallest number of members that an empty node hosts, among nodes that host any."""
         return int(self.most[self.most > 0].min(initial=np.iinfo(np.int64).max))
 
     @cached_property
@@ -43,7 +44,7 @@ class Slot:
 
     @cached_property
     def domains(self) -> int:
-        """The number of domains. Without domains all nodes are one."""
+        """The number of domains. Without domains, all nodes count as one."""
         return 1 if self.domain is None else int(self.domain.max(initial=0)) + 1
 
     @cached_property
@@ -53,7 +54,7 @@ class Slot:
 
     @cached_property
     def rows(self) -> Ints:
-        """(domain, most nodes of a domain) its nodes, ascending. A smaller domain is filled up with n."""
+        """(domain, most nodes of a domain) the node rows, ascending. A smaller domain is padded with n."""
         assert self.domain is not None
         known = np.flatnonzero(self.domain >= 0)
         known = known[np.argsort(self.domain[known], kind="stable")]
@@ -64,15 +65,16 @@ class Slot:
 
     @cached_property
     def most_in_rows(self) -> Ints:
-        """`most` of `rows`."""
+        """`most` for each node in `rows`."""
         return np.append(self.most, 0)[self.rows]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangAsk:
-    """The request of one job: `members` slots. planned_s: how long the queue expects it to run.
+    """The request of one job: `members` slots.
 
-    hold: what it takes of its queue. closures: nodes that are closed to it.
+    planned_s: how long the queue expects it to run. hold: what it takes from its queue. closures: nodes that
+    are closed to it.
     """
 
     slot: int  # an index into the slots
@@ -82,16 +84,17 @@ class GangAsk:
     closures: tuple[Closure, ...] = ()
 
     def closed(self, now_s: float) -> NDArray[np.bool_] | None:
-        """(n,) nodes on which it may not start now; None: it may on all."""
+        """Return (n,) whether a node is closed to it now. None if it may start on all nodes."""
         masks = [one.nodes for one in self.closures if one.bars(now_s, self.planned_s)]
         return np.any(masks, axis=0) if masks else None
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Free thousandths of GPUs by node, and for each slot how many members fit: by node, by domain, in the best domain.
+    """Free thousandths of GPUs by node, and how many members of each slot fit.
 
-    free: (n,); ready_s: (n,) when all that runs there should have ended.
+    The members are counted by node, by domain and in the best domain. free: (n,). ready_s: (n,) when all jobs
+    on a node should have ended.
     """
 
     free: Ints
@@ -118,14 +121,14 @@ class Fleet:
         self._count(self._at, self._room)
 
     def copy(self) -> "Fleet":
-        """Another that can be changed."""
+        """Return a copy that can be changed independently."""
         other = copy(self)
         other.free, other.ready_s, other._room = self.free.copy(), self.ready_s.copy(), self._room.copy()
         other._total = self._total.copy()
         return other
 
     def change(self, nodes: Ints, gpus: Ints) -> None:
-        """Give back (or, below zero, take) GPUs; each node once."""
+        """Release GPUs, or take them if the number is negative. Each node may occur only once."""
         free = self.free.take(nodes) + gpus
         self.free[nodes] = free
         room = np.minimum(self._most.take(nodes, 1), free // self._each)
@@ -134,12 +137,15 @@ class Fleet:
         self._count(self._at.take(nodes, 1), more)
 
     def _count(self, at: Ints, more: Ints) -> None:
-        """Count more room in domains. at, more: (slot, node) indices of `_total`, and what to add there."""
+        """Add more room to domains.
+
+        at, more: (slot, node) indices of `_total`, and what to add there.
+        """
         np.add.at(self._total, at, more)
         self._best = np.maximum.reduceat(self._total, self._first).tolist()
 
     def has_room(self, slot: int, members: int) -> bool:
-        """Whether so many members fit in one domain."""
+        """Return whether this number of members fits in one domain."""
         return self._best[slot] >= members
 
     def fits(self, ask: GangAsk) -> bool:
@@ -147,7 +153,10 @@ class Fleet:
         return self._best[ask.slot] >= ask.members
 
     def choose(self, ask: GangAsk, kept: Ints | None) -> tuple[Ints, Ints] | None:
-        """(nodes, GPUs of each), the fullest first, without the nodes `kept`; None: no room."""
+        """Return (nodes, GPUs of each) for a gang, the fullest first. Returns None if there is no room.
+
+        The nodes `kept` are left out.
+        """
         slot, room = self.slots[ask.slot], self._room[ask.slot]
         if kept is not None:
             room = room.copy()
@@ -158,9 +167,9 @@ class Fleet:
         return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
-        """Return the nodes that should be free for a gang first, and when the last of them should be.
+        """Return the nodes that should be free for a gang first, and the time when the last of them is.
 
-        That is inf if unknown, and the nodes do not matter then.
+        The time is inf if it is unknown. The nodes have no meaning then.
         """
         slot, closed = self.slots[ask.slot], ask.closed(now_s)
         ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)
@@ -174,7 +183,10 @@ class Fleet:
 
 
 def _in_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> Ints:
-    """Return the nodes of the domain that has the least room of those with enough. domain, room, nodes: (k,)."""
+    """Return the nodes of the domain with the least room among those with enough room.
+
+    domain, room, nodes: (k,).
+    """
     total = np.bincount(domain + 1, room)[1:]  # the first is of no domain
     holds = (total >= members).nonzero()[0]
     if not len(holds):
@@ -183,7 +195,10 @@ def _in_fullest_domain(domain: Ints, room: Ints, nodes: Ints, members: int) -> I
 
 
 def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) -> tuple[Ints, Ints] | None:
-    """Return the nodes that a gang takes and the thousandths of each. nodes: (k,) that have room."""
+    """Return the nodes that a gang takes, and the thousandths on each. None if there is no room.
+
+    nodes: (k,) nodes that have room.
+    """
     if members == 1:
         return (nodes[[free[nodes].argmin()]], np.array([each])) if len(nodes) else None
     nodes = nodes[free[nodes].argsort(kind="stable")]
@@ -198,9 +213,9 @@ def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) 
 
 
 def _first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
-    """Return the nodes that are ready first and together host all members. ready_s: (n,).
+    """Return the nodes that are ready first and together host all members.
 
-    So many nodes as would be enough at the least room are sorted, not all.
+    ready_s: (n,). Only as many nodes are sorted as would be enough if each had the least room.
     """
     most = min(-(-members // slot.least), len(ready_s)) - 1
     nodes = (ready_s <= np.partition(ready_s, most)[most]).nonzero()[0]

@@ -1,11 +1,12 @@
-"""Growth: how many members an elastic gang gets, and on which nodes it may lie.
+"""Growth: how many members an elastic gang gets, and on which nodes they may be.
 
-Above its minimum a gang grows only onto nodes that nobody advises to avoid or to drain, and only while its expected
-progress grows: size x probability that none of its nodes interrupts it. In each domain of the widest allowed level
-nodes join in order of the risk that a member of theirs brings; the best prefix over all domains is the size. A gang
-that no domain holds without advised nodes stays at its minimum and competes for all candidates, as a fixed one does.
+Above its minimum, a gang grows only onto nodes without the advice to avoid or drain them, and only while
+its expected progress grows: size x probability that none of its nodes interrupts it. In each domain of
+the widest allowed level, nodes join in order of the risk that one member on them brings. The best prefix
+over all domains is the size. If no domain can hold the gang without advised nodes, the gang stays at its
+minimum and competes for all candidates, as a fixed one does.
 
-What racks and power domains add to the risk is left to the scores: it is a tenth of their worst member's.
+The risk that racks and power domains add is left to the scores: it is a tenth of their worst member's.
 """
 
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class GangSize:
-    """size: members, 0 = fits nowhere; keeps: (c,) the candidates that the gang may lie on.
+    """The size of a gang, and the candidates that it may use.
 
-    Why it is smaller than it could be: advised, the advice about the nodes with room that it left out; risky, whether
-    it left out others whose risk costs more than they add.
+    size: members, 0 if it fits nowhere. keeps: (c,) the candidates that the gang may use. The next two say
+    why it is smaller than it could be. advised: the advice about the nodes with room that it left out. risky:
+    whether it left out other nodes whose risk costs more than they add.
     """
 
     size: int
@@ -38,7 +40,7 @@ class GangSize:
 
 
 def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
-    """Size a gang before it is placed."""
+    """Compute the size of a gang before it is placed."""
     gang, level = request.members, widest_level(request)
     offer = room_at(level, topology, scores.rows, scores.room)
     most = largest_size(gang, offer.most)
@@ -56,7 +58,9 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
 
 
 def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
-    """Return the size of most progress, and (c,) the nodes that add progress in their domain. loss: (c,) hazards.
+    """Return the size with the most progress, and (c,) the nodes that add progress in their domain.
+
+    loss: (c,) hazards.
 
     >>> gang, domain, room = Gang(min=1, desired=4), np.zeros(4, np.int64), np.ones(4, np.int64)
     >>> size, keeps = _best_prefix(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))
@@ -79,7 +83,7 @@ def _best_prefix(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]
 
 
 def _sums_within(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """(k,) running sums that begin anew with each domain; `domain` is sorted."""
+    """Return (k,) running sums that start again with each domain. `domain` is sorted."""
     sums = np.cumsum(values, dtype=np.float64)
     first = np.flatnonzero(np.diff(domain, prepend=-1))
     before = np.repeat((sums - values)[first], np.diff(first, append=len(domain)))
@@ -87,7 +91,7 @@ def _sums_within(domain: Rows, values: NDArray[np.int64] | NDArray[np.float64]) 
 
 
 def _first_best(domain: Rows, progress: NDArray[np.float64]) -> Rows:
-    """(domains,) where in `progress` the domain's highest value is, the first of equals."""
+    """Return (domains,) the index in `progress` of each domain's highest value, the first of equals."""
     best = np.full(int(domain.max()) + 1, -np.inf)
     np.maximum.at(best, domain, progress)
     at = np.flatnonzero(progress == best[domain])[::-1]

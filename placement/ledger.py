@@ -1,13 +1,14 @@
-"""The ledger: decisions, intents, the queue and the audit trail in one SQLite file, written before the reply.
+"""The ledger: decisions, intents, the queue and the audit trail in one SQLite file.
 
     decisions   request_id → the request and the reply, byte for byte; `cursor` only grows
     intents     what a placement holds until the job runs, ends, expires or is cancelled
     queue       requests that wait, with the reply they got
-    audit       who asked for what; append-only, triggers refuse anything else
+    audit       which caller asked for what; append-only, triggers refuse anything else
 
-One process writes. A retry of a request gets the same bytes, even after a restart. SQLite finds damaged pages and
-indexes when the file opens; checksums of rows and a hash chain of the audit (`ledger_chain`) find the rest. Nothing
-that does not match is served: a LedgerError names it.
+The ledger writes before the placer replies. One process writes. A retry of a request gets the same bytes,
+even after a restart. SQLite finds damaged pages and indexes when the file opens. Checksums of rows and a
+hash chain of the audit (`ledger_chain`) find other damage. The ledger serves nothing that does not match.
+It raises a LedgerError that names the damaged part.
 """
 
 import logging
@@ -62,7 +63,7 @@ _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 @dataclass(slots=True)
 class _Memory:
-    """The rows that are read all the time, equal to the file between two transactions."""
+    """The frequently read rows, equal to the file between two transactions."""
 
     intents: dict[str, Intent]
     queue: dict[str, QueueEntry]
@@ -72,7 +73,10 @@ class _Memory:
 
 
 class Ledger(LedgerFile):
-    """Opens or creates the file. Raises LedgerError when it cannot be trusted; `version` grows with every change."""
+    """The ledger's file, opened or created.
+
+    Raises LedgerError if the file cannot be trusted. `version` grows with every change.
+    """
 
     def __init__(self, path: Path) -> None:
         self.version = 0
@@ -117,20 +121,26 @@ class Ledger(LedgerFile):
 
     @property
     def head(self) -> ChainHead:
-        """The newest line of the audit trail. Kept elsewhere, it shows later that nothing up to it was changed."""
+        """The newest line of the audit trail.
+
+        A copy stored elsewhere shows later that nothing up to this line was changed.
+        """
         return self._memory.head
 
     def hashes(self, audit_id: int) -> tuple[str | None, ChainHead]:
-        """Return the hash of a line of the audit, None if there is no such line, and the head of the audit."""
+        """Return the hash of a line of the audit trail, and the head of the trail.
+
+        The hash is None if there is no such line.
+        """
         found = self.rows("SELECT hash FROM audit WHERE audit_id = ?", [audit_id])
         return found[0][0] if found else None, self.head
 
     # -- decisions
 
     def stored_reply(self, request: PlacementRequest) -> bytes | None:
-        """Return the reply that this request got before, None if it is new.
+        """Return the reply that this request got before, or None if the request is new.
 
-        Raises RequestError if its id had another body.
+        Raises RequestError if its id was used with another body.
         """
         found = self._stored(request.request_id)
         if found is None:
@@ -146,7 +156,7 @@ class Ledger(LedgerFile):
         return reply
 
     def find(self, request_id: str) -> bytes | None:
-        """Return the reply of a request, queued or decided."""
+        """Return the reply of a request, queued or decided. Returns None if the request is unknown."""
         found = self._stored(request_id)
         if found is not None:
             return found[1]
@@ -154,7 +164,7 @@ class Ledger(LedgerFile):
         return entry.reply if entry else None
 
     def _stored(self, request_id: str) -> tuple[bytes, bytes] | None:
-        """Body and reply of a request that was decided."""
+        """Return body and reply of a decided request, or None."""
         rows = self.rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
         if not rows:
             return None
@@ -163,7 +173,7 @@ class Ledger(LedgerFile):
             return typed_bytes(body), typed_bytes(reply)
 
     def request(self, request_id: str) -> PlacementRequest | None:
-        """Return a request, decided or waiting. None if it is unknown."""
+        """Return a decided or waiting request. Returns None if it is unknown."""
         stored, waiting = self._stored(request_id), self._memory.queue.get(request_id)
         if stored is None:
             return waiting.request if waiting else None
@@ -171,7 +181,7 @@ class Ledger(LedgerFile):
             return _decode_request(stored[0])
 
     def request_of(self, job: str, attempt: int) -> PlacementRequest | None:
-        """Return the request by which an attempt was placed, if it was."""
+        """Return the request by which an attempt was placed, or None."""
         where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
         rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
         if not rows:
@@ -183,7 +193,7 @@ class Ledger(LedgerFile):
         return self.unchanged(f"the decision of request {row[1]!r}", row, decision_checksum)
 
     def _decision(self, request_id: str) -> Decision | None:
-        """Return the stored decision, for the audit's line about its end."""
+        """Return the stored decision, for the audit line about its end."""
         reply = self.find(request_id)
         with self.readable():
             return _decode_decision(reply) if reply is not None else None
@@ -197,7 +207,7 @@ class Ledger(LedgerFile):
         action: str,
         charge: Charge | None = None,
     ) -> bytes:
-        """Store a final decision with its intent, its charge and its line of audit; returns the reply's bytes."""
+        """Store a final decision with its intent, charge and audit line. Returns the reply's bytes."""
         reply = encode(decision)
         with self.transaction():
             self._memory.cursor += 1
@@ -220,11 +230,11 @@ class Ledger(LedgerFile):
 
     @property
     def cursor(self) -> int:
-        """Return the cursor of the last decision ever written."""
+        """The cursor of the last decision ever written."""
         return self._memory.cursor
 
     def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
-        """Return stored decisions in the order of their commit."""
+        """Return up to `limit` stored decisions after a cursor, in the order of their commit."""
         rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
         with self.readable():
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
@@ -237,7 +247,7 @@ class Ledger(LedgerFile):
             return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._unchanged_decision, rows)]
 
     def newest_requests(self, limit: int) -> list[PlacementRequest]:
-        """Return the requests that were decided last, the oldest of them first."""
+        """Return the most recently decided requests, the oldest of them first."""
         rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
         with self.readable():
             return [_decode_request(self._unchanged_decision(row)[2]) for row in reversed(rows)]
@@ -261,7 +271,7 @@ class Ledger(LedgerFile):
         self._memory.intents[intent.request_id] = intent
 
     def active_intents(self) -> list[Intent]:
-        """Promises that nothing has been seen of, oldest first."""
+        """Return the intents whose jobs have not been seen running or ended, oldest first."""
         return list(self._memory.intents.values())
 
     def intent_state(self, request_id: str) -> IntentState | None:
@@ -273,7 +283,7 @@ class Ledger(LedgerFile):
         return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
 
     def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
-        """Move active intents to their last state; returns how many there were."""
+        """Move active intents to their final state. Returns how many there were."""
         rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
         if not rows:
             return 0
@@ -355,11 +365,14 @@ class Ledger(LedgerFile):
             self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
     def accept(self, sentence: str, now_ms: int, caller: str) -> None:
-        """Audit that `caller` accepted a loss or a change of the state; `sentence` says which."""
+        """Record in the audit trail that `caller` accepted a loss or a change of the state.
+
+        `sentence` says which.
+        """
         self.note("", now_ms, caller, "accept", sentence)
 
     def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
-        """Lines of the audit trail: the newest first, or those after an `audit_id` in order."""
+        """Return lines of the audit trail: the newest first, or those after an `audit_id` in order."""
         where, values = ["1 = 1"], list[Any]()
         if after is not None:
             where, values = [*where, "audit_id > ?"], [*values, after]
@@ -373,7 +386,7 @@ class Ledger(LedgerFile):
         return self._audit_rows(found)
 
     def audit_at(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Lines of the audit trail with these numbers, the oldest first."""
+        """Return the lines of the audit trail with these numbers, the oldest first."""
         marks = ",".join("?" * len(audit_ids))
         return self._audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
 
@@ -392,12 +405,15 @@ class Ledger(LedgerFile):
         return rows
 
     def _check_links(self, lines: Sequence[Sequence[Any]]) -> None:
-        """LedgerError when a line does not follow on the one before."""
+        """Raise LedgerError if a line does not follow the line before it."""
         for (*_, before), (audit_id, *_, previous, _) in pairwise(lines):
             if before != previous:
                 raise self._damaged(f"something is missing before line {audit_id} of the audit trail")
 
     def _load_head(self) -> ChainHead:
-        """Also of a line that was changed: `fleetcast audit verify` says so, and what follows is held to its hash."""
+        """Load the newest line of the audit trail, even if that line was changed.
+
+        `fleetcast audit verify` reports such a change. Later lines are checked against the hash of this line.
+        """
         rows = self._db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchall()
         return typed(ChainHead, rows[0]) if rows else ChainHead(0, NO_HASH)

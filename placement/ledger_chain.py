@@ -1,25 +1,29 @@
 """Checksums of the ledger's rows and the hash chain of its audit trail.
 
-Every digest is the hexadecimal SHA-256 of one JSON array: UTF-8, no spaces, only the escapes that JSON demands, in
-Python `json.dumps(array, ensure_ascii=False, separators=(",", ":")).encode()`. Values stand as SQLite gives them:
-whole numbers and text as they are, NULL as null, a blob as standard base64, a REAL as Python's `str` of it.
+Every digest is the hexadecimal SHA-256 of one JSON array: UTF-8, no spaces, only the escapes that JSON
+demands, in Python `json.dumps(array, ensure_ascii=False, separators=(",", ":")).encode()`. Values are
+those that SQLite returns: whole numbers and text as they are, NULL as null, a blob as standard base64, a
+REAL as Python's `str` of it.
 
-    audit.hash          ["audit", audit_id, time_ms, caller, action, request_id, decision_id, board_as_of_ms, models,
-                         sentence, stored, previous]
+    audit.hash          ["audit", audit_id, time_ms, caller, action, request_id, decision_id,
+                         board_as_of_ms, models, sentence, stored, previous]
     decisions.checksum  ["decisions", cursor, request_id, body, reply, outcome, job, attempt, time_ms]
     queue.checksum      ["queue", request_id, body, reply, queued_ms]
-    intents.checksum    ["intents", request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s, created_ms,
-                         expires_ms, state]
-    charges.checksum    ["charges", charge_id, request_id, job, attempt, leaf, user, class, held, expected_s, queued_ms,
-                         held_ms, started_ms, ended_ms, outcome, used_gpu_s, lost_gpu_s]
+    intents.checksum    ["intents", request_id, job, attempt, ranks, cpus, host_memory_gib, limit_s,
+                         created_ms, expires_ms, state]
+    charges.checksum    ["charges", charge_id, request_id, job, attempt, leaf, user, class, held,
+                         expected_s, queued_ms, held_ms, started_ms, ended_ms, outcome, used_gpu_s,
+                         lost_gpu_s]
     credits.checksum    ["credits", queue, as_of_ms, earned, spent, expired]
 
-`models` is text: the stored, compact JSON. `previous` is the hash of the line before, 64 zeros in the first one.
-`stored` is the checksum of the decision or queue entry written with the line, else empty. So a head (an audit_id and
-its hash) noted elsewhere shows that no line up to it, and no reply, has changed since.
+`models` is text: the stored, compact JSON. `previous` is the hash of the line before, 64 zeros in the
+first one. `stored` is the checksum of the decision or queue entry written with the line, else empty. So a
+head (an audit_id and its hash) that was stored elsewhere shows that no line up to it, and no reply, has
+changed since.
 
-A CRC would cost less, but whoever edits a reply can make its CRC anew, and the chain could not speak for replies. A
-placement pays for three digests of some 1.5 KB, microseconds beside the fsync that follows.
+A CRC would cost less. But an attacker who edits a reply can compute its CRC again, and the chain could
+not vouch for replies. A placement pays for three digests of some 1.5 KB, which take microseconds. The
+fsync that follows takes far longer.
 """
 
 import hashlib
@@ -38,14 +42,14 @@ FLOATS = slice(4, 7)  # of an intent: cpus, host_memory_gib, limit_s
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The newest line of the audit trail; audit_id 0 where there is none."""
+    """The newest line of the audit trail. audit_id is 0 if there is none."""
 
     audit_id: int = 0
     hash: str = NO_HASH
 
     @classmethod
     def parse(cls, text: str) -> "ChainHead | None":
-        """Decode a head as an operator stored it. Returns None if it is none.
+        """Decode a head as an operator stored it. Returns None if the text is not a head.
 
         >>> ChainHead.parse(f"12:{NO_HASH}").audit_id
         12

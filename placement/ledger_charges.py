@@ -1,4 +1,7 @@
-"""The ledger's charges and credits: two tables of its file, written in the same transactions as what causes them."""
+"""The ledger's charges and credits: two tables of its file.
+
+They are written in the same transactions as the changes that cause them.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +22,7 @@ MARKS = "?," * 16 + "?"
 
 @dataclass(slots=True)
 class _Book:
-    """The rows that are read all the time, equal to the file between two transactions."""
+    """The frequently read rows, equal to the file between two transactions."""
 
     open: dict[tuple[str, int], Charge]
     banks: dict[str, Bank]
@@ -28,7 +31,10 @@ class _Book:
 
 
 class ChargeBook:
-    """Charges and credits of an open ledger file. One for each ledger; forgets its memory when a write fails."""
+    """The charges and credits of an open ledger file. One for each ledger.
+
+    It drops its rows in memory if a write fails.
+    """
 
     def __init__(self, ledger: LedgerFile) -> None:
         self._ledger = ledger
@@ -39,7 +45,7 @@ class ChargeBook:
         self._kept = None
 
     def load(self) -> None:
-        """Read the memory anew. LedgerError for rows that are not what was written."""
+        """Read the rows into memory again. Raises LedgerError for rows that are not what was written."""
         self._kept = self._load()
 
     @property
@@ -69,11 +75,11 @@ class ChargeBook:
     # -- charges
 
     def opened(self) -> Mapping[tuple[str, int], Charge]:
-        """(job, attempt) → the charge that is open."""
+        """Return (job, attempt) → its open charge."""
         return self._book.open
 
     def open(self, charge: Charge) -> Charge:
-        """Write a new charge; it gets the next number."""
+        """Write a new charge, which gets the next number."""
         with self._writing() as book:
             self.before_change()
             charge = replace(charge, charge_id=book.last + 1)
@@ -83,7 +89,7 @@ class ChargeBook:
         return charge
 
     def change(self, charge: Charge) -> None:
-        """Write a charge anew; one with an end is closed."""
+        """Replace a stored charge. A charge that has an end is closed."""
         with self._writing() as book:
             self.before_change()
             self._write(charge)
@@ -111,7 +117,10 @@ class ChargeBook:
             yield self._book
 
     def past(self, half_life_s: float, now_ms: int) -> PastUse:
-        """Decayed use of what is closed; charges of twenty half-lives ago count no more."""
+        """Return the decayed use of closed charges.
+
+        Charges that ended more than twenty half-lives ago are not read.
+        """
         book = self._book
         if book.past is None or book.past.half_life_s != half_life_s:
             book.past = PastUse(half_life_s)

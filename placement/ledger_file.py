@@ -1,4 +1,7 @@
-"""Open, migrate and write the ledger's file; refuse a damaged one. Table `state` holds facts and marks as JSON."""
+"""Opening, migrating and writing the ledger's file. A damaged file is refused.
+
+The table `state` holds facts and marks as JSON.
+"""
 
 import logging
 import sqlite3
@@ -25,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerFile:
-    """Opens or creates the file. Raises LedgerError when it cannot be trusted. `was_new`: it held nothing before."""
+    """The ledger's SQLite file, opened or created.
+
+    Raises LedgerError if the file cannot be trusted. `was_new`: it was empty before.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +58,7 @@ class LedgerFile:
             raise
 
     def _start(self) -> None:
-        """Load the memory, once the file is open."""
+        """Load the state into memory after the file was opened."""
         with self.readable():
             self._state = {
                 key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
@@ -61,7 +67,7 @@ class LedgerFile:
             raise self._damaged(f"its identity is {self.identity!r}")
 
     def _undo(self) -> None:
-        """Forget the memory: after a rollback it may be ahead of the file."""
+        """Drop the state in memory, which may be ahead of the file after a rollback."""
 
     def _damaged(self, why: object) -> LedgerError:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
@@ -92,7 +98,10 @@ class LedgerFile:
                 raise self._damaged(why)
 
     def _migrate(self, version: int) -> None:
-        """Leave a copy of the file as it was beside it, then rewrite it in one transaction: a kill leaves either."""
+        """Copy the old file next to itself, then rewrite the original in one transaction.
+
+        If the process is killed, either the old or the new content remains.
+        """
         copy = self.path.with_name(f"{self.path.name}.v{version}")
         part = copy.with_name(f".{copy.name}.tmp")
         try:
@@ -108,7 +117,10 @@ class LedgerFile:
         logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
 
     def _mend(self) -> None:
-        """Make missing triggers and indexes anew: the chain shows changes made without them."""
+        """Create missing triggers and indexes again.
+
+        The hash chain shows changes that were made while they were missing.
+        """
         for name, statement in missing(shape(self._db)).items():
             logger.error(
                 "%s had lost its %s: `fleetcast audit verify` tells whether anything was changed", self.path, name
@@ -116,7 +128,10 @@ class LedgerFile:
             self._db.execute(statement)
 
     def close(self) -> None:
-        """Close the file. Marks that no transaction took along yet are written, if they can be."""
+        """Close the file.
+
+        Marks that no transaction has written yet are written first, if possible.
+        """
         try:
             if self._unwritten:
                 with self.transaction():
@@ -127,7 +142,10 @@ class LedgerFile:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside reaches the disk together, or not at all; nested ones join the outer."""
+        """Write everything inside to disk together, or not at all.
+
+        A nested transaction joins the outer one.
+        """
         if self._writing:
             yield
             return
@@ -151,7 +169,7 @@ class LedgerFile:
 
     @contextmanager
     def _trusted(self) -> Iterator[None]:
-        """Turn errors of SQLite into LedgerErrors: nothing was stored, so a caller may ask again."""
+        """Turn errors of SQLite into LedgerErrors. Nothing was stored then, so a caller may retry."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -161,7 +179,7 @@ class LedgerFile:
 
     @contextmanager
     def readable(self) -> Iterator[None]:
-        """Turn a value that does not fit its column into a LedgerError: SQLite does not see such damage."""
+        """Turn a value that does not fit its column into a LedgerError. SQLite does not detect such damage."""
         try:
             yield
         except (ValueError, TypeError, RecursionError) as error:
@@ -172,11 +190,14 @@ class LedgerFile:
             return self._db.execute(query, values).fetchall()
 
     def write(self, statement: str, values: Sequence[Any]) -> None:
-        """Inside the caller's transaction."""
+        """Execute a statement inside the caller's transaction."""
         self._db.execute(statement, values)
 
     def unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
-        """Return a row without its checksum, the last column. Raises LedgerError if it is not what was written."""
+        """Return a row without its checksum, the last column.
+
+        Raises LedgerError if the row is not what was written.
+        """
         *values, kept = row
         if checksum(values) != kept:
             raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
@@ -186,36 +207,40 @@ class LedgerFile:
 
     @property
     def identity(self) -> str:
-        """The identity of the state that the ledger belongs to; "" until it is set."""
+        """The identity of the state that the ledger belongs to. "" until it is set."""
         identity: str = self._state.get(IDENTITY, "")
         return identity
 
     def set_identity(self, identity: str, *, anew: bool = False) -> None:
-        """Write the identity. LedgerError when the ledger has another one already, unless it is to get one anew."""
+        """Write the identity.
+
+        Raises LedgerError if the ledger has another identity already, unless `anew` is set.
+        """
         if self.identity not in ("", identity) and not anew:
             raise LedgerError(f"{self.path} belongs to the state {self.identity}, not to {identity}")
         with self.transaction():
             self._keep({IDENTITY: identity})
 
     def remember(self, **marks: Any) -> None:
-        """Note marks (JSON values by name) of the other parts for the next transaction or the close: no extra fsync.
+        """Record marks of other parts (JSON values by name) for the next transaction or the close.
 
-        Call it in `with ledger.transaction():` for a mark that must be on disk at once. Unchanged marks cost nothing.
+        This needs no extra fsync. Unchanged marks cost nothing. Call it in `with ledger.transaction():` for a
+        mark that must be on disk at once.
         """
         self._keep({MARK + name: value for name, value in marks.items()})
 
     def _keep(self, facts: dict[str, Any]) -> None:
-        """For the next transaction. What is rolled back stays known: it is then for the one after that."""
+        """Record facts for the next transaction. After a rollback they remain for the transaction after it."""
         changed = {key: value for key, value in facts.items() if key not in self._state or self._state[key] != value}
         self._state |= changed
         self._unwritten |= changed
 
     def marks(self) -> dict[str, Any]:
-        """Return the newest marks by name, with those that are not on disk yet."""
+        """Return the newest marks by name, including those that are not on disk yet."""
         return {key.removeprefix(MARK): value for key, value in self._state.items() if key.startswith(MARK)}
 
     def mark(self, name: str) -> Any:
-        """Return the newest mark of this name, None if there is none."""
+        """Return the newest mark of this name, or None if there is none."""
         return self._state.get(MARK + name)
 
     def _write_state(self) -> None:
@@ -224,7 +249,10 @@ class LedgerFile:
 
 
 def peek(path: Path) -> tuple[str, int] | None:
-    """(identity or "", position) of a ledger file, even during writes; None if absent or empty. Raises LedgerError."""
+    """Return (identity or "", position) of a ledger file, even while it is written.
+
+    Returns None if the file is absent or empty. Raises LedgerError.
+    """
     if not path.exists() or not path.stat().st_size:
         return None
     try:
@@ -243,7 +271,10 @@ def peek(path: Path) -> tuple[str, int] | None:
 
 
 def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
-    """Return the hash of a line of a ledger file's audit, None if it has no such line, and the head of the audit."""
+    """Return the hash of a line of a ledger file's audit trail, and the head of the trail.
+
+    The hash is None if there is no such line.
+    """
     if not peek(path):
         return None, ChainHead()
     try:
@@ -259,7 +290,10 @@ def peek_hashes(path: Path, audit_id: int) -> tuple[str | None, ChainHead]:
 
 
 def peek_marks(path: Path) -> dict[str, Any]:
-    """Read the marks of a ledger file, as `peek` reads it. None without a file, or with one of the first version."""
+    """Read the marks of a ledger file, even while it is written.
+
+    Returns an empty dict if the file is absent or has the first version. Raises LedgerError.
+    """
     if not peek(path):
         return {}
     try:

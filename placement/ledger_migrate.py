@@ -1,7 +1,8 @@
-"""Migrate a ledger file of an earlier version, or initialise an empty one.
+"""Migration of a ledger file of an earlier version, and creation of the tables in an empty one.
 
-Version 1 had neither checksums nor a chain. Those made now prove nothing up to the line of audit in fact `migrated`.
-Version 2 had no charges: the placer opens those of what runs when it sees it.
+Version 1 had neither checksums nor a chain. Those that the migration adds prove nothing up to the audit
+line in the fact `migrated`. Version 2 had no charges: the placer opens those of running jobs when it sees
+them.
 """
 
 import sqlite3
@@ -15,7 +16,10 @@ MIGRATED = "migrated"
 
 
 def begin(db: sqlite3.Connection) -> str:
-    """Make the tables of a file of version 0, if empty (version 1 made tables one by one); else return why not."""
+    """Create the tables of a file of version 0 if it is empty, otherwise return why not.
+
+    Version 1 created its tables one by one, so such a file may already have some.
+    """
     found = shape(db)
     tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]
     if found.keys() - shape_of(1).keys() or any(
@@ -29,7 +33,7 @@ def begin(db: sqlite3.Connection) -> str:
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
-    """Make a file of an earlier version one of this, inside the caller's transaction."""
+    """Migrate a file of an earlier version to this one, inside the caller's transaction."""
     if version == 1:
         _copy_all(db)
         return
@@ -60,14 +64,14 @@ def _copy_all(db: sqlite3.Connection) -> None:
 
 
 def _copy(db: sqlite3.Connection, table: str, made: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-    """In the order of the rows' ids: the oldest active intent stays the first."""
+    """Copy a table in the order of its row ids, so that the oldest active intent stays the first."""
     rows = (made(row) for row in db.execute(f"SELECT * FROM {table}_1 ORDER BY rowid"))
     width = len(db.execute(f"SELECT * FROM {table} LIMIT 0").description)
     db.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * width)})", rows)
 
 
 class _Chain:
-    """Lines of version 1 with what this version has beside them: `stored`, `previous`, `hash`."""
+    """A converter that adds the columns `stored`, `previous` and `hash` to lines of version 1."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db

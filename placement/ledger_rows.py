@@ -15,13 +15,16 @@ _Row = TypeVar("_Row")
 
 
 class LedgerError(FleetcastError):
-    """The file is not a ledger that can be written: damaged, foreign, of another version, or locked."""
+    """An error about a ledger that cannot be used: damaged, foreign, of another version, or locked."""
 
     retry_after_s = 2.0
 
 
 class LedgerAway(LedgerError):
-    """The file cannot be opened now: locked, or on a full or read-only disk. A later try may do."""
+    """An error about a ledger that cannot be opened now. A later try may succeed.
+
+    The file is locked, or on a full or read-only disk.
+    """
 
 
 class IntentState(StrEnum):
@@ -40,7 +43,7 @@ SETTLED_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """GPUs promised to a job. cpus and host_memory_gib are per rank."""
+    """The GPUs promised to a job. cpus and host_memory_gib are per rank."""
 
     request_id: str
     job: str
@@ -80,7 +83,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A stored decision: `reply` is what the caller got and gets again."""
+    """A stored decision. `reply` is what the caller received, and receives again on a retry."""
 
     cursor: int
     request_id: str
@@ -92,7 +95,7 @@ class Committed:
 
 
 def typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
-    """Make a dataclass of a row. Raises ValueError for a value of another type."""
+    """Convert a row into a dataclass. Raises ValueError for a value of another type."""
     return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
 
 

@@ -1,4 +1,6 @@
-"""The ledger's tables. A change of shape needs a new version: a program leaves the file of a later one alone.
+"""The ledger's tables.
+
+A change of their structure needs a new version. A program does not touch the file of a later version.
 
 1   decisions, intents, queue, audit
 2   a checksum a row, the audit's chain, and `state`: facts about the service's state, JSON by name
@@ -76,20 +78,23 @@ Shape = dict[str, str]  # name of a table, index or trigger → its statement, w
 
 
 def shape(db: sqlite3.Connection) -> Shape:
-    """Return the tables of a file, without what SQLite makes itself."""
+    """Return the tables, indexes and triggers of a file, without those that SQLite makes itself."""
     rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
 
 
 def shape_of(version: int) -> Shape:
-    """Return the tables that a file of a version must have."""
+    """Return the tables, indexes and triggers that a file of this version must have."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMAS[version])
         return shape(db)
 
 
 def strange(found: Shape, version: int) -> str:
-    """Return why a file is none of that version, or "". `mend` makes missing indexes and triggers again."""
+    """Return why a file does not have that version, or "" if it does.
+
+    Missing indexes and triggers do not count, because the ledger creates them again.
+    """
     wanted = shape_of(version)
     for name, sql in wanted.items():
         if name not in found and sql.startswith("CREATE TABLE"):
@@ -103,19 +108,21 @@ def strange(found: Shape, version: int) -> str:
 
 
 def missing(found: Shape) -> dict[str, str]:
-    """Triggers and indexes that a file of this version lacks, with the statements that make them."""
+    """Return triggers and indexes that a file of this version lacks, with the statements that make them."""
     return {name: sql for name, sql in shape_of(SCHEMA_VERSION).items() if name not in found}
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make everything of this version, inside the caller's transaction."""
+    """Create all tables, indexes and triggers of this version, inside the caller's transaction."""
     for statement in statements(SCHEMAS[SCHEMA_VERSION]):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def statements(script: str) -> list[str]:
-    """Split a script into statements: `executescript` would end the transaction that it runs in.
+    """Split a script into statements.
+
+    `executescript` would end the transaction that it runs in.
 
     >>> statements("CREATE TABLE a (x); CREATE TABLE b (x);")
     ['CREATE TABLE a (x);', 'CREATE TABLE b (x);']

@@ -1,7 +1,8 @@
-"""Verify that a ledger's audit chain, replies, intents and queue are what was written. Read-only; the placer may write.
+"""Verification that a ledger's audit chain, replies, intents and queue are what was written.
 
-Rows are read one by one in one transaction, so a ledger of any size takes little memory. Whoever can write the file can
-also recompute its hashes: only a head noted elsewhere shows a chain cut short or rewritten.
+It only reads, and the placer may write meanwhile. Rows are read one by one in one transaction, so a
+ledger of any size takes little memory. An attacker who can write the file can also recompute its hashes.
+Only a head that was stored elsewhere shows that a chain was cut short or rewritten.
 """
 
 import sqlite3
@@ -27,7 +28,10 @@ MOST_FINDINGS = 100
 
 @dataclass(frozen=True, slots=True)
 class LedgerFinding:
-    """Something that is not as it was written. kind: file, line, missing, tail, head, reply, intent, queue, charge."""
+    """A part of the ledger that is not as it was written.
+
+    kind: file, line, missing, tail, head, reply, intent, queue, charge.
+    """
 
     kind: str
     sentence: str
@@ -62,7 +66,11 @@ class LedgerVerdict:
 
 
 def verify(path: Path, head: str = "") -> LedgerVerdict:
-    """Check all; `head`: a hash that the chain must hold. LedgerError: no such file, no ledger, or another version."""
+    """Check the whole ledger.
+
+    head: a hash that the chain must contain. Raises LedgerError if the file does not exist, is no ledger or
+    has another version.
+    """
     if not path.is_file():
         raise LedgerError(f"{path}: there is no ledger")
     try:
@@ -104,7 +112,7 @@ def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
 
 @contextmanager
 def _as_finding(verdict: LedgerVerdict) -> Iterator[None]:
-    """Damage that ends a look is a finding, and the next one begins."""
+    """Report damage that stops a check as a finding, so that the next check can begin."""
     try:
         yield
     except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
@@ -112,7 +120,7 @@ def _as_finding(verdict: LedgerVerdict) -> Iterator[None]:
 
 
 class _Trail:
-    """The audit trail from its first line to its last, and the replies that its lines speak for."""
+    """The audit trail from its first line to its last, and the replies that its lines refer to."""
 
     def __init__(self, db: sqlite3.Connection, verdict: LedgerVerdict, head: str) -> None:
         self.db = db
@@ -198,7 +206,10 @@ class _Trail:
 
 
 def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
-    """Each intent is what was written, and holds what its decision gave; each placement has one."""
+    """Check that each intent is what was written and holds what its decision gave.
+
+    Each placement must have an intent.
+    """
     rows = db.execute(
         "SELECT intents.*, decisions.outcome, decisions.reply FROM intents LEFT JOIN decisions USING (request_id)"
     )
@@ -224,7 +235,7 @@ def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
 
 
 def _book(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
-    """Charges and credits are what was written."""
+    """Check that charges and credits are what was written."""
     for table, checksum in BOOK_CHECKSUMS.items():
         for row in db.execute(f"SELECT * FROM {table}"):
             if checksum(row[:-1]) != row[-1]:

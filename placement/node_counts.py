@@ -1,7 +1,7 @@
 """A fleet as counts of free GPUs by node: the machine of peers, where a job must fit into nodes.
 
-A job of up to a node's GPUs takes them on one node; a larger one takes whole nodes. EASY backfill as
-`placement.capacity`; the head keeps the nodes that should be free for it first.
+A job of up to a node's GPUs takes them on one node. A larger one takes whole nodes. Backfill is EASY, as
+in `placement.capacity`. The head keeps the nodes that should be free for it first.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,9 @@ from placement.rows import Item
 
 
 def members_of(gpus: int, each: int) -> tuple[int, int]:
-    """(members, GPUs of each) of a job on nodes of `each` GPUs; what does not fill its last node takes all of it.
+    """Return (members, GPUs of each) of a job on nodes of `each` GPUs.
+
+    A job that does not fill its last node takes all of it.
 
     >>> members_of(4, 8), members_of(20, 8)
     ((1, 4), (3, 8))
@@ -24,7 +26,7 @@ def members_of(gpus: int, each: int) -> tuple[int, int]:
 
 
 class NodeCounts:
-    """`nodes` of `each` GPUs. planned, backfills: as of `placement.capacity.Capacity`."""
+    """A machine of `nodes` nodes with `each` GPUs. planned, backfills: see `placement.capacity.Capacity`."""
 
     def __init__(
         self, nodes: int, each: int, planned: Callable[[CountAsk, float], float], backfills: bool = True
@@ -77,13 +79,13 @@ class NodeCounts:
         return True
 
     def _end_s(self, ask: CountAsk, begun_s: float, end_s: float) -> float:
-        """When a job should end; a new guess for one that should have ended."""
+        """Return when a job should end. A job that should have ended already gets a new estimate."""
         if end_s > self._now_s:
             return end_s
         age_s = self._now_s - begun_s
         return begun_s + max(self._planned(ask, age_s), age_s + 1)
 
     def end(self, number: int) -> None:
-        """Free the GPUs of a job."""
+        """Release the GPUs of a job."""
         *_, nodes, gpus = self._held.pop(number)
         self._fleet.change(nodes, gpus)

@@ -1,4 +1,4 @@
-"""Options: what the operator decides about placements, as against what a request asks."""
+"""The operator's settings for placements, as opposed to what a request asks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from placement.view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Plugins are (name, function) beside the built-in ones."""
+    """The operator's settings for placements.
+
+    Plugins are pairs (name, function), in addition to the built-in ones.
+    """
 
     max_risk: float = 0.5  # where a request names none
     prior_risk: float = 0.01  # in place of a missing score
@@ -38,7 +41,7 @@ Scorer = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.float64]]
 
 
 def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
-    """`p` with the fleet's mean where a node has no score: unknown is neither best nor worst.
+    """Return `p` with the fleet's mean for nodes without a score: unknown is neither best nor worst.
 
     >>> known_risk(np.array([0.1, np.nan, 0.3]), 0.01).round(3).tolist()
     [0.1, 0.2, 0.3]
@@ -51,7 +54,10 @@ def known_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
 
 
 def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
-    """(n,) the higher of p_fail and p_slow; unknown: the prior, as one known hot node would raise the mean too far."""
+    """Return (n,) the higher of p_fail and p_slow.
+
+    A node of unknown risk gets the prior, because a single hot node would raise the mean too far.
+    """
 
     def worst() -> NDArray[np.float64]:
         known = np.fmax(view.p_fail, view.p_slow)
@@ -62,7 +68,7 @@ def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
 
 
 def highest_risk(view: ClusterView, options: Options) -> float:
-    """Return the highest `worst_risk` of the nodes, 0 of none."""
+    """Return the highest `worst_risk` of all nodes, 0 if there are none."""
     worst = worst_risk(view, options)
     found: float = view.memo.of("highest", (worst,), lambda: float(worst.max(initial=0.0)))
     return found

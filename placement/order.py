@@ -1,23 +1,24 @@
-"""The order of requests within a leaf of the queue: who is next.
+"""The order of requests within a leaf of the queue.
 
 `fifo`      first come, first served
-`shortest`  the least area, GPUs x run time, first. Area and not time alone: what a job costs the others is the room
-            that it takes times how long (Smith's rule; Hu et al., "QSSF", SC 2021). Who has waited as long as its bound
-            comes first, by arrival, until somebody is the head (`placement.backfill`). A bound, not a discount of the
-            key by the wait, which would make everybody wait.
+`shortest`  the smallest area, GPUs x run time, first. Area counts rather than time alone, because a job
+            costs the others the room that it takes times its run time (Smith's rule; Hu et al., "QSSF", SC
+            2021). A request that has waited as long as its bound comes first, by arrival, until there is a
+            head (`placement.backfill`). The rule is a bound, not a discount of the key by the wait, which
+            would make every request wait.
 
-A user who cuts a job into small ones gains by that within a leaf: users as leaves, and what they are charged, stand
-against it.
+A user who cuts a job into small ones gains by that within a leaf. Users as leaves, and charges,
+counteract it.
 
-The run time of the area is the user's limit, a day where there is none: then GPUs alone order. `fleetcast evaluate
-queue` plays forecasts beside it.
+The run time in the area is the user's limit, or a day without one. Then GPUs alone decide the order.
+`fleetcast evaluate queue` compares this with forecasts of the run time.
 """
 
 DAY_S = 86_400.0
 
 
 def area(gpus: float, limit_s: float | None) -> float:
-    """GPU-seconds that a request may take.
+    """Return the GPU-seconds that a request may take.
 
     >>> area(8, 60.0), area(8, None)
     (480.0, 691200.0)

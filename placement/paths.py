@@ -1,13 +1,15 @@
 """Simulate the queue along sampled futures: when each GPU becomes free on each path.
 
-1. Each path draws what every running job still has to go and how long every waiting one runs. Jobs of a path are partly
-   long or short together, since they are misjudged together.
-2. The plan says who starts now (`placement.queue`).
-3. What waits is played by the rules of the queue, with jobs that may still come (`placement.futures`): its start times.
-4. For a request that is not there yet, and for who waits for whom, the queue is played in order, without arrivals.
-   A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang starts when the last of its slots is
-   free, in the domain of its required level where that is soonest. GPUs reserved for it lie idle until then. A later
-   job that plans to end before may use that first gap. A part of a GPU counts as a whole one, unless it is free now.
+1. For each path, the remaining time of every running job and the run time of every waiting one are drawn.
+   Jobs of one path are partly long or short together, since they are misjudged together.
+2. The plan decides which entries start now (`placement.queue`).
+3. The waiting entries are played by the rules of the queue, with jobs that may still come
+   (`placement.futures`). This gives their start times.
+4. For a request that has not come yet, and to see which job each request waits for, the queue is played in
+   order, without arrivals. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang
+   starts when the last of its slots is free, in the domain of its required level where that is soonest.
+   GPUs reserved for it lie idle until then. A later job that plans to end before may use that first gap.
+   A part of a GPU counts as a whole one, unless it is free now.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +41,10 @@ NAMED = 5  # jobs that a request waits for
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """A job (an index into `jobs`) that has a GPU until then, on a node (a row), along the path in the middle."""
+    """A job that holds a GPU on a node until the gang starts, along the path in the middle.
+
+    job: an index into `jobs`. node: a row.
+    """
 
     job: int
     node: int
@@ -47,7 +52,7 @@ class Hindrance:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The paths, refreshed now and then; estimates only read them."""
+    """The sampled paths. They are recomputed from time to time, and estimates only read them."""
 
     view: ClusterView
     options: Options
@@ -68,12 +73,18 @@ class Timelines:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The jobs whose run time nothing tells, the running ones first. They never end in these paths."""
+        """The jobs without any estimate of their run time, the running ones first.
+
+        They never end in these paths.
+        """
         return tuple(job for job, basis in self.basis.items() if basis == "prior")
 
     @property
     def by(self) -> Basis:
-        """The basis of all later start times: "limit" if the run time of any job is known by its limit alone."""
+        """The basis of all later start times: "limit" if any job's run time is known by its limit alone.
+
+        Otherwise "runs".
+        """
         return "limit" if "limit" in self.basis.values() else "runs"
 
     @property
@@ -81,12 +92,12 @@ class Timelines:
         return self.options.now_ms
 
     def running_ends(self) -> dict[str, Array]:
-        """Job → (path,) seconds until it ends: of what runs, and of what the plan starts now."""
+        """Return job → (path,) seconds until it ends, for running jobs and those that the plan starts now."""
         running = self.jobs[: len(self.now.view.jobs)]
         return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
 
     def before(self, request: PlacementRequest) -> Calendar:
-        """Return what a request finds if it comes now."""
+        """Return the calendar that a request finds if it comes now."""
         level: float = request.priority
         if self.turns is not ONE_LINE:
             mine = Waiting(request, self.now_ms)
@@ -94,11 +105,11 @@ class Timelines:
         return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
     def bars(self, request: PlacementRequest) -> Bars:
-        """Return what keeps a request that comes now from free GPUs."""
+        """Return the restrictions that keep a request that comes now from free GPUs."""
         return Bars(planned(request, self.run_times), self._allowed_s(request), self.turns.closures(request))
 
     def _allowed_s(self, request: PlacementRequest) -> Array:
-        """(path,) from when on its queue may have it."""
+        """Return (path,) seconds until its queue may have the request."""
         mine, standing = self.turns.hold_of(request), self.turns.standing
         if mine is None or standing is None or standing.refused_by(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
@@ -118,7 +129,7 @@ class Timelines:
         return np.array(paths, np.float32)
 
     def fits_now(self, request: PlacementRequest) -> bool:
-        """Whether the plan would start a request that comes now, behind all that waits."""
+        """Return whether the plan would start a request that comes now, behind all waiting requests."""
         allowed, head = self.turns.allow(request), self.now.reservation
         if isinstance(allowed, str):
             return False
@@ -127,7 +138,10 @@ class Timelines:
         return fits_now(allowed, view, self.options)
 
     def waiting(self, request: PlacementRequest) -> str | None:
-        """Return the id under which it waits already, itself or as the job that it is for. None: it is hypothetical."""
+        """Return the id under which the request, or its job, waits already.
+
+        Returns None if the request is hypothetical.
+        """
         return request.request_id if request.request_id in self.starts_s else self.waits.get(request.job_name)
 
 
@@ -141,7 +155,10 @@ def timelines(
     arrivals: ArrivalForecast | None = None,
     turns: QueueTurns = ONE_LINE,
 ) -> Timelines:
-    """Play the queue along `PATHS` paths. `run_quantiles`: of a request at `RUN_LEVELS`, where known."""
+    """Play the queue along `PATHS` paths.
+
+    run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown.
+    """
     draw = RunTimeSample(np.random.default_rng(0), run_times)
     ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
     rooms = Rooms(ahead.at(len(ahead.ahead)), options)
@@ -203,18 +220,18 @@ def timelines(
 def _source(
     request: PlacementRequest, run_quantiles: Callable[[PlacementRequest], Sequence[float] | None]
 ) -> RunTimeSource:
-    """Return what the run time of a request that waits is known by."""
+    """Return the source of a waiting request's run time."""
     known = run_quantiles(request)
     return RunTimeSource(gpus_of(request), request.limit_s, None if known is None else tuple(known))
 
 
 def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
-    """Return the running job of that name. A holder that no event names began now."""
+    """Return the running job of that name. A holder that no event names counts as begun now."""
     return running.get(name) or RunningJob(now_ms, 1)
 
 
 def _is_settled(now: Plan) -> bool:
-    """Whether nobody who waits could start at once if the plan went on."""
+    """Return whether no waiting entry could start at once if the plan went on."""
     return all(wait.reason.code != "untried" for wait in now.waiting)
 
 
@@ -239,7 +256,10 @@ def _most_calendars(one: Calendar) -> int:
 
 
 def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
-    """Return who has the GPUs of the path in the middle until the gang starts: at most NAMED, the last to end first."""
+    """Return the jobs that hold the GPUs of the middle path until the gang starts.
+
+    At most NAMED jobs are returned, the last to end first.
+    """
     path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
     _, n, g = calendar.free_s.shape
     nodes, each = place.nodes[path], place.gpus.shape[2]
@@ -257,7 +277,7 @@ def hindrances_of(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
 
 
 def planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
-    """Return running job → seconds until it should have ended, as the queue plans."""
+    """Return running job → seconds until it should have ended by the queue's estimate."""
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 
 
@@ -266,7 +286,7 @@ def gpus_of(request: PlacementRequest) -> int:
 
 
 def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
-    """For how long the queue plans with this job, in seconds."""
+    """Return the seconds for which the queue plans this job."""
     return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
 
 
@@ -277,9 +297,11 @@ def _holding(
     now_ms: int,
     begun_s: Mapping[str, Array],
 ) -> tuple[Calendar, dict[str, Array]]:
-    """Return the calendar of what runs: GPUs that are free now at 0, those that do not answer never.
+    """Return the calendar of the running jobs, and job → (path,) seconds until it ends.
 
-    begun_s: job → (path,) seconds that it will run, of those that start now.
+    GPUs that are free now are free at 0. Unusable GPUs are never free.
+
+    begun_s: job → (path,) seconds that it will run, for the jobs that start now.
     """
     n, g = view.free.shape
     left_s = {}

@@ -1,9 +1,10 @@
-"""Play the queue forward along one sampled future: who starts when, by the queue's own rules.
+"""Play the queue forward along one sampled future, by the queue's own rules.
 
-Jobs end when they are drawn to end, further ones arrive, and after each change a pass goes over what waits: higher
-priority first, then first come. Who is first and does not fit keeps the nodes that should be free for it soonest.
-Others start beside those nodes, or where they should end before (EASY backfill, as `placement.queue`). A node is a
-count of free thousandths of GPUs, so that thousands of events take a second: parts count as if they were packed well.
+Jobs end when they are drawn to end, and further ones arrive. After each change a pass goes over the
+waiting jobs: higher priority first, then first come. The first job that does not fit keeps the nodes that
+should be free for it soonest. Others start next to those nodes, or on them if they should end before
+(EASY backfill, as in `placement.queue`). A node is a count of free thousandths of GPUs, so thousands of
+events take a second. Parts of GPUs count as if they were packed well.
 
 Queues have their limits, what others lend them, and nodes that are closed to them for a while.
 """
@@ -25,7 +26,10 @@ MOST_EVENTS = 1000  # of a path, and two for each that waits
 
 
 class Arrival(NamedTuple):
-    """A job that comes at `at_s`; order: its place, the least first. number: the caller's, -1 for none."""
+    """A job that comes at `at_s`.
+
+    order: its place, the smallest first. number: the caller's number, -1 for none.
+    """
 
     at_s: float
     order: tuple[float, float]
@@ -40,7 +44,10 @@ FullGroup = tuple[Row, int, list[Row]]  # the next row, its index, the group
 
 @dataclass(slots=True)
 class AskLine:
-    """Jobs that wait and ask for the same, in order. group: the rows of all lines that fit if this one fits, sorted."""
+    """Waiting jobs that ask for the same, in order.
+
+    group: the sorted rows of all lines that fit if this one fits.
+    """
 
     number: int
     ask: GangAsk
@@ -48,22 +55,23 @@ class AskLine:
     jobs: deque[Arrival] = field(default_factory=deque)
 
     def enter(self) -> Row:
-        """Put the row into the group."""
+        """Insert the line's row into the group."""
         row = self.jobs[0].order, self.number, self.ask
         insort(self.group, row)
         return row
 
     def leave(self) -> None:
-        """Take the row out of the group, before its first job changes."""
+        """Remove the line's row from the group, before its first job changes."""
         if self.jobs:
             del self.group[bisect_left(self.group, (self.jobs[0].order, self.number))]
 
 
 @dataclass(slots=True)
 class Future:
-    """One path. `ends` is a heap of (end_s, a number, nodes, thousandths of GPUs); call `play` once.
+    """One sampled path. Call `play` once.
 
-    is_settled: nobody who waits can start before something happens.
+    `ends`: a heap of (end_s, a number, nodes, thousandths of GPUs). is_settled: no waiting job can start
+    before something happens.
     """
 
     fleet: Fleet
@@ -78,7 +86,10 @@ class Future:
     _count: int = 0
 
     def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
-        """Return number → start_s of what waits, given in order. Leaves out what has not started after MOST_EVENTS."""
+        """Play the future. Returns number → start_s of the waiting jobs, which are given in order.
+
+        Jobs that have not started after MOST_EVENTS events, and two more for each waiting job, are left out.
+        """
         most = MOST_EVENTS + 2 * len(waiting)
         for one in waiting:
             self._line(one.ask).jobs.append(one)
@@ -122,7 +133,7 @@ class Future:
         line.enter()
 
     def _end(self) -> None:
-        """All that ends at this moment."""
+        """End all jobs that end by now."""
         while self.ends and self.ends[0][0] <= self.now_s:
             _, number, nodes, gpus = heapq.heappop(self.ends)
             self.fleet.change(nodes, gpus)
@@ -130,7 +141,7 @@ class Future:
                 self.queues.end(number)
 
     def _pass(self) -> None:
-        """Start what may start now."""
+        """Start all jobs that may start now."""
         ready, full = self._ready_and_full()
         if not ready:
             return
@@ -175,7 +186,10 @@ class Future:
         return ready, full
 
     def _first(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """Return the first whose turn comes before, and which its queue may have: the fleet has no room for it."""
+        """Return the first ask before this place that its queue may have, but for which the fleet has no room.
+
+        Returns None if there is none.
+        """
         while full and full[0][0][0] < before:
             (_, _, ask), at, group = full[0]
             if at + 1 < len(group):
@@ -187,7 +201,7 @@ class Future:
         return None
 
     def _allows(self, ask: GangAsk) -> bool:
-        """Whether its queue may have it now."""
+        """Return whether the queue of this ask may have it now."""
         return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 
     def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
@@ -204,7 +218,7 @@ class Future:
 
 
 def _without(kept: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
-    """Nodes that are kept for others or closed."""
+    """Return the nodes that are kept for others or closed."""
     if closed is None:
         return kept
     return np.union1d(np.zeros(0, np.int64) if kept is None else kept, np.flatnonzero(closed))

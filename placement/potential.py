@@ -1,15 +1,17 @@
-"""The potential of nodes: how many of their free GPUs the demand could not use. Where it grows least packs well.
+"""The potential of nodes: the free GPUs that the demand could not use.
 
-Each shape of the recent demand asks every node: could I run here? If so, it can use those slots that have enough free
-for one of its GPUs; if not, none. What is free beyond that, averaged over the demand, is *fragmented* (Weng et al.,
-"Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023). GPUs beside
-too few CPUs are *stranded*: softplus(free GPUs - free CPUs / CPUs that a GPU of the demand wants). The potential is the
-sum, in thousandths of GPUs.
+Placing members where it grows least packs well. Each shape of the recent demand asks of every node
+whether it could run there. If it could, it can use the slots that have enough free for one of its GPUs.
+Otherwise it can use none. The rest of what is free, averaged over the demand, is *fragmented* (Weng et
+al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC
+2023). GPUs with too few CPUs on their node are *stranded*: softplus(free GPUs - free CPUs / CPUs that a
+GPU of the demand wants). The potential is the sum, in thousandths of GPUs.
 
-Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both matter: noise
-below a bin would scatter work, and taking the first fills nodes one after the other.
+Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both
+matter: noise below a bin would scatter work, and taking the first fills nodes one after the other.
 
-Arrays are over k nodes with g slots; model: (k,) codes, -1 unknown. Free CPUs that are unknown (NaN) suffice for all.
+Arrays are over k nodes with g slots. model: (k,) codes, -1 unknown. Unknown free CPUs (NaN) are enough
+for any shape.
 """
 
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ Slots = NDArray[np.int64] | NDArray[np.int16]
 
 
 def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
-    """(k,) thousandths of GPUs that a random shape of the demand could use on each node."""
+    """Return (k,) thousandths of GPUs that a random shape of the demand could use on each node."""
     enough = milli[:, None, :] >= demand.levels[None, :, None]
     count = np.count_nonzero(enough, axis=2)
     amount = np.einsum("kug,kg->ku", enough, milli, dtype=np.float64)
@@ -41,12 +43,12 @@ def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floa
 
 
 def fragmented(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
-    """(k,) thousandths of GPUs that are free and of no use to a random shape of the demand."""
+    """Return (k,) thousandths of free GPUs that are of no use to a random shape of the demand."""
     return np.asarray(milli.sum(axis=1, dtype=np.int64) - usable(demand, milli, cpus, model))
 
 
 def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
-    """(k,) thousandths of free GPUs beyond what the free CPUs can feed, smoothly."""
+    """Return (k,) thousandths of free GPUs beyond what the free CPUs can feed, smoothed."""
     if demand.cpus_per_gpu <= 0:
         return np.zeros(len(milli))
     over = milli.sum(axis=1, dtype=np.int64) / WHOLE - np.nan_to_num(cpus, nan=np.inf) / demand.cpus_per_gpu
@@ -54,15 +56,16 @@ def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
 
 
 def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
-    """(k,) what is fragmented and what is stranded."""
+    """Return (k,) the sum of what is fragmented and what is stranded."""
     return fragmented(demand, milli, cpus, model) + stranded(demand, milli, cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The ways to place one member: of node `at` (index into k) the `slot`, -1 where it is not one part of one GPU.
+    """The ways to place one member.
 
-    milli: (ways, g) what is then free.
+    at: its node, an index into k. slot: the GPU, -1 unless the member takes a part of one GPU. milli: (ways,
+    g) what is free afterwards.
     """
 
     at: Ints
@@ -71,9 +74,10 @@ class Ways:
 
 
 def ways(shape: MemberShape, milli: Slots) -> Ways:
-    """Return each slot that a part of a GPU fits on, of equal ones the first. Whole GPUs take the first free ones.
+    """Return the ways to place one member of this shape.
 
-    Nodes with too few are left out.
+    For a part of a GPU, these are the slots that it fits on, the first of equal ones. Whole GPUs take the
+    first free ones. Nodes with too few free GPUs are left out.
     """
     if shape.gpus == 1 and shape.milli < WHOLE:
         alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
@@ -86,7 +90,7 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
 
 
 def binned(growth: Floats) -> Floats:
-    """Return how good it is to let the potential grow by so much: whole bins, rounded down.
+    """Score the growth of the potential: minus the growth in bins, rounded down.
 
     >>> binned(np.array([0.0, 1.0, 40.0, -39.0, -40.0])).tolist()
     [0.0, -1.0, -1.0, 0.0, 1.0]
@@ -95,7 +99,10 @@ def binned(growth: Floats) -> Floats:
 
 
 def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
-    """(nodes,) the best of each node's ways, -inf without one, and its slot, the first of equals."""
+    """Return (nodes,) the best score of each node's ways, and (nodes,) its slot, the first of equals.
+
+    A node without a way has -inf.
+    """
     best = np.full(nodes, -np.inf)
     np.maximum.at(best, taken.at, good)
     equal = np.flatnonzero(good == best[taken.at])[::-1].copy()
@@ -105,7 +112,10 @@ def best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
 
 
 class PotentialGrowth:
-    """The growth of the potential where members of one request are placed on candidates: the rows of a view."""
+    """The growth of the potential when members of one request are placed on candidates.
+
+    rows: the candidates' rows of the view.
+    """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, demand: ShapeDemand, rows: Ints) -> None:
         self._demand, self._shape = demand, member_shape(request)
@@ -114,9 +124,10 @@ class PotentialGrowth:
         self._before = potential(demand, self._milli, self._cpus, self._model)
 
     def fit(self, at: Ints, members: Ints) -> Floats:
-        """(k,) in [0, 1], higher where it grows less, in whole bins: half where it stays. at: (k,) candidates.
+        """Return (k,) scores in [0, 1] of placing members on candidates. A half means no growth.
 
-        Of several parts on one node the first stands for all.
+        The score is higher where the potential grows less, in whole bins. at: (k,) candidates. If a node gets
+        several parts of GPUs, the first stands for all of them.
         """
         shape = self._shape
         if 0 < shape.milli < WHOLE:
@@ -133,7 +144,7 @@ class PotentialGrowth:
 
 
 def taken(milli: Slots, gpus: Ints) -> Ints:
-    """(k, g) what is left when the first so many whole GPUs of each node are taken."""
+    """Return (k, g) what is left when the first `gpus` whole GPUs of each node are taken."""
     enough = milli >= WHOLE
     first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])
     return np.where(first, 0, milli).astype(np.int64)

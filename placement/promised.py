@@ -40,7 +40,7 @@ _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that waits in the queue since `since_ms`, or whose GPUs are promised since then.
+    """A request that has waited in the queue, or has been promised GPUs, since `since_ms`.
 
     `ranks`: empty while it waits. is_over_quota: its queue is at its limit.
     """
@@ -69,14 +69,15 @@ class Promise:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the attempt has its GPUs by this promise, or had them until its end."""
+        """Whether the attempt holds its GPUs by this promise, or held them until its end."""
         return self.state in HELD
 
 
 class PromiseReader:
-    """Looks up attempts in a ledger that another process writes. Use it from one thread at a time.
+    """A reader of promises to attempts, in a ledger that another process writes.
 
-    A state without a ledger has no promises. `unreadable` says why the ledger cannot be read now; else it is empty.
+    Use it from one thread at a time. A state without a ledger has no promises. `unreadable` says why the
+    ledger cannot be read now. Otherwise it is empty.
     """
 
     def __init__(self, ledger: Path) -> None:
@@ -90,21 +91,27 @@ class PromiseReader:
         self.unreadable = ""
 
     def find(self, job: str, attempt: int) -> Promise | None:
-        """Return the newest promise to an attempt. Returns None if there is none, or if the ledger is unreadable."""
+        """Return the newest promise to an attempt.
+
+        Returns None if there is none, or if the ledger is unreadable.
+        """
         rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         return Promise(str(rows[0][0]), IntentState(rows[0][1])) if rows else None
 
     def ranks_of(self, job: str, attempt: int) -> tuple[RankPlacement, ...]:
-        """Return the GPUs that an attempt holds by a promise. Empty without one, or if the ledger is unreadable."""
+        """Return the GPUs that an attempt holds by a promise.
+
+        Empty without a promise, or if the ledger is unreadable.
+        """
         rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         if not rows or IntentState(rows[0][1]) not in HELD:
             return ()
         return _decode_ranks(rows[0][2])
 
     def open(self) -> Sequence[OpenRequest]:
-        """Return the requests that wait, in order of arrival, and those whose promise no board has settled.
+        """Return the requests that wait, in order of arrival, and those whose promise is still active.
 
-        While the ledger is unreadable, these are the ones of the last time.
+        While the ledger is unreadable, these are the requests that were read last.
         """
         found = self._read(self._read_open)
         if not self.unreadable:
@@ -112,7 +119,7 @@ class PromiseReader:
         return self._open
 
     def windows(self) -> Sequence[Window]:
-        """Return the windows and reservations of the file of queues that the placer serves.
+        """Return the reservations and maintenance windows of the queue file that the placer serves.
 
         While the ledger is unreadable, return those that were read last.
         """
@@ -127,7 +134,10 @@ class PromiseReader:
         return self._windows
 
     def admits(self, job: str, attempt: int) -> bool:
-        """Return whether no limit may refuse this attempt: it holds a promise, or nobody can say whether it does."""
+        """Return whether no limit may refuse this attempt.
+
+        That is so if it holds a promise, or if the ledger is unreadable and cannot say whether it does.
+        """
         promise = self.find(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held
 
@@ -138,7 +148,7 @@ class PromiseReader:
             self._db, self._stand = None, ()
 
     def _read(self, read: Callable[[sqlite3.Connection], _Rows]) -> _Rows | None:
-        """Return what `read` finds. None of a state without a ledger, and where it cannot be read."""
+        """Return the result of `read`. Returns None if there is no ledger, or if it is unreadable."""
         for is_last_try in (False, True):
             try:
                 db = self._connect()
@@ -153,7 +163,10 @@ class PromiseReader:
         return None
 
     def _read_open(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
-        """Each change of a request writes a line of audit, but for a promise whose job was seen."""
+        """Return the open requests, and reuse the last answer if the ledger has not changed.
+
+        Each change of a request writes an audit line. The exception is a promise whose job was seen.
+        """
         noted = db.execute(MARKED, [OVER_QUOTA]).fetchone()
         stand = (*db.execute(STAND).fetchone(), noted)
         if stand == self._stand:
@@ -172,7 +185,7 @@ class PromiseReader:
         return (*waiting, *promised)
 
     def _connect(self) -> sqlite3.Connection | None:
-        """Return a connection to the ledger that is there now, None while there is none."""
+        """Return a connection to the present ledger file, or None if there is no file."""
         try:
             file = self._path.stat().st_ino
         except FileNotFoundError:

@@ -1,16 +1,18 @@
-"""The queue: priority first, then first come, first served, with EASY backfill. Pure: state in, plan out.
+"""The queue: priority first, then first come, first served, with EASY backfill.
+
+All functions are pure: they take a state and return a plan.
 
 1. Entries are placed in order until one does not fit: the head.
-2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its *shadow
-   time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
-3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are not
-   reserved. (Lifka, "The ANL/IBM SP Scheduling System", 1995.) Who is overdue in a queue was first in line to be the
-   head; beside the head nobody goes by that (`placement.backfill`).
-4. An entry that would not fit into the fleet with all jobs gone waits without holding anybody up.
+2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its
+   *shadow time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
+3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are
+   not reserved (Lifka, "The ANL/IBM SP Scheduling System", 1995). An overdue entry was first in line to
+   become the head. Behind the head, overdue entries have no precedence (`placement.backfill`).
+4. An entry that would not fit into the fleet with all jobs gone waits without delaying any other entry.
 
-Estimates are the p90 of finished jobs of the same GPU count: never a job's own future. A request is not tried if one
-with the same fit key (`placement.asks`) failed in this pass. No more than `BACKFILL_TRIES` keys are tried. So a pass
-costs what its different requests cost.
+Estimates are the p90 of finished jobs of the same GPU count, never a job's own future. A request is
+skipped if one with the same fit key (`placement.asks`) failed in this pass. At most `BACKFILL_TRIES` keys
+are tried. So the cost of a pass depends on how many different requests it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +46,10 @@ class Waiting:
 
 
 class Wait(msgspec.Struct, gc=False):
-    """The reason why an entry still waits. `position` counts from 1. `start_ms`: the head's shadow time, else None."""
+    """The reason why an entry still waits.
+
+    `position` counts from 1. `start_ms`: the head's shadow time, None for all other entries.
+    """
 
     entry: Waiting
     position: int
@@ -59,7 +64,11 @@ class Wait(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """placed: in the order in which they were decided; view, running: after them; reservation: the head's."""
+    """The result of one pass over the queue.
+
+    placed: entries in the order of their decisions. view, running: the state after these placements.
+    reservation: that of the head.
+    """
 
     placed: tuple[tuple[Waiting, Decision], ...]
     waiting: tuple[Wait, ...]
@@ -70,7 +79,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The head's claim. gpus: (n, g) bool, what it will use at `shadow_ms`; cpus, memory: (n,) likewise."""
+    """The resources that the head of the queue claims.
+
+    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) what it will use
+    then.
+    """
 
     entry: Waiting
     shadow_ms: int
@@ -80,12 +93,12 @@ class Reservation:
     host_memory_gib: NDArray[np.float64]
 
     def dropped(self) -> "Reservation":
-        """Return the same reservation, holding nothing."""
+        """Return the same reservation without any resources."""
         nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
         return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
 
     def spare(self, view: ClusterView) -> ClusterView:
-        """Return what the head leaves to others."""
+        """Return the view without the resources that the head has reserved."""
         return replace(
             view,
             milli=np.where(self.gpus, np.int16(0), view.milli),
@@ -95,7 +108,7 @@ class Reservation:
 
 
 def order_key(entry: Waiting) -> tuple[int, int, str]:
-    """Higher priority first, then the longer wait, then the request's id."""
+    """Return the sort key: higher priority first, then the longer wait, then the request's id."""
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
@@ -111,9 +124,10 @@ def plan(
     turns: QueueTurns | None = None,
     dropped: str = "",
 ) -> Plan:
-    """One pass over the queue at `options.now_ms`; `running` tells of the jobs that hold GPUs in the view.
+    """Make one pass over the queue at `options.now_ms`.
 
-    dropped: a request for which, as the head, nothing is kept in this pass (`placement.claims`).
+    running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
+    it becomes the head (`placement.claims`).
     """
     after = AfterPass(options, view, turns or ONE_LINE)
     cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
@@ -131,9 +145,9 @@ def plan(
 class AskInPass(msgspec.Struct, gc=False):
     """The findings of a pass about entries with one ask.
 
-    reason: why none of them can start in this pass. version: the version of the turns at which its queue refuses it, or
-    allows all that it asks for. final: a refusal that makes no entry the head. wants: whether it may still lack what
-    its queue is guaranteed.
+    reason: why none of them can start in this pass. version: the version of the turns at which its queue
+    refuses it, or allows all that it asks for. final: a refusal that makes no entry the head. wants: whether
+    its queue may still lack part of its guarantee.
     """
 
     ask: QueueAsk
@@ -147,7 +161,7 @@ class AskInPass(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Cycle:
-    """The state of one pass."""
+    """The state of one pass over the queue."""
 
     view: ClusterView
     running: dict[str, RunningJob]
@@ -174,18 +188,24 @@ class Cycle:
         self.in_line = self.turns.standing is None and not self.has_plugins
 
     def fit_keys(self, request: PlacementRequest) -> FitKeys:
-        """Return the two keys under which a failure of this request may be known; without plugins they are one."""
+        """Return the two keys under which a failure of this request may be recorded.
+
+        Without plugins both are the same.
+        """
         built_in = fit_key(request, has_plugins=False)
         return built_in, fit_key(request, has_plugins=True) if self.has_plugins else built_in
 
     def failed_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
-        """Return the key of all requests that fail as this one does: a narrow one if a plugin rejected a node."""
+        """Return the key of all requests that fail for the same reason as this one.
+
+        The key is a narrow one if a plugin rejected a node.
+        """
         plugins = {name for name, _ in self.options.filters}
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
         return fit_key(request, has_plugins=by_plugin)
 
     def take_turn(self, entry: Waiting) -> None:
-        """Consider an entry as far as its queue may have it."""
+        """Consider an entry, limited to what its queue may have."""
         ask = ask_of(entry.request)
         if self.in_line and ask.in_line is not None:
             ask = ask.in_line
@@ -203,7 +223,7 @@ class Cycle:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
 
     def _refuse(self, entry: Waiting, row: AskInPass, reason: WaitReason) -> None:
-        """Let an entry wait, as the head if its queue lacks only GPUs that jobs hold."""
+        """Let an entry wait. It becomes the head if its queue lacks only GPUs that jobs hold."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
         later = self.turns.later(entry.request) if may_be_head else None
         if later is None or self._final(later) is not None or fits_now(later, self.view, self.options):
@@ -236,13 +256,13 @@ class Cycle:
         return late
 
     def _look(self, row: AskInPass, request: PlacementRequest) -> None:
-        """See what the queue lets this ask have now."""
+        """Record what the queue allows this ask now."""
         allowed, row.version = self.turns.allow(request), self.turns.version
         row.is_whole = allowed is request
         row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
 
     def _try(self, entry: Waiting, row: AskInPass) -> bool:
-        """Place it, if it fits; else it waits."""
+        """Place the entry if it fits. Otherwise it waits. Returns whether it was placed."""
         allowed = self.turns.allow(entry.request)
         assert not isinstance(allowed, str), allowed
         final = None if allowed is entry.request else self._final(allowed)
@@ -257,7 +277,10 @@ class Cycle:
         return False
 
     def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
-        """Decide within `view`, which is the cycle's or a part of it; True when the entry was placed."""
+        """Decide within `view`, which is the cycle's view or a part of it.
+
+        Returns whether the entry was placed.
+        """
         screened = screen(request, view, self.options)
         if not holds_gang(request, view, screened):
             return False
@@ -271,7 +294,10 @@ class Cycle:
         return True
 
     def _reserve(self, entry: Waiting, request: PlacementRequest) -> None:
-        """Claim GPUs for the head; or what can never fit, or nobody knows when, holds nobody up."""
+        """Claim GPUs for the head.
+
+        A request that never fits, or whose start time nothing can predict, waits without a reservation.
+        """
         timeline = self._timeline()
         step = timeline.first_fit(request, self.options)
         if step is None and not request.gpus_per_node:
@@ -313,10 +339,10 @@ class Cycle:
         return False
 
     def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
-        """Return whether a job of so many GPUs should have ended when the head starts.
+        """Return whether a job with this number of GPUs should have ended when the head starts.
 
-        An overdue head counts limits alone: if hundreds pass a large head by a guess, there is always one that outruns
-        it.
+        For an overdue head only time limits count. If hundreds of jobs pass a large head on an estimate, one of
+        them always outruns it.
         """
         assert self.reservation is not None
         in_time = self._ends.get((gpus, limit_s))
@@ -329,14 +355,14 @@ class Cycle:
         return in_time
 
     def _timeline(self) -> Timeline:
-        """Return the releases ahead."""
+        """Return the timeline of releases ahead, computed again if the view has changed."""
         if self._ahead is None or self._ahead.view is not self.view:
             ahead = releases(self.view, self.running, self.run_times, self.options.now_ms)
             self._ahead = Timeline(self.view, ahead)
         return self._ahead
 
     def _beside(self, head: Reservation) -> ClusterView:
-        """Return what the head leaves of the view."""
+        """Return the view without the resources that the head has reserved."""
         if self._spare is None or self._spare[0] is not self.view:
             self._spare = self.view, head.spare(self.view)
         return self._spare[1]
@@ -350,7 +376,7 @@ class Cycle:
 
 
 def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
-    """Return what the head will use in the view of its shadow time."""
+    """Return the resources that the head will use, given the view of its shadow time."""
     gpus, members = claimed(entry.request, view, options)
     cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
     memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)

@@ -1,4 +1,7 @@
-"""Make the `[queue.*]` tables of `queues.toml` nodes of the tree: parents, inherited values, amounts that agree."""
+"""Conversion of the `[queue.*]` tables of `queues.toml` into nodes of the tree.
+
+It finds parents, fills in inherited values, and checks that amounts agree.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -29,7 +32,11 @@ class CreditsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[queue.NAME]`. The class is the one of its own name, else its parent's, unless `class` says otherwise."""
+    """A table `[queue.NAME]` of the file.
+
+    The class is the one that `class` names. Without it, the queue's class is the one of its own name, else
+    its parent's.
+    """
 
     parent: str = ""
     weight: float = 1.0
@@ -49,7 +56,7 @@ AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
 
 
 class NumberCheck:
-    """The bounds of the numbers of one table. Every number within them computes finite results."""
+    """The bounds of the numbers of one table. All numbers within them give finite results."""
 
     def __init__(self, table: Path, refuse: Refuse) -> None:
         self._table = table
@@ -58,7 +65,10 @@ class NumberCheck:
     def __call__(
         self, key: str, value: float | None, least: float, most: float, unit: str = "", part: str = ""
     ) -> None:
-        """Raise RequestError unless the value is absent or lies in least..most. part: a key of an inline table."""
+        """Raise RequestError if a value is present and outside least..most.
+
+        part: a key of an inline table.
+        """
         if value is not None and not least <= value <= most:
             sign = "above 0: " if least > 0 else ""
             why = f"{part} is {value}, must be {sign}{least:,g}..{most:,g} {unit}".strip()
@@ -74,7 +84,10 @@ def check_text(text: str, path: Path, refuse: Refuse) -> None:
 def make_nodes(
     tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
-    """Make the nodes, the root first, parents before children. Raises RequestError if tables do not agree."""
+    """Convert the tables into nodes, the root first, parents before children.
+
+    Raises RequestError if tables do not agree.
+    """
     for name, table in tables.items():
         _check(name, table, classes, refuse)
     paths = _paths(tables, refuse)
@@ -95,7 +108,7 @@ def make_nodes(
 
 
 def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
-    """RequestError where a table is wrong by itself."""
+    """Raise RequestError if a table has an error of its own."""
     here = ("queue", name)
     if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in name.split("/")):
         raise refuse(here, f"{name[:60]!r} is no name: parts joined by /, none empty, all printable")
@@ -122,7 +135,10 @@ def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refu
 
 
 def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
-    """Table → the queue's path. RequestError for cycles, for missing parents, for a second one."""
+    """Return table → the queue's path.
+
+    Raises RequestError for cycles, missing parents and queues that occur twice.
+    """
     found: dict[str, str] = {}
     known: set[str] = set()
     for name in tables:
@@ -182,7 +198,11 @@ def _node(
 
 
 def _with_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refuse: Refuse) -> tuple[QueueNode, ...]:
-    """Parents without a guarantee have the sum of their children's; one that is smaller than that is refused."""
+    """Add the guarantees of parents.
+
+    A parent without a guarantee gets the sum of its children's. Raises RequestError if a guarantee is smaller
+    than that sum.
+    """
     for row in range(len(nodes) - 1, 0, -1):
         node = nodes[row]
         below = _sum(nodes, node)

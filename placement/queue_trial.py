@@ -1,6 +1,7 @@
-"""Try a tree of queues on a sample before it serves: a pass, start times, charges, credits and showback.
+"""Trial of a queue tree on a sample before it serves.
 
-The bounds of the reader say which numbers are accepted. The trial computes with them, as the placer will.
+The sample covers a pass, start times, charges, credits and showback. The bounds of the reader say which
+numbers are accepted. The trial computes with them as the placer will.
 """
 
 import math
@@ -35,7 +36,7 @@ USER = "user"
 
 
 def try_tree(tree: QueueTree) -> None:
-    """Raise RequestError with the reason if a sample of requests does not compute finite numbers."""
+    """Raise RequestError with the reason if a sample of requests gives numbers that are not finite."""
     try:
         with np.errstate(all="raise", under="ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -51,7 +52,7 @@ def try_tree(tree: QueueTree) -> None:
 
 
 def _extreme_leaves(tree: QueueTree) -> list[QueueNode]:
-    """Return leaves with the least and greatest numbers, and the first few others."""
+    """Return the leaves with the smallest and largest numbers, then the first few others."""
     leaves = list(tree.leaves())
     numbers = [
         lambda node: node.weight,
@@ -82,7 +83,7 @@ def _part_of(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
 
 
 def _computed(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple[str, float]]:
-    """Yield what the placer computes with a tree: names and numbers."""
+    """Yield names and values of the numbers that the placer computes with a tree."""
     view = _sample_view([name for name in tree.resources if name != ANY][:MOST_MODELS])
     charges = _charges(leaves, view)
     past = PastUse(tree.policy.half_life_s)
@@ -114,7 +115,7 @@ def _computed(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple[str, f
 
 
 def _sample_view(models: list[str]) -> ClusterView:
-    """Return an idle fleet with two nodes of each model and two of none."""
+    """Return an idle fleet with two nodes of each GPU model and two of unknown model."""
     nodes = [NodeSpec(f"n{at}", GPUS, model, 80, 128, 2048) for at, model in enumerate([*models, *models, "", ""])]
     topology, n = Topology.build(nodes, generation=1), len(nodes)
     free = np.ones((n, GPUS), bool)
@@ -137,7 +138,7 @@ def _sample_view(models: list[str]) -> ClusterView:
 
 
 def _charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
-    """Return an open and a closed charge of each leaf, of every model."""
+    """Return an open and a closed charge for each leaf. Each holds GPUs of every model."""
     held = tuple(HeldGpus("", model, float(GPUS)) for model in ("", *view.inventory.gpu_models))
     found: list[Charge] = []
     for node in leaves:
@@ -150,7 +151,7 @@ def _charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
 
 
 def _requests(leaves: list[QueueNode], view: ClusterView) -> list[PlacementRequest]:
-    """Return requests of each leaf: ordinary ones, and one of each extreme that a caller may send."""
+    """Return requests of each leaf: ordinary ones, and the most extreme that a caller may send."""
     shapes: list[Mapping[str, object]] = [
         {"gpus_per_node": GPUS},
         {"gpu_share": 1, "priority": MAX_COUNT, "limit_s": 1e-3},

@@ -1,6 +1,7 @@
-"""Queues ahead: how queues stand along a future, in which jobs start and end, by the rules of `placement.standing`.
+"""The state of queues along a sampled future, in which jobs start and end.
 
-What waits in a queue counts as wanted, whatever its place. A job that may run on any model counts as GPUs of any.
+The rules are those of `placement.standing`. All waiting requests of a queue count as wanted, whatever
+their place. A job that may run on any model counts as GPUs of any model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,14 +20,14 @@ Times = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class QueueHold:
-    """The amounts that a job takes of its leaf."""
+    """The amounts that a job takes from its leaf."""
 
     leaf: str
     amounts: Amounts
 
     @cached_property
     def kind(self) -> tuple[str, ...]:
-        """The leaf and the resources."""
+        """The leaf and the names of its resources. Holds of one kind differ only in their amounts."""
         return self.leaf, *sorted(self.amounts)
 
     @cached_property
@@ -36,7 +37,10 @@ class QueueHold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """Nodes that a queue may not use for a while. nodes: (n,); seconds are from now; name: what people call it."""
+    """Nodes that a queue may not use for a while.
+
+    nodes: (n,). from_s, to_s: seconds from now. name: its name for people.
+    """
 
     nodes: NDArray[np.bool_]
     from_s: float
@@ -44,12 +48,12 @@ class Closure:
     name: str = ""
 
     def bars(self, start_s: float, run_s: float) -> bool:
-        """Whether a job that should run so long may not start there then."""
+        """Return whether a job that should run for `run_s` may not start there at `start_s`."""
         return self.from_s < start_s + run_s and start_s < self.to_s
 
 
 class QueuesAhead:
-    """The queues along one future; numbers are those of the jobs that hold GPUs."""
+    """The queues along one future. The numbers are those of the jobs that hold GPUs."""
 
     def __init__(self, standing: QueueStanding, holds: Mapping[int, QueueHold]) -> None:
         self._standing = standing
@@ -59,7 +63,7 @@ class QueuesAhead:
 
     @classmethod
     def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
-        """Return the queues as they stand now, with all that waits."""
+        """Return the queues in their present state, with all waiting requests."""
         standing = standing.copy()
         standing.forget_wants()
         for hold in waiting:
@@ -67,11 +71,11 @@ class QueuesAhead:
         return cls(standing, holds)
 
     def copy(self) -> "QueuesAhead":
-        """Another that goes its own way."""
+        """Return an independent copy."""
         return QueuesAhead(self._standing.copy(), self._holds)
 
     def allows(self, hold: QueueHold) -> bool:
-        """Whether its queue may have it now."""
+        """Return whether the queue of this job may have its amounts now."""
         least, _ = self._refused.get(hold.kind, (np.inf, ""))
         if hold.most >= least:
             return False
@@ -85,7 +89,7 @@ class QueuesAhead:
         return by is None
 
     def start(self, number: int, hold: QueueHold, waited: bool) -> None:
-        """Count a job that starts; waited: it was among those that wanted GPUs."""
+        """Count a job that starts. waited: it was among the requests that wanted GPUs."""
         self._allowed.clear()
         if waited:
             self._standing.wait(hold.leaf, hold.amounts, -1.0)
@@ -102,9 +106,10 @@ class QueuesAhead:
 
 
 def allowed_from(standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold) -> float:
-    """From when on a queue may have it, in seconds; inf: never. spans: (start_s, end_s) of what holds GPUs, or will.
+    """Return the seconds after which a queue may have the job, inf if never.
 
-    What started before now is in `standing` already.
+    spans: (start_s, end_s, hold) of each job that holds GPUs, or will. Jobs that started before now are
+    counted in `standing` already.
     """
     numbered = list(enumerate(spans))
     events = [(end_s, 0, number) for number, (_, end_s, _) in numbered]

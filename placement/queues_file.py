@@ -1,4 +1,7 @@
-"""Read and check `queues.toml`. A bad file is refused whole: RequestError with the line, the field and the fix."""
+"""Reading and checking `queues.toml`.
+
+A file with any error is refused as a whole. The RequestError names the line, the field and the fix.
+"""
 
 import hashlib
 import math
@@ -41,7 +44,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class PolicyTable(_Table, frozen=True):
-    """`[policy]`."""
+    """The table `[policy]` of the file."""
 
     half_life_h: float = 168.0
     order: LeafOrder = "shortest"
@@ -53,14 +56,17 @@ class PolicyTable(_Table, frozen=True):
 
 
 class ClassTable(_Table, frozen=True):
-    """`[class.NAME]`."""
+    """A table `[class.NAME]` of the file."""
 
     priority: int = 0
     preempts: tuple[str, ...] = ()
 
 
 class ReservationTable(_Table, frozen=True, kw_only=True):
-    """`[[reservation]]` and, without a queue, `[[maintenance]]`. nodes: names, or {level = "domain"}."""
+    """A table `[[reservation]]` or, without a queue, `[[maintenance]]`.
+
+    nodes: names, or {level = "domain"}.
+    """
 
     name: str = ""
     queue: str = ""
@@ -70,7 +76,7 @@ class ReservationTable(_Table, frozen=True, kw_only=True):
 
 
 class Refuse:
-    """The errors about places in a file."""
+    """A builder of errors that name a place in the file."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -82,7 +88,10 @@ class Refuse:
 
 
 def read_queues(text: str) -> QueueTree:
-    """Read the tree of a file's text. Raises RequestError that says what is wrong with it, and where."""
+    """Read the queue tree from a file's text.
+
+    Raises RequestError that says what is wrong with the file, and where.
+    """
     if len(text) > MOST_BYTES:
         size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
         raise RequestError(f"the file has {size} are read: a tree of {MOST_QUEUES:,} queues fits into that", "queue")
@@ -125,7 +134,7 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
 
 
 def installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
-    """Resource → GPUs that a fleet has, with those that are out of service today."""
+    """Return resource → GPUs that a fleet has, including those that are out of service today."""
     found: dict[str, float] = {ANY: 0.0}
     for node in nodes:
         found[ANY] += node.gpus
@@ -135,7 +144,10 @@ def installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
 
 
 def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "") -> None:
-    """RequestError where the queues are guaranteed more GPUs than the fleet has (resource → GPUs)."""
+    """Raise RequestError if the queues are guaranteed more GPUs than the fleet has.
+
+    capacity: resource → GPUs of the fleet.
+    """
     if tree.policy.overcommit:
         return
     root = tree.nodes[0]
@@ -187,7 +199,7 @@ def _class(name: str, table: ClassTable, refuse: Refuse) -> QueueClass:
 
 
 def _check_names(tree: QueueTree, refuse: Refuse) -> None:
-    """Names that one table gives of another."""
+    """Check the names by which one table refers to another."""
     unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
     if unknown and unknown not in leaves:
         why = f"{unknown!r} is no queue without queues below it{nearest_key(unknown, [*leaves])}"

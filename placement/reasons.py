@@ -1,6 +1,7 @@
-"""Reasons: why an entry of the queue waits, as a code and what it is about. The sentence is made for who reads it.
+"""The reasons why entries of the queue wait, as a code and its details.
 
-Thousands of entries share a reason. What is free is told as it is after the pass.
+A reason makes its sentence only when a caller reads it, because thousands of entries share one. The free
+GPUs in it are those after the pass.
 """
 
 from dataclasses import dataclass
@@ -30,15 +31,15 @@ class AfterPass:
     turns: QueueTurns
 
     def room(self, request: PlacementRequest) -> str:
-        """`16 free GPUs fit`."""
+        """Describe the free room for a request: `16 free GPUs fit`."""
         return fitting(request, int(screen(request, self.view, self.options).room.sum()))
 
 
 class WaitReason(msgspec.Struct, gc=False):
     """The reason why a request waits.
 
-    request: any of those of the same shape. job: of the head, or the one that the head waits for. said: the sentence,
-    if it is known already. at_limit: as `is_over_quota`, None until a caller asks.
+    request: any of those of the same shape. job: the head, or the job that the head waits for. said: the
+    sentence, if it is known already. at_limit: the cached value of `is_over_quota`, None until a caller asks.
     """
 
     code: WaitCode
@@ -70,7 +71,7 @@ class WaitReason(msgspec.Struct, gc=False):
 
     @property
     def is_over_quota(self) -> bool:
-        """Return whether its queue is at its limit, so that more machines would not start it."""
+        """Return whether its queue is at its limit, so that more machines would not start the request."""
         if self.at_limit is None:
             self.at_limit = self.code in ("queue", "untried") and self.after.turns.is_at_limit(self.request)
         return self.at_limit

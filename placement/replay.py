@@ -1,7 +1,8 @@
-"""Play a queue through time: arrivals and ends move a clock, and after each of them a scheduler makes a pass.
+"""Play a queue through time: a scheduler makes a pass after each arrival and each end.
 
-A scheduler never sees a run time before its end. A refused start gives its GPUs back after a while, and the job waits
-on with its old arrival. Same input, same starts: there is no randomness and no other clock.
+A scheduler never sees a run time before its end. A refused start releases its GPUs after a while, and the
+job waits again with its old arrival. The same input gives the same starts: there is no randomness and no
+other clock.
 """
 
 import heapq
@@ -22,7 +23,10 @@ Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in order of submission, as lists. limit_s: None where none is known; queue: what shares are counted by."""
+    """Jobs in order of submission, as lists.
+
+    limit_s: None if unknown. queue: the queue of each job, by which shares are counted.
+    """
 
     name: Sequence[str]
     submit_s: Sequence[float]
@@ -37,21 +41,24 @@ class Trace:
 
 
 class PlayedScheduler(Protocol):
-    """A scheduler in a play. Jobs are rows of the trace. It leaves out what it can never start."""
+    """A scheduler in a play. Jobs are rows of the trace. Jobs that it can never start are left out."""
 
     def wait(self, job: int, now_s: float) -> None:
-        """Let a job wait from now on, or again after a start that was refused."""
+        """Add a job that waits from now on, or again after a refused start."""
 
     def end(self, job: int, now_s: float, refused: bool) -> None:
         """Free the GPUs of a job."""
 
     def go(self, now_s: float) -> Sequence[int] | None:
-        """Return the jobs that start now. None if no pass was needed."""
+        """Return the jobs that start now. Returns None if no pass was needed."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """The state of a play. start_s: (job,) NaN until it starts; passes: how often the scheduler looked."""
+    """The state of a play.
+
+    start_s: (job,) NaN until the job starts. passes: how many passes the scheduler made.
+    """
 
     trace: Trace
     scheduler: PlayedScheduler
@@ -65,13 +72,13 @@ class Replay:
         self.start_s = np.full(len(self.trace), np.nan)
 
     def play(self) -> Floats:
-        """To the end of the last job; (job,) starts."""
+        """Play to the end of the last job. Returns (job,) start times in seconds."""
         for _ in self.steps():
             pass
         return self.start_s
 
     def steps(self) -> Iterator[float]:
-        """Yield the moments at which something happened, each after its pass."""
+        """Yield each moment at which something happened, after the scheduler's pass."""
         submit_s, job = self.trace.submit_s, 0
         while job < len(submit_s) or self._ends:
             now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
@@ -100,7 +107,7 @@ class Replay:
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
-    """A machine that time passes for. started: of the pass since `at`."""
+    """A machine through which time passes. started: the jobs started in the pass since `at`."""
 
     started: list[Item]
 
@@ -110,7 +117,7 @@ class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
 
 
 class QueuePolicy(Protocol):
-    """The order of jobs, by what is known of them by then. Jobs are rows of the trace."""
+    """The order of jobs, computed from what is known of them at that time. Jobs are rows of the trace."""
 
     def key(self, job: int, now_s: float) -> float: ...
 
@@ -121,7 +128,10 @@ class QueuePolicy(Protocol):
 
 @dataclass(slots=True)
 class RowScheduler(Generic[A]):
-    """One queue ordered by a policy, with EASY backfill. ask: what a job asks for, None where it can never start."""
+    """One queue ordered by a policy, with EASY backfill.
+
+    ask: the ask of a job, None if it can never start.
+    """
 
     submit_s: Sequence[float]
     machine: PlayedMachine[A]

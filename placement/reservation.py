@@ -1,4 +1,7 @@
-"""Reservation of the queue's head: how surely it holds, what may run beside it, what becomes free when."""
+"""The reservation of the queue's head: how surely it holds, and what may run until then.
+
+Also when running jobs release their GPUs.
+"""
 
 from dataclasses import dataclass
 
@@ -16,7 +19,10 @@ ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
 
 @dataclass(frozen=True, slots=True)
 class FreeWindow:
-    """Free GPUs, on how many nodes, and until when a job may use them without delaying the head; None: for good."""
+    """Free GPUs, and the time until which a job may use them without delaying the head.
+
+    nodes: how many nodes they are on. until_ms: None if they are free without a time limit.
+    """
 
     gpus: int
     nodes: int
@@ -25,9 +31,9 @@ class FreeWindow:
 
 @dataclass(frozen=True, slots=True)
 class JobRelease:
-    """GPUs that a running job gives back; ends_ms: p10, p50, p90, None where nothing tells its run time.
+    """GPUs that a running job releases when it ends.
 
-    by: what its run time is known by.
+    ends_ms: p10, p50, p90. None if its run time is unknown. by: the basis of its run time.
     """
 
     job: str
@@ -39,10 +45,11 @@ class JobRelease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The head's reservation. idle_gpus: free already, and reserved for it.
+    """The head's reservation.
 
-    holds_p: None where it is not known, with the `reason`. by: what it is known by. basis: what the shadow time is
-    known by; "prior" where nothing tells the run time of the job that the head waits for, and the plan assumes a day.
+    idle_gpus: GPUs that are free already, and reserved for it. holds_p: None if unknown, and `reason` says
+    why. by: the basis of holds_p. basis: the basis of the shadow time. It is "prior" if the run time of the
+    job that the head waits for is unknown. The plan then assumes a day.
     """
 
     request_id: str
@@ -57,7 +64,7 @@ class Held:
 
 
 def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
-    """Return the reservation for people to read."""
+    """Describe the reservation for people to read."""
     known = holds_p(reservation, timelines) if timelines is not None else None
     return Held(
         request_id=reservation.entry.request.request_id,
@@ -73,7 +80,7 @@ def held(reservation: Reservation, view: ClusterView, timelines: Timelines | Non
 
 
 def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
-    """Return why `holds_p` is not known."""
+    """Return why `holds_p` is unknown."""
     if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
         return "no futures with this request have been sampled yet"
     return unknown_sentence(timelines)
@@ -85,7 +92,7 @@ def _by(reservation: Reservation, timelines: Timelines) -> StartBasis:
 
 
 def _shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
-    """Return what the planned end of the job that the head waits for is known by."""
+    """Return the basis of the planned end of the job that the head waits for."""
     row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
     return timelines.run_times.basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
 
@@ -103,7 +110,7 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
 
 
 def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
-    """Unreserved free GPUs, then the head's, which are free until its shadow time."""
+    """Return the unreserved free GPUs, then the head's, which are free until its shadow time."""
     kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
     is_open = view.is_open
     found = []
@@ -115,7 +122,7 @@ def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWin
 
 
 def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
-    """When running jobs should end, the soonest half-way first; at most `MOST_RELEASES`."""
+    """Estimate when running jobs end, the smallest median first. Returns at most `MOST_RELEASES`."""
     view, ends_s = timelines.view, timelines.running_ends()
     running = [job for job in view.jobs if job in ends_s]
     index = {job: number for number, job in enumerate(view.jobs)}

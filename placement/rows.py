@@ -1,7 +1,8 @@
-"""Waiting entries as rows of those that are alike to the machines: a pass costs what its rows cost, not its entries.
+"""Waiting entries grouped into rows of entries that are alike to the machines.
 
-A row has one ask, one priority and one bound of waiting. Its entries stand in two orders: by key, and by arrival for
-those that have waited as long as the bound (they are *starved*). Who leaves is dropped from both when it comes first.
+The cost of a pass depends on the number of rows, not of entries. A row has one ask, one priority and one
+waiting bound. Its entries have two orders: by key, and by arrival for those that have waited as long as
+the bound (they are *starved*). An entry that leaves is removed from each order when it comes first there.
 """
 
 import heapq
@@ -17,7 +18,10 @@ NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One entry. key: the least is next; queued_s: its arrival; name: unique; number: the caller's."""
+    """One entry of a row.
+
+    key: the smallest is next. queued_s: its arrival. name: unique. number: the caller's number.
+    """
 
     name: str
     key: float
@@ -28,7 +32,7 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class WaitingRow(Generic[A]):
-    """Entries with the same ask. bound_s: who has waited so long is starved."""
+    """Entries with the same ask. bound_s: an entry that has waited this long is starved."""
 
     ask: A
     priority: int = 0
@@ -51,7 +55,7 @@ class WaitingRow(Generic[A]):
         return (-self.priority, 1, key, queued_s, name), item
 
     def ranked(self, now_s: float) -> Iterator[tuple[Rank, Item]]:
-        """All entries that wait, with their ranks, in no order."""
+        """Yield all waiting entries with their ranks, in no particular order."""
         for key, queued_s, name, item in self._by_key:
             if item.waits:
                 starved = now_s - queued_s >= self.bound_s
@@ -80,7 +84,7 @@ class Rows(Generic[A]):
         return (row for row in self._rows.values() if row.size)
 
     def add(self, ask: A, item: Item, priority: int = 0, bound_s: float = NEVER) -> None:
-        """Put an entry at the end of its row."""
+        """Add an entry to its row."""
         key = (ask, priority, bound_s)
         row = self._rows.get(key)
         if row is None:

@@ -1,6 +1,7 @@
-"""Run times at random: one a path, so that a path is one future of all jobs.
+"""Random run times: one on each path, so that a path is one future of all jobs.
 
-A job whose run time nothing tells never ends here. What can start without its GPUs has a start time, the rest has none.
+A job without any estimate of its run time never ends here. A request that can start without its GPUs has
+a start time. Other requests have none.
 """
 
 from collections.abc import Sequence
@@ -22,20 +23,23 @@ NORMAL = NormalDist()
 
 
 class RunTimeSource(NamedTuple):
-    """All that the run time of a job that has not started is known by. quantiles_s: at `RUN_LEVELS`, where known."""
+    """All that is known about the run time of a job that has not started.
+
+    quantiles_s: its quantiles at `RUN_LEVELS`, None if unknown.
+    """
 
     gpus: int
     limit_s: float | None
     quantiles_s: tuple[float, ...] | None
 
     def basis(self, run_times: RunTimeQuantiles) -> Basis:
-        """Return what the run time is known by."""
+        """Return the basis of the run time."""
         return "runs" if self.quantiles_s is not None else run_times.basis(self.gpus, self.limit_s)
 
 
 @dataclass(slots=True)
 class RunTimeSample:
-    """Run times at random, one a path, all of a path in part alike."""
+    """Random run times, one on each path. Those of one path are correlated."""
 
     rng: np.random.Generator
     run_times: RunTimeQuantiles
@@ -48,9 +52,9 @@ class RunTimeSample:
         return np.array([NORMAL.cdf(z) for z in mixed.ravel().tolist()]).reshape(mixed.shape)
 
     def runs(self, jobs: Sequence[RunTimeSource]) -> Array:
-        """Draw (job, path) seconds of jobs that have not started; inf where nothing tells.
+        """Draw (job, path) run times in seconds of jobs that have not started, inf if unknown.
 
-        Jobs whose run time is known by the same are computed at once.
+        Jobs with equal sources are computed together.
         """
         levels = self.levels(len(jobs))
         runs_s = np.full(levels.shape, np.inf, np.float32)
@@ -64,7 +68,7 @@ class RunTimeSample:
         return runs_s
 
     def left(self, row: RunningJob, now_ms: int) -> Array:
-        """(path,) seconds that a running job still has to go; inf where nothing tells."""
+        """Draw (path,) remaining seconds of a running job, inf if unknown."""
         age_s = row.age_s(now_ms)
         levels = self.levels(1)[0]
         if row.basis(self.run_times, now_ms) == "prior":
@@ -76,9 +80,10 @@ class RunTimeSample:
 
 
 def left_of(quantiles_s: Sequence[float], levels: Levels) -> Levels:
-    """(path,) seconds at `levels` by quantiles at `RUN_LEVELS`; at least one.
+    """Return (path,) seconds at `levels` by quantiles at `RUN_LEVELS`, at least 1.
 
-    Below the lowest level and beyond the highest it goes on as steeply (a Pareto tail): few jobs end at one moment.
+    Below the lowest level and above the highest, the curve continues with the same slope (a Pareto tail),
+    because few jobs end at one moment.
     """
     known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
     below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])

@@ -1,11 +1,15 @@
-"""Scorers: name → score in [0, 1], for nodes (in which order to fill a domain) and for whole gangs (which domain).
+"""Scorers for nodes (the order in which to fill a domain) and for whole gangs (which domain wins).
 
-risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less what racks, power
-         domains and rails with two or more of them add (fleet/shared_domains.py)
-slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts slow
-fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng et
-         al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally likely; where
-         the newest requests are known, how little the potential grows over them (placement/potential.py)
+Each scorer has a name and gives a score in [0, 1].
+
+risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less what
+         racks, power domains and rails with two or more of them add (fleet/shared_domains.py)
+slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts
+         slow
+fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng
+         et al., "Beware of Fragmentation", ATC 2023), with whole-GPU shapes of 1, 2, 4, ... GPUs, equally
+         likely; where the newest requests are known, how little the potential grows over them
+         (placement/potential.py)
 packing  how near the members are to each other: the level of the domain and the number of nodes
 quiet    only for heavy host I/O: the node's other GPUs are idle (they share PCIe and disks)
 """
@@ -38,7 +42,7 @@ SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
 @lru_cache(maxsize=64)
 def fragments(gpus: int) -> NDArray[np.float64]:
-    """(gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
+    """Return (gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
 
     >>> fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
     [0.0, 0.67, 0.67, 1.33, 0.0]
@@ -49,7 +53,10 @@ def fragments(gpus: int) -> NDArray[np.float64]:
 
 
 def node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Score of leaving `free - taken` free GPUs on nodes of `gpus` GPUs; arrays of one length."""
+    """Score what it means to leave `free - taken` free GPUs on nodes of `gpus` GPUs.
+
+    All arrays have the same length.
+    """
     if not len(free):
         return np.zeros(0)
     most, left = int(free.max()), free - taken
@@ -68,20 +75,24 @@ def _fit_score(
 
 @lru_cache(maxsize=64)
 def _fit_table(most: int, gpus: int) -> NDArray[np.float64]:
-    """((most + 1) ** 2,) `node_fit` of nodes of one size at free * (most + 1) + left."""
+    """Return ((most + 1) ** 2,) `node_fit` of nodes of one size, at index free * (most + 1) + left."""
     free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
     return _fit_score(fragments(most), free, left, np.full(len(free), gpus))
 
 
 def parts_free(view: ClusterView, milli: int) -> NDArray[np.int64]:
-    """(n,) parts of that size that GPUs hold beside what is on them already; 0 for whole ones."""
+    """Return (n,) how many more parts of that size fit on GPUs that are partly taken. 0 for whole GPUs."""
     if milli == WHOLE:
         return np.zeros(len(view), np.int64)
     return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
 def run_s(request: PlacementRequest, view: ClusterView) -> float:
-    """For how long risk counts: the usual run time, at most the limit or a day (it restarts then); else the horizon."""
+    """Return the seconds over which risk counts for a request.
+
+    That is the usual run time, at most the limit or a day (the job restarts then). If it is unknown, it is
+    the horizon.
+    """
     gpus = request.members.desired * request.gpus_per_node
     usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
     expected = min(usual, np.inf if request.limit_s is None else request.limit_s)
@@ -91,7 +102,7 @@ def run_s(request: PlacementRequest, view: ClusterView) -> float:
 
 
 def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(n,) probabilities of failing and of slowing within the time, NaN unknown."""
+    """Return (n,) probabilities of failing and of slowing down within the time, NaN if unknown."""
     by_time = view.risk
     if by_time is None:
         return view.p_fail, view.p_slow
@@ -103,7 +114,7 @@ def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float6
 
 
 def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple[NDArray[np.float64], ...]:
-    """(n,) log probabilities of not failing and of not slowing within the time."""
+    """Return (n,) log probabilities of not failing and of not slowing down within the time."""
 
     def chances() -> tuple[NDArray[np.float64], ...]:
         known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
@@ -118,10 +129,10 @@ def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple
 
 
 class NodeScores:
-    """Scores of the candidates of one request: arrays over c candidate rows.
+    """Scores of the candidates of one request, as arrays over c candidate rows.
 
-    room: members that each can host; most_room: of the roomiest, at least 1; survives, keeps_pace: log probabilities;
-    extra: scores by name.
+    room: members that each can host. most_room: the room of the roomiest, at least 1. survives, keeps_pace:
+    log probabilities. extra: scores by name.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -151,7 +162,7 @@ class NodeScores:
 
     @cached_property
     def advice(self) -> NDArray[np.int8]:
-        """(c,) what operators are advised to do with each candidate."""
+        """(c,) the advice to operators about each candidate."""
         return self._view.advice[self.rows]
 
     @cached_property
@@ -169,7 +180,7 @@ class NodeScores:
 
     @cached_property
     def parts(self) -> NDArray[np.int64]:
-        """(c,) parts of the requested size that fit beside others on GPUs of each candidate."""
+        """(c,) parts of the requested size that still fit on partly taken GPUs of each candidate."""
         return parts_free(self._view, self.request.milli)[self.rows]
 
     @cached_property
@@ -199,26 +210,26 @@ class NodeScores:
         }
 
     def fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(k,) how little usable room so many members break on the candidates `at`."""
+        """Return (k,) how little usable room `members` break on the candidates `at`."""
         if self.growth is not None:
             return self.growth.fit(at, members)
         return node_fit(self.free[at], self._whole(at, members), self.gpus[at])
 
     def _whole(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(k,) GPUs of the candidates `at` that are wholly free now and would not be with so many members."""
+        """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
         on_whole = WHOLE // self.request.milli
         return np.asarray(-(-np.maximum(members - self.parts[at], 0) // on_whole))
 
     def of_nodes(self, size: int) -> NDArray[np.float64]:
-        """(c,) the weighted mean of `node_parts`, in [0, 1]."""
+        """Return (c,) the weighted mean of `node_parts`, in [0, 1]."""
         if size not in self._of_nodes:
             self._of_nodes[size] = self.total(self.node_parts(size))
         return self._of_nodes[size]
 
     def span(self, size: int) -> int:
-        """Return the fewest candidates that could hold so many members if all were as roomy as the roomiest."""
+        """Return the fewest candidates that could hold `size` members if all were as roomy as the roomiest."""
         return -(-size // self.most_room)
 
     def of_gangs(
@@ -226,7 +237,7 @@ class NodeScores:
     ) -> dict[str, NDArray[np.float64]]:
         """Return name → (n,) unweighted scores by domain.
 
-        (k,) each: `at` candidates, `take` members, `domain` 0..n-1.
+        at, take, domain: (k,) each: candidates, members, and domains 0..n-1.
         """
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
@@ -245,7 +256,7 @@ class NodeScores:
         return np.maximum(median(self.survives) - self.survives, 0.0)
 
     def shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-        """(n,) hazard that the gangs' members have in common; arguments as in `of_gangs`."""
+        """Return (n,) hazard that the gangs' members have in common. For the arguments see `of_gangs`."""
         found, excess = np.zeros(n), self.excess[at]
         for level, numbers in self.shared.items():
             own = numbers[at]
@@ -267,14 +278,14 @@ class NodeScores:
         return found
 
     def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """(n,) weighted mean of the parts."""
+        """Return (n,) the weighted mean of the parts."""
         score = np.zeros(len(parts["risk"]))
         for name, part in parts.items():
             score += self.weights[name] * part
         return score / self.total_weight
 
     def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
-        """Return what each part adds to the score of one domain. They sum to the score."""
+        """Return the contribution of each part to the score of one domain. They sum to the score."""
         return {
             name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()
         }

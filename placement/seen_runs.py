@@ -1,4 +1,4 @@
-"""Run times by GPU count, learnt from jobs as they end: what a plan expects of those that still run."""
+"""Run times by GPU count, learnt from jobs as they end. A plan expects them of jobs that still run."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ RELEARN = 0.05  # of its runs are new: learn its quantiles again
 
 
 class SeenRuns:
-    """Run times of what ended in a play. times: their quantiles, as the placer reads them from a board."""
+    """The run times of jobs that ended in a play.
+
+    times: their quantiles, in the form in which the placer reads them from a board.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[int, deque[float]] = {}
@@ -33,7 +36,7 @@ class SeenRuns:
             self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
 
     def planned(self, ask: CountAsk, age_s: float) -> float:
-        """Return the limit, which ends a job. Without one, the p90 of its like."""
+        """Return the time limit, which ends a job. Without a limit, return the p90 of similar jobs."""
         if ask.limit_s is not None:
             return ask.limit_s
         return self.times.run_s(ask.gpus, 0.9, age_s=age_s)

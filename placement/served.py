@@ -1,6 +1,7 @@
-"""The plan that serves, played through time: `placement.queue.plan` on a fleet whose jobs end as a trace says.
+"""The serving plan, `placement.queue.plan`, played through time on a fleet whose jobs follow a trace.
 
-It knows what the placer knows at that moment: requests, charges, banks, and run times of jobs that ended before.
+It knows what the placer knows at that moment: requests, charges, banks, and run times of jobs that ended
+before.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ FEWEST_SHAPES = 50
 
 
 def played_view(gpus: Sequence[int]) -> ClusterView:
-    """Return an empty fleet of nodes with so many GPUs each, of which nothing else is known."""
+    """Return an empty fleet of nodes with these GPU counts. Nothing else is known of the nodes."""
     topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
     n = len(gpus)
     usable = np.arange(max(gpus))[None, :] < np.array(gpus)[:, None]
@@ -51,7 +52,7 @@ def played_view(gpus: Sequence[int]) -> ClusterView:
 
 @dataclass(slots=True)
 class PlayedBook:
-    """Charges and banks, as the ledger keeps them."""
+    """The charges and banks of a play, as the ledger would hold them."""
 
     tree: QueueTree
     opened: dict[int, Charge] = field(default_factory=dict)  # job → its charge
@@ -63,7 +64,7 @@ class PlayedBook:
         self._past = PastUse(self.tree.policy.half_life_s)
 
     def settle(self, now_ms: int) -> None:
-        """Bring the banks up to now, before anything that they depend on changes."""
+        """Update the banks to now, before anything that they depend on changes."""
         self.banks |= banks_at(self.tree, self.banks, self.opened.values(), now_ms)
 
     def close(self, job: int, now_ms: int, outcome: str) -> None:
@@ -78,7 +79,7 @@ class PlayedBook:
 
 @dataclass(frozen=True, slots=True)
 class JobHold:
-    """The GPUs that a running job was given."""
+    """The GPUs that a running job holds."""
 
     request: PlacementRequest
     ranks: tuple[RankPlacement, ...]
@@ -86,9 +87,10 @@ class JobHold:
 
 @dataclass(slots=True)
 class ServedPlan:
-    """A scheduler to be played. ask: the request of a job, its id unique; None where it can never be placed.
+    """The serving plan as a scheduler that can be played.
 
-    forgets: shares count what is held now alone, as Kueue's do. waits: of the last pass. holds: of jobs that run.
+    ask: the request of a job, with a unique id. None if the job can never be placed. forgets: shares count
+    only what is held now, as Kueue's do. waits: those of the last pass. holds: those of running jobs.
     """
 
     view: ClusterView

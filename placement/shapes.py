@@ -1,4 +1,4 @@
-"""Shapes: what a request is to the machines. Thousands of jobs have tens of shapes."""
+"""Shapes: the part of a request that matters to machines. Thousands of jobs have tens of shapes."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,10 @@ MOST_SHAPES = 128
 
 @dataclass(frozen=True, slots=True)
 class MemberShape:
-    """One member of a request: `gpus` slots of which `milli` thousandths each must be free, CPUs, GPU models.
+    """One member of a request: its slots, CPUs and GPU models.
 
-    No models: any. A part of a name in lower case is enough.
+    It needs `gpus` slots, each with `milli` thousandths free. models: empty for any model. A part of a name
+    in lower case is enough.
     """
 
     gpus: int
@@ -27,13 +28,16 @@ class MemberShape:
     models: tuple[str, ...] = ()
 
     def is_hosted_by(self, model: str) -> bool:
-        """Whether a GPU of this model will do."""
+        """Return whether a GPU of this model is suitable."""
         return not self.models or any(wanted in model.casefold() for wanted in self.models)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeDemand:
-    """m shapes as columns, by how many of 1 request each is; levels: (u,) what they need free of a slot, ascending."""
+    """A demand of m shapes as columns, each weighted by its share of the requests.
+
+    levels: (u,) the thousandths of a slot that shapes need, ascending.
+    """
 
     gpus: NDArray[np.int64]  # (m,)
     cpus: NDArray[np.float64]  # (m,)
@@ -47,7 +51,10 @@ class ShapeDemand:
 def demand_of(
     members: Mapping[MemberShape, float], models: Iterable[str], common: float = COMMON
 ) -> ShapeDemand | None:
-    """Return the commonest shapes of `members` (shape → how many) on GPUs of `models`. None if none needs a GPU."""
+    """Return the commonest shapes of `members` (shape → how many) on GPUs of `models`.
+
+    Returns None if no shape needs a GPU.
+    """
     total = sum(members.values())
     wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE
     cpus = sum(shape.cpus * count for shape, count in members.items() if shape.gpus)
@@ -80,7 +87,7 @@ def member_shape(request: PlacementRequest) -> MemberShape:
 
 
 class RecentShapes:
-    """The shapes of the newest requests, each as many times as it has members."""
+    """The shapes of the newest requests, each counted once for each member."""
 
     def __init__(self, kept: int) -> None:
         self._newest: deque[tuple[MemberShape, int]] = deque()
@@ -89,7 +96,7 @@ class RecentShapes:
         self.version = 0
 
     def add(self, shape: MemberShape, members: int = 1) -> None:
-        """Another request; beyond `kept` the oldest is forgotten."""
+        """Add a request. Beyond `kept` requests, the oldest is dropped."""
         self._newest.append((shape, members))
         self._members[shape] += members
         if len(self._newest) > self._kept:

@@ -13,9 +13,10 @@ By = Literal["queue", "user", "class", "pool"]
 
 @dataclass(slots=True)
 class ChargeSum:
-    """GPU-seconds. used, seen: busy as telemetry saw it, of so many granted; lost: since the last checkpoint.
+    """A sum of charges in GPU-seconds.
 
-    preempted: of granted, what attempts held that were stopped for others.
+    used: time in which telemetry saw the GPUs busy. seen: the granted time that telemetry covers. lost: time
+    since the last checkpoint. preempted: the part of `granted` that preempted attempts held.
     """
 
     jobs: int = 0
@@ -30,7 +31,10 @@ class ChargeSum:
 
 
 def sums(charges: Iterable[Charge], by: By, from_ms: int, to_ms: int, prices: Prices) -> dict[str, ChargeSum]:
-    """Return name → its sum of these charges within [from, to). What is used or lost counts where the charge ends."""
+    """Return name → the sum of its charges within [from, to).
+
+    Used time counts in proportion to the granted time in that span. Lost time counts where the charge ends.
+    """
     found: dict[str, ChargeSum] = {}
     for charge in charges:
         for name, held in _parts(charge, by).items():

@@ -1,7 +1,8 @@
-"""When the slots of nodes come free along sampled futures, and the first place of a gang among them.
+"""The times at which slots of nodes become free along sampled futures, and the first place of a gang.
 
-A *slot* is as many GPUs of one node as one member of a gang takes. `SlotTimes` follows a calendar that changes on few
-nodes at a time, so that the next gang of a shape costs what has changed and not the whole calendar.
+A *slot* is as many GPUs of one node as one member of a gang takes. `SlotTimes` follows a calendar that
+changes on few nodes at a time. So the cost of the next gang of a shape depends on what has changed, not
+on the whole calendar.
 """
 
 from dataclasses import dataclass, field
@@ -31,9 +32,10 @@ class Place:
 
 
 class GangShape(NamedTuple):
-    """The part of a request that decides its place. level: all members are in one domain of it, None: anywhere.
+    """The part of a request that decides its place.
 
-    each: GPUs of a member. room: (n,) int64, members that an empty node hosts.
+    level: all members are in one domain of this level. None: they may be anywhere. each: GPUs of a member.
+    room: (n,) int64, members that an empty node hosts.
     """
 
     level: Level | None
@@ -52,9 +54,9 @@ class GangShape(NamedTuple):
 
 @dataclass(slots=True)
 class SlotTimes:
-    """When each slot of each node is free, by domain.
+    """The times at which each slot of each node is free, by domain.
 
-    rows: (domain, most nodes of a domain) the nodes, -1 where a domain has fewer. slots: of one node.
+    rows: (domain, most nodes of a domain) node rows, -1 where a domain has fewer. slots: slots of one node.
     times_s: (path, domain, most nodes × slots) float32 seconds from now.
     """
 
@@ -96,7 +98,7 @@ class SlotTimes:
             self.is_outdated = True
 
     def follow(self, free_s: Array) -> None:
-        """Read the nodes of the calendar that have changed."""
+        """Read the changed nodes of the calendar."""
         if not self._stale or not self.slots:  # no node has as many GPUs as a member needs
             return
         nodes = np.concatenate(self._stale)
@@ -120,9 +122,10 @@ class SlotTimes:
         return at.ravel()
 
     def earliest(self, members: int, order: Ints | None = None) -> Place:
-        """Return where and when a gang of so many members starts.
+        """Return the place and time at which a gang of this many members starts.
 
-        order: (path, node, gpu) places in the calendar of the GPUs that these times are of. None: they are the same.
+        order: (path, node, gpu) the positions in the calendar of the GPUs that these times belong to. None if the
+        positions are the same.
         """
         paths, domains, size = self.times_s.shape
         if size < members or not size:
@@ -147,7 +150,7 @@ class SlotTimes:
         return Place(start_s, nodes.astype(np.int32), gpus)
 
     def _last_s(self, members: int) -> Array:
-        """Return (path, domain) when the last of so many members could start in each domain."""
+        """Return (path, domain) the time at which the last of these members could start in each domain."""
         paths, domains, size = self.times_s.shape
         if members not in self._last:
             self._last[members] = np.empty((paths, domains), np.float32), np.ones((paths, domains), bool)
@@ -161,7 +164,10 @@ class SlotTimes:
 
 
 def _last_free(times_s: Array, start_s: Array, members: int) -> Ints:
-    """Return (path, member) the slots that come free last of those that are free by `start_s`. times_s: (path, k)."""
+    """Return (path, member) the slots that become free last among those free by `start_s`.
+
+    times_s: (path, k).
+    """
     free = np.flatnonzero(times_s <= start_s[:, None])  # few of many
     key = np.full(times_s.shape, NEVER_S)
     key.put(free, -times_s.take(free))
@@ -169,7 +175,10 @@ def _last_free(times_s: Array, start_s: Array, members: int) -> Ints:
 
 
 def _of_slots(free_s: Array, each: int, slots: int, room: Ints) -> Array:
-    """Return (…, slot) when the GPUs of each slot are free, inf beyond a node's room. free_s: (…, gpu); room: (…,)."""
+    """Return (…, slot) the time at which all GPUs of each slot are free, inf beyond a node's room.
+
+    free_s: (…, gpu). room: (…,).
+    """
     times_s = free_s[..., each - 1 : each * slots : each]
     if room.min(initial=slots) >= slots:
         return times_s
@@ -177,6 +186,9 @@ def _of_slots(free_s: Array, each: int, slots: int, room: Ints) -> Array:
 
 
 def _nowhere(paths: int) -> Place:
-    """Return a place without members: those of a gang of a million that never fits would cost memory."""
+    """Return a place without members.
+
+    The members of a huge gang that never fits would only cost memory.
+    """
     never = np.full(paths, np.inf, np.float32)
     return Place(never, np.zeros((paths, 0), np.int32), np.zeros((paths, 0, 0), np.int64))

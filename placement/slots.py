@@ -1,4 +1,4 @@
-"""Slots: what is free of each GPU, in thousandths of it, so that several requests can share one."""
+"""Slots: the free part of each GPU in thousandths, so that several requests can share one GPU."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ Milli = NDArray[np.int16]
 
 
 def milli_of(free: NDArray[np.bool_]) -> Milli:
-    """Slots of GPUs that are free as a whole or not at all.
+    """Return the slots of GPUs that are either wholly free or not free at all.
 
     >>> milli_of(np.array([True, False])).tolist()
     [1000, 0]
@@ -22,7 +22,7 @@ def milli_of(free: NDArray[np.bool_]) -> Milli:
 
 
 def count_rows(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """(n,) how many of each row of (n, g) are true."""
+    """Return (n,) the number of true values in each row of (n, g)."""
     if mask.shape[1] > 255:
         return np.asarray(np.count_nonzero(mask, axis=1))
     return np.asarray(np.einsum("ng->n", mask.view(np.uint8)), np.int64)  # five times as fast
@@ -30,14 +30,17 @@ def count_rows(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class HeldParts:
-    """k parts of GPUs that jobs hold, (k,) each. job: index into the view's jobs; gpu: flat index into (n, g)."""
+    """The k parts of GPUs that jobs hold, (k,) each.
+
+    job: index into the view's jobs. gpu: flat index into (n, g). milli: thousandths.
+    """
 
     job: NDArray[np.int64]
     gpu: NDArray[np.int64]
     milli: NDArray[np.int64]
 
     def and_these(self, rows: list[tuple[int, int, int]]) -> "HeldParts":
-        """With more of them: (job, gpu, milli) each."""
+        """Return these parts and more of them: (job, gpu, milli) each."""
         if not rows:
             return self
         more = np.array(rows, np.int64).T
@@ -50,7 +53,10 @@ NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
 
 
 def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
-    """Return what jobs hold of every GPU, whole ones and parts, in order of job and GPU. holders: (n, g)."""
+    """Return what jobs hold of every GPU, whole ones and parts, in order of job.
+
+    holders: (n, g).
+    """
     flat = holders.ravel()
     whole = np.flatnonzero(flat >= 0)
     whole = whole[~np.isin(whole, parts.gpu)] if len(parts.gpu) else whole
@@ -62,7 +68,9 @@ def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
 
 
 def fullest(free: Milli, share: int, members: int) -> list[int]:
-    """Return the slot for each of several equal parts: the fullest that has room, the first of equals. free: (g,)
+    """Return the slot for each of several equal parts: the fullest that has room, the first of equals.
+
+    free: (g,)
 
     >>> fullest(np.array([1000, 300, 500], np.int16), 250, 3)
     [1, 2, 2]
@@ -76,7 +84,10 @@ def fullest(free: Milli, share: int, members: int) -> list[int]:
 
 
 def less_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
-    """Return what is left of usable GPUs of which jobs hold parts, and the others as they are. milli, usable: (n, g)"""
+    """Return the free thousandths after subtracting the parts that jobs hold of usable GPUs.
+
+    GPUs without held parts are unchanged. milli, usable: (n, g).
+    """
     left = milli.astype(np.int64)
     flat = left.ravel()
     flat[parts.gpu] = np.where(usable.ravel()[parts.gpu], WHOLE, 0)

@@ -1,14 +1,16 @@
-"""Standing: how the queues stand in one pass. Who is next, and how much more each may take.
+"""The state of the queues in one pass: which queue is next, and how much more each may take.
 
-A queue's share, after it was given x, is by resource r (DRF: Ghodsi et al., NSDI 2011; Kueue weighs what is borrowed)
+A queue's share after it received x is, with r for a resource (DRF: Ghodsi et al., NSDI 2011; Kueue
+weighs what is borrowed)
 
     max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
 
-and 0 while it is within its guarantee: so guarantees come first. The classes go one after the other. Within a class the
-walk goes from the root to the child with the least share, and counts what it gives on the way (progressive filling).
+The share is 0 while the queue is within its guarantee, so guarantees come first. The priority classes
+follow one after the other. Within a class the walk goes from the root to the child with the least share,
+and counts what it gives on the way (progressive filling).
 
-What a queue leaves unused is lent. Its own requests take it back: what they wait for is lent no more, so that it
-returns as jobs end.
+What a queue leaves unused is lent. Its own requests take it back: what they wait for is no longer lent,
+so it returns as jobs end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +36,7 @@ LENDERS = "\n"  # no queue's name: what others lend is not enough
 
 
 class Entry:
-    """A waiting entry: `placement.queue.Waiting`, or anything with these two."""
+    """A waiting entry: `placement.queue.Waiting`, or any object with these two fields."""
 
     request: PlacementRequest
     queued_ms: int
@@ -42,7 +44,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Stand:
-    """One queue, or a user in it. reserve: what nobody else may take of the fleet, by resource."""
+    """The state of one queue, or of a user in it.
+
+    reserve: resource → the part of the fleet that no other queue may take.
+    """
 
     name: str
     node: QueueNode | None  # None: a user
@@ -66,13 +71,13 @@ class Stand:
         return self.node.most(resource) if self.node is not None else float("inf")
 
     def lacks(self) -> bool:
-        """Whether it has a guarantee that it neither holds nor waits for as a whole."""
+        """Return whether part of its guarantee is neither held nor waited for."""
         return any(
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
         )
 
     def has_within(self, amounts: Amounts) -> bool:
-        """Whether it would be within its guarantee with these on top."""
+        """Return whether it would stay within its guarantee with these amounts added."""
         if not self.guaranteed:
             return False
         return all(
@@ -82,7 +87,11 @@ class Stand:
         ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
 
     def least(self, resource: str) -> float:
-        """Return its own amount, held or not: all that it holds, wants of its guarantee, or lends to no queue."""
+        """Return the amount that belongs to it, held or not.
+
+        That is the largest of what it holds, what it lends to no queue, and what it holds and waits for within
+        its guarantee.
+        """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
         kept = self.node.kept(resource) if self.node is not None else 0.0
         return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
@@ -112,7 +121,10 @@ class QueueStanding:
         self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
     def _guaranteed(self, node: QueueNode, banked: Amounts) -> Amounts:
-        """With what its credits add while they last: the bank over one half-life."""
+        """Return the guarantee plus what the queue's credits add while they last.
+
+        Credits add to `gpu` only: the banked amount spread over one half-life.
+        """
         credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
         return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
 
@@ -123,7 +135,10 @@ class QueueStanding:
         return stand
 
     def leaf(self, name: str) -> Stand:
-        """Return a leaf by name. A user's leaf exists once asked for. So does a removed queue that still drains."""
+        """Return a leaf by name, and create it if it is missing.
+
+        A user's leaf is created by the first call, and so is the leaf of a removed queue that still drains.
+        """
         stand = self.stands.get(name)
         if stand is None:
             above = name.rpartition("/")[0]
@@ -146,7 +161,7 @@ class QueueStanding:
     # -- who is next
 
     def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
-        """Its share of the fleet by weight, with `more` on top; 0 within its guarantee."""
+        """Return its weighted share of the fleet with `more` added. It is 0 within the guarantee."""
         if more and stand.has_within(more):
             return 0.0
         fleet = max(1.0, self.capacity.get(ANY, 0.0))
@@ -196,7 +211,10 @@ class QueueStanding:
         places: NDArray[np.int64],
         decided_by: dict[str, dict[str, float]] | None,
     ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-        """(k,) entries of one class → their order, after all that were asked for before; leaves: of each ask."""
+        """Return a function that orders the (k,) entries of one class.
+
+        Each call continues after all entries that were ordered before. leaves: the leaf of each ask.
+        """
         names = {leaf: self.leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
         number = {name: at for at, name in enumerate(self.stands)}
         spelt = {model: self._spelt.get(model.casefold(), model) for model in {ask.model for ask in waiters.asks}}
@@ -238,9 +256,9 @@ class QueueStanding:
     # -- how much more each may take
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        """Limit the request to its queue's quota, with a smaller gang if it is elastic.
+        """Limit the request to its queue's quota, or return the reason against it.
 
-        Or return the reason against it.
+        An elastic request may get a smaller gang.
         """
         leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
         if not (why := self._refused(leaf, self.wanted(request, gang.desired))):
@@ -258,16 +276,22 @@ class QueueStanding:
         return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
 
     def wanted(self, request: PlacementRequest, members: int) -> dict[str, float]:
-        """`amounts_of`, with models spelt as the fleet and the file spell them."""
+        """Return `amounts_of`, with models spelt as in the fleet and the queue file."""
         found = amounts_of(request, members)
         return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
 
     def never(self, request: PlacementRequest) -> str:
-        """Return why its queue can never hold as much as it needs, by the limits of the file. Returns "" if it can."""
+        """Return why its queue can never hold as much as the request needs, by the limits of the file.
+
+        Returns "" if it can.
+        """
         return never_fits(self.tree, self.tree.leaf_of(request), request)
 
     def refused_by(self, name: str, amounts: Amounts) -> str | None:
-        """Whose limit keeps so much more from a leaf now, or LENDERS; None: it may have it."""
+        """Return the queue whose limit keeps these additional amounts from a leaf now.
+
+        Returns LENDERS if the other queues do not lend enough. Returns None if the leaf may have the amounts.
+        """
         leaf = self.leaf(name)
         limit = self._limit(leaf, amounts)
         if limit is not None:
@@ -279,7 +303,10 @@ class QueueStanding:
         return [stand.name for stand in self.leaf(leaf).path()]
 
     def comes_back(self, request: PlacementRequest) -> bool:
-        """Return whether a refused request has as much as it needs once jobs have ended, beside what others keep."""
+        """Return whether a refused request could get as much as it needs once jobs have ended.
+
+        What other queues reserve does not count as available.
+        """
         leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
         if self._limit(leaf, amounts) is not None:
             return False
@@ -300,7 +327,7 @@ class QueueStanding:
 
     @staticmethod
     def _limit(leaf: Stand, amounts: Amounts) -> tuple[Stand, str] | None:
-        """Return the queue whose limit these amounts would pass, and of which resource."""
+        """Return the queue whose limit these amounts would exceed, and the resource. None if there is none."""
         for stand in leaf.path():
             for name, gpus in amounts.items():
                 if stand.held.get(name, 0.0) + gpus > stand.most(name):
@@ -308,9 +335,9 @@ class QueueStanding:
         return None
 
     def _lent_out(self, leaf: Stand, amounts: Amounts) -> str:
-        """Return why these amounts cannot be borrowed, "" if they can or are its own.
+        """Return why these amounts cannot be borrowed. Returns "" if they can, or need not be borrowed.
 
-        What others are guaranteed, and keep or wait for, is not lent.
+        What other queues keep is not lent, nor is the part of their guarantee that they wait for.
         """
         if not any(stand.node and stand.name != ROOT and not stand.has_within(amounts) for stand in leaf.path()):
             return ""
@@ -324,7 +351,7 @@ class QueueStanding:
         return ""
 
     def _reserved_with(self, leaf: Stand, name: str, gpus: float) -> float:
-        """Return what is reserved of the fleet if a leaf holds so many more."""
+        """Return how much of the fleet is reserved if a leaf holds `gpus` more."""
         more = 0.0
         for stand in leaf.path():
             held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
@@ -337,16 +364,16 @@ class QueueStanding:
         self.hold(self.tree.leaf_of(request), amounts)
 
     def hold(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
-        """Count what a leaf holds more; sign −1: less."""
+        """Add amounts to what a leaf holds. With sign −1, subtract them."""
         for stand in self.leaf(leaf).path():
             for name, gpus in amounts.items():
                 stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
             self._reserve(stand)
 
     def want(self, request: PlacementRequest) -> bool:
-        """Count a request that waits for GPUs: what its queue is guaranteed is lent to nobody meanwhile.
+        """Count a request that waits for GPUs, so that its queue's guarantee is not lent meanwhile.
 
-        False where none of its queues lacks any more: no further request of this leaf counts.
+        Returns False if none of its queues lacks anything: then no further request of this leaf counts.
         """
         leaf = self.tree.leaf_of(request)
         if not any(stand.lacks() for stand in self.leaf(leaf).path()):
@@ -356,20 +383,20 @@ class QueueStanding:
         return True
 
     def wait(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
-        """Count what a leaf waits for more; sign −1: less."""
+        """Add amounts to what a leaf waits for. With sign −1, subtract them."""
         for stand in self.leaf(leaf).path():
             for name, gpus in amounts.items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
             self._reserve(stand)
 
     def forget_wants(self) -> None:
-        """Forget what waits."""
+        """Drop all counts of waiting requests."""
         for stand in reversed(self.stands.values()):
             stand.wanted.clear()
             self._reserve(stand)
 
     def copy(self) -> "QueueStanding":
-        """Another that stands alike, and goes its own way."""
+        """Return an independent copy."""
         other = copy(self)
         other.stands = {}
         for stand in self.stands.values():
@@ -381,7 +408,10 @@ class QueueStanding:
 
 
 def never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
-    """Return why a queue can never hold as much as a request needs, by the limits of the file. Returns "" if it can."""
+    """Return why a queue can never hold as much as a request needs, by the limits of the file.
+
+    Returns "" if it can.
+    """
     spelt = {name.casefold(): name for name in tree.resources}
     wanted = {spelt.get(name.casefold(), name): gpus for name, gpus in amounts_of(request, request.members.min).items()}
     for node in tree.path(leaf):
@@ -393,7 +423,10 @@ def never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
 
 
 def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
-    """Resource → GPUs that so many members want; of a request for any of several models only `gpu`."""
+    """Return resource → GPUs that this number of members needs.
+
+    A request for any of several models counts as `gpu` only.
+    """
     gpus = members * request.gpus_per_node * request.milli / WHOLE_GPU
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
     return {ANY: gpus, models[0]: gpus} if len(models) == 1 else {ANY: gpus}

@@ -32,7 +32,10 @@ StartBasis = Literal["room", "runs", "limit"]  # it starts now; ended jobs or a 
 
 
 class Blocker(msgspec.Struct, frozen=True):
-    """A job that holds, or will hold, a GPU that the request waits for; ends_ms: p10, p50, p90 of when it gives it."""
+    """A job that holds, or will hold, a GPU that the request waits for.
+
+    ends_ms: p10, p50 and p90 of the time at which the job releases the GPU.
+    """
 
     job: str
     node: str
@@ -40,7 +43,7 @@ class Blocker(msgspec.Struct, frozen=True):
 
 
 class StartEstimate(msgspec.Struct, frozen=True):
-    """When a request starts, and what it waits for."""
+    """The start time of a request, and the constraint and jobs that it waits for."""
 
     start_ms: Quantiles | None  # p10, p50, p90; None: not even when everything has ended
     blocked_by: tuple[Blocker, ...]
@@ -78,18 +81,19 @@ Told = Callable[[str | None, Quantiles], Quantiles]
 
 
 def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
-    """Start times without a correction."""
+    """Return the sampled start times without a correction."""
     return start_ms
 
 
 def estimate_start(
     request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, told: Told = as_sampled
 ) -> StartEstimate:
-    """Return the start of a waiting request, or of one that comes now, behind all of its priority.
+    """Estimate when a request starts, whether it waits already or comes now.
 
-    Raises RequestError.
+    A newcomer goes behind all waiting requests of its priority. Raises RequestError.
 
-    told: (request_id of what waits, None for a newcomer; what the futures say) → what users read.
+    told: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
+    request (None for a newcomer) and the sampled quantiles.
     """
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
@@ -121,13 +125,16 @@ def estimate_start(
 
 
 def _awaited(start_s: Array, bars: Bars) -> str:
-    """Return the window whose end is the start in the middle future, or an empty text."""
+    """Return the window that ends when the request starts in the middle future, or an empty text."""
     middle_s = float(np.sort(start_s)[MIDDLE])
     return next((one.name for one in bars.closures if abs(one.to_s - middle_s) <= ROUNDING_S), "")
 
 
 def _never(request: PlacementRequest, timelines: Timelines) -> str:
-    """Return why a request starts in none of the futures. Work that no job event reports may still end."""
+    """Return why a request starts in none of the futures.
+
+    Work that no job event reports may still end.
+    """
     view = timelines.rooms.empty
     screened = screen(request, view, timelines.options)
     lack = shortage(request, view, screened)
@@ -137,21 +144,21 @@ def _never(request: PlacementRequest, timelines: Timelines) -> str:
 
 
 def basis_of(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
-    """Return what a start time is known by."""
+    """Return the basis of a start time: free room, predicted run times, or time limits alone."""
     if start_ms["p90"] - now_ms < 1000 * WORTH_S:
         return "room"
     return "limit" if timelines.by == "limit" else "runs"
 
 
 def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
-    """Return whether a request that could run here has no start time, as it is behind jobs of unknown run time."""
+    """Return whether jobs of unknown run time leave a request that could run here without a start time."""
     if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
         return False
     return fits_now(request, timelines.rooms.empty, timelines.options)
 
 
 def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
-    """Whether a newcomer has to wait behind requests whose own start times are not known."""
+    """Return whether a newcomer has to wait behind requests whose own start times are unknown."""
     if not timelines.unknown or timelines.waiting(request) is not None or timelines.fits_now(request):
         return False
     before = (entry.request for entry in timelines.entries)
@@ -159,9 +166,12 @@ def _follows_unknown(request: PlacementRequest, timelines: Timelines) -> bool:
 
 
 def unknown_sentence(timelines: Timelines, own: str = "") -> str:
-    """Say behind whom a request waits without a start time. own: its own job, if that is one of them.
+    """Name the jobs of unknown run time that a request waits behind.
 
-    `behind 2 jobs whose run time is not known ('a', 'b'): no job has ended yet, and they have no time limit`.
+    own: its own job, if that is one of them.
+
+    `behind 2 jobs whose run time is not known ('a', 'b'): too few jobs have ended yet, and they have no
+    time limit`.
     """
     if len(timelines.unknown) == 1:
         own = ""
@@ -176,7 +186,10 @@ def unknown_sentence(timelines: Timelines, own: str = "") -> str:
 
 
 def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
-    """Now, or nobody knows when: no future tells when CPUs and host memory come free."""
+    """Estimate the start of a request without GPUs: now if there is room, otherwise unknown.
+
+    The futures do not say when CPUs and host memory become free.
+    """
     constraint = "cpus" if request.cpus is not None else "memory"
     if fits_now(request, timelines.view, timelines.options):
         start_ms = dict.fromkeys(LEVELS, now_ms)
@@ -187,7 +200,10 @@ def _without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) 
 
 
 def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
-    """request_id → start_ms at p10, p50, p90 of all that waits, without what never fits or is not known."""
+    """Return request_id → start_ms at p10, p50 and p90 for all waiting requests.
+
+    Requests that never fit, or whose start is unknown, are left out.
+    """
     least = KNOWN_SHARE if timelines.unknown else np.nextafter(NEVER_SHARE, 1.0)
     ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() >= least]
     if not ids:
@@ -198,7 +214,10 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
 
 
 def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
-    """Room behind all that waits, whose start times these are; newcomer: of one GPU, behind them."""
+    """Forecast the room behind all waiting requests.
+
+    starts_ms: the start times of the waiting requests. newcomer: the estimate for one GPU behind them.
+    """
     free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
     waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
     as_of_ms = timelines.now_ms
@@ -217,7 +236,11 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
 
 
 def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, awaits: str = NEXT_JOB) -> str:
-    """`room in 40 min (p90 65 min), once the 3 requests that wait have started`. awaits: as of a newcomer's start."""
+    """Return the sentence of a room forecast.
+
+    `room in 40 min (p90 65 min), once the 3 requests that wait have started`.
+    awaits: what the start of a newcomer waits for.
+    """
     ending = f", when {awaits} ends" if awaits else ""
     if opens_ms["p90"] - now_ms < 1000 * WORTH_S:
         if not free:
@@ -231,18 +254,27 @@ def _room_sentence(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
 
 
 def not_before(now_ms: int, times_ms: Quantiles) -> Quantiles:
-    """Move the times of futures that were sampled a while ago: what has not happened lies ahead."""
+    """Move times that were sampled a while ago to now if they have passed.
+
+    What has not happened yet lies ahead.
+    """
     return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
 
 def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
-    """{"p10", "p50", "p90"} in Unix ms of (path,) seconds after `since_ms`; not before `now_ms`."""
+    """Return {"p10", "p50", "p90"} in Unix ms of (path,) seconds after `since_ms`.
+
+    No time is earlier than `now_ms`.
+    """
     values = since_ms + np.round(1000 * _sorted_quantiles(after_s[None].astype(np.float64)))[0]
     return {name: max(now_ms, int(value)) for name, value in zip(LEVELS, values.tolist(), strict=True)}
 
 
 def _sorted_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(row, level) of (row, path); paths on which it never starts count as the latest that it does."""
+    """Return (row, level) quantiles of (row, path) start times.
+
+    A path on which a request never starts counts as the latest path on which it does.
+    """
     finite = np.where(np.isfinite(rows), rows, -np.inf)
     rows = np.where(np.isfinite(rows), rows, finite.max(axis=1, keepdims=True))
     return np.asarray(np.quantile(rows, list(LEVELS.values()), axis=1).T)
@@ -261,7 +293,10 @@ def _starts(place: Place) -> bool:
 
 
 def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxed | None:
-    """Return the constraint without which the request would start soonest. None if plain GPUs are missing."""
+    """Return the constraint without which the request would start soonest.
+
+    Returns None if only plain GPUs are missing.
+    """
     started, best = _median(place), None
     soonest = started - WORTH_S
     allowed_s = float(np.sort(timelines.bars(request).allowed_s)[MIDDLE])
@@ -302,10 +337,10 @@ def _relaxations(request: PlacementRequest) -> list[Relaxed]:
 
 @dataclass(frozen=True, slots=True)
 class BlockerEnds:
-    """The ends of blockers in the futures of a start, so that no blocker ends after the start that waits for it.
+    """The ends of blockers in the sampled futures, limited so that no blocker ends after the start.
 
-    start_s: (path,) of the request. start_ms: as its quantiles are issued, or None. corrected: corrects quantiles as
-    those of starts are corrected.
+    start_s: (path,) start of the request. start_ms: its issued quantiles, or None. corrected: applies to
+    quantiles the same correction as to those of starts.
     """
 
     start_s: Array
@@ -313,11 +348,14 @@ class BlockerEnds:
     corrected: Callable[[Quantiles], Quantiles]
 
     def blocks(self, ends_s: Array) -> bool:
-        """Whether the request starts after a job's end, in at least half of the futures."""
+        """Return whether the request starts after a job's end in at least half of the futures."""
         return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
 
     def issued(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
-        """Quantiles of when a job gives its GPUs to the request, at the latest when that starts."""
+        """Return the quantiles of when a job releases its GPUs to the request.
+
+        They are never later than the request's start.
+        """
         ends_ms = self.corrected(quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
         if self.start_ms is None:
             return ends_ms
@@ -327,7 +365,10 @@ class BlockerEnds:
 def _blockers(
     request: PlacementRequest, hindrances: Sequence[Hindrance], timelines: Timelines, now_ms: int, ends: BlockerEnds
 ) -> tuple[Blocker, ...]:
-    """Return the jobs that it waits for, without itself and those that still run when it starts."""
+    """Return the jobs that the request waits for.
+
+    The request's own job and jobs that still run when it starts are left out.
+    """
     nodes, found = timelines.view.topology.nodes, []
     for one in hindrances:
         job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
@@ -352,12 +393,12 @@ def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantil
 
 
 def starts_in(start_ms: Quantiles, now_ms: int) -> str:
-    """Return `starts in 40 min (p90 65 min)`: the same numbers as its quantiles."""
+    """Return `starts in 40 min (p90 65 min)`, with the same numbers as the quantiles."""
     return f"starts {time_until(start_ms, now_ms)}"
 
 
 def time_until(times_ms: Quantiles, now_ms: int) -> str:
-    """`in 40 min (p90 65 min)`, or `within a minute`."""
+    """Return `in 40 min (p90 65 min)`, or `within a minute`."""
     soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
     if late < 1000 * WORTH_S:
         return "within a minute"
@@ -374,7 +415,7 @@ def blockers_of(
 ) -> tuple[Blocker, ...]:
     """Return the jobs that a request of the played queue waits for, the last to end first.
 
-    start_ms: as issued for it.
+    start_ms: the start quantiles that were issued for the request.
     """
     waiting = timelines.waiting(request)
     if waiting is None or waiting not in timelines.starts_s:
@@ -392,7 +433,10 @@ def _wanted(request: PlacementRequest) -> str:
 
 
 def _pool(request: PlacementRequest, timelines: Timelines) -> str:
-    """Return the pool, if all nodes that could host it are of one that has a name."""
+    """Return the pool if all nodes that could host the request belong to one named pool.
+
+    Otherwise returns an empty text.
+    """
     nodes = timelines.view.topology.nodes
     pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.of(request) > 0).tolist()}
     pool = next(iter(pools)) if len(pools) == 1 else "default"

@@ -32,7 +32,10 @@ Basis = Literal["runs", "limit", "prior"]  # of a run time: ended jobs or a fitt
 
 @dataclass(frozen=True, slots=True)
 class RunTimeQuantiles:
-    """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s); 0 stands for all counts."""
+    """Run times of finished jobs as log-normals by GPU count: count → (p50_s, p90_s).
+
+    The count 0 stands for all counts.
+    """
 
     by_gpus: Mapping[int, tuple[float, float]]
     levels_s: Mapping[int, Sequence[float]] = field(default_factory=dict)  # run times at `RUN_LEVELS`, where known
@@ -40,7 +43,10 @@ class RunTimeQuantiles:
 
     @classmethod
     def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
-        """From `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`; for counts with few jobs all speak."""
+        """Read from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
+
+        Counts with too few jobs use the run times of all jobs.
+        """
         sized = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
         rows = sized | {0: durations.get("all") or {}}
         known = {
@@ -55,11 +61,11 @@ class RunTimeQuantiles:
         )
 
     def medians_s(self) -> dict[int, float]:
-        """GPU count (0: all) → the median."""
+        """Return GPU count → median run time in seconds. The count 0 stands for all counts."""
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
     def basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
-        """Return what the run time of a job of `gpus` GPUs that has run for `age_s` is known by.
+        """Return the basis of the run time of a job of `gpus` GPUs that has run for `age_s`.
 
         >>> RunTimeQuantiles({}).basis(8, None), RunTimeQuantiles({}).basis(8, 60.0)
         ('prior', 'limit')
@@ -69,9 +75,10 @@ class RunTimeQuantiles:
         return "limit" if limit_s is not None and age_s < limit_s else "prior"
 
     def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
-        """Quantile `q` of the run time of a job of `gpus` GPUs, given that it has run for `age_s`; at most the limit.
+        """Return quantile `q` of the run time of a job of `gpus` GPUs that has run for `age_s`.
 
-        Its p90: of finished jobs of the same count, else of all, else the limit, else a day; always above `age_s`.
+        Its p90 comes from finished jobs of the same count, else from all jobs, else it is the limit, else a day.
+        The result is at most the limit, but always above `age_s`.
 
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
@@ -93,9 +100,12 @@ class RunTimeQuantiles:
     def draw(
         self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
     ) -> Levels:
-        """(k,) run times at `levels` (k,) in (0, 1), longer than `age_s`; quantiles_s: at `RUN_LEVELS`, if known.
+        """Return (k,) run times at `levels` (k,) in (0, 1), all longer than `age_s`.
 
-        A job that outlived nearly all of its like is as likely as not to double its age (Pareto), up to its limit.
+        quantiles_s: run times at `RUN_LEVELS`, if known.
+
+        A job that outlived nearly all similar jobs is as likely as not to double its age (Pareto), up to its
+        limit.
 
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
@@ -118,7 +128,7 @@ class RunTimeQuantiles:
         return np.asarray(np.maximum(run_s, age_s + 1.0))
 
     def _passed(self, gpus: int, age_s: float, limit_s: float | None) -> float:
-        """Return the share of jobs like it that were over at this age."""
+        """Return the share of similar jobs that had ended at this age."""
         if age_s <= 0:
             return 0.0
         mu, sigma = self._log_normal(gpus, limit_s)
@@ -133,7 +143,10 @@ class RunTimeQuantiles:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that holds GPUs. left_s: quantiles at `RUN_LEVELS` of the time it has left, if a model knows them."""
+    """A job that holds GPUs.
+
+    left_s: quantiles of its remaining time at `RUN_LEVELS`, if a model knows them.
+    """
 
     started_ms: int
     gpus: int
@@ -145,13 +158,16 @@ class RunningJob:
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
     def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
-        """Return what its remaining time is known by."""
+        """Return the basis of its remaining time."""
         return "runs" if self.left_s is not None else run_times.basis(self.gpus, self.limit_s, self.age_s(now_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """GPUs that become free. gpus: (k,) flat index into the (n, g) arrays of the view; milli: (k,) thousandths."""
+    """GPUs that become free when a job ends.
+
+    gpus: (k,) flat index into the (n, g) arrays of the view. milli: (k,) thousandths.
+    """
 
     job: str
     end_ms: int
@@ -162,7 +178,10 @@ class Release:
 def releases(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
-    """When every holder of GPUs should end, soonest first, by the p90 of its run time given its age."""
+    """Estimate when each holder of GPUs ends, soonest first.
+
+    The estimate is the p90 of its run time given its age.
+    """
     parts = held(view.holders, view.parts)
     edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
     found = []
@@ -179,7 +198,7 @@ def releases(
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """GPUs that a job takes; CPUs and host memory are per rank."""
+    """The GPUs that a job takes. CPUs and host memory are per rank."""
 
     job: str
     ranks: Sequence[RankPlacement]
@@ -188,7 +207,10 @@ class Hold:
 
 
 def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
-    """Return the view with placements in it, copied once. Their jobs are appended to `jobs`."""
+    """Return the view with these placements added. Their jobs are appended to `jobs`.
+
+    The view is copied once.
+    """
     milli, holders = view.milli.copy(), view.holders.copy()
     free_cpus, free_memory = view.free_cpus.copy(), view.free_host_memory_gib.copy()
     g, known, left, held_by = milli.shape[1], view.inventory.row, milli.ravel(), holders.ravel()
@@ -218,9 +240,9 @@ def occupy(view: ClusterView, holds: Sequence[Hold]) -> ClusterView:
 
 
 def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
-    """Return the view after jobs have freed their GPUs. The other jobs get new numbers.
+    """Return the view after these jobs have released their GPUs. The other jobs get new numbers.
 
-    CPUs and host memory stay as known: the next board states them.
+    CPUs and host memory stay unchanged until the next board states them.
     """
     if not view.jobs:
         return view
@@ -242,12 +264,12 @@ def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
 
 
 def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
-    """Return the view with the answer to a request in it."""
+    """Return the view with the placement of a request added."""
     return occupy(view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)])
 
 
 class Timeline:
-    """A view and the releases ahead of it. Step k is the fleet after the first k of them."""
+    """A view and the releases ahead of it. Step k is the fleet after the first k releases."""
 
     def __init__(self, view: ClusterView, ahead: Sequence[Release]) -> None:
         self.view = view
@@ -259,7 +281,10 @@ class Timeline:
         self._busy = np.maximum(count_rows(self._held), 1)
 
     def at(self, step: int) -> ClusterView:
-        """Return the view after `step` releases. CPUs and host memory become free in proportion to a node's GPUs."""
+        """Return the view after `step` releases.
+
+        CPUs and host memory become free in proportion to a node's GPUs.
+        """
         if step == 0:
             return self.view
         view = self.view
@@ -278,7 +303,10 @@ class Timeline:
         )
 
     def first_fit(self, request: PlacementRequest, options: Options) -> int | None:
-        """Return the first step at which the request fits, by bisection: room only grows. None if it never does."""
+        """Return the first step at which the request fits, or None if it never does.
+
+        Bisection works because room only grows.
+        """
         low, high = 0, len(self.ahead)
         if not fits_now(request, self.at(high), options):
             return None

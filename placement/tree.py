@@ -1,8 +1,10 @@
-"""The tree of queues: who is owed what. Parsed from `queues.toml` (`placement.queues_file`), and never changed.
+"""The tree of queues: the guarantees, limits and weights of all queues.
 
-A queue's name is its path, such as `research/nlp`; the root, "", is the fleet. Requests wait in leaves. Where a queue
-is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs by resource: a GPU model, or `gpu` for
-GPUs of any model.
+The tree is parsed from `queues.toml` (`placement.queues_file`) and never changes.
+
+A queue's name is its path, such as `research/nlp`. The root, "", is the fleet. Requests wait in leaves.
+If a queue is `per_user`, its users are leaves below it, made on demand. Amounts are GPUs by resource: a
+GPU model, or `gpu` for GPUs of any model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +28,11 @@ MOST_LEAVES = 65_536  # that are kept in mind
 
 @dataclass(frozen=True, slots=True)
 class TreePolicy:
-    """The policy of all queues. `unknown_queue`: where requests of unknown queues go. "" refuses them.
+    """The policy of all queues.
 
-    claims, may_preempt: reserved for the day when more than the head has a claim, and running jobs can be stopped.
+    `unknown_queue`: the queue for requests of unknown queues. "" refuses such requests.
+    claims, may_preempt: reserved for a later version, in which entries other than the head can claim GPUs and
+    running jobs can be stopped.
     """
 
     half_life_s: float = 168 * 3600.0
@@ -42,7 +46,10 @@ class TreePolicy:
 
 @dataclass(frozen=True, slots=True)
 class QueueClass:
-    """A priority class. `preempts` is kept for the day when running jobs can be stopped."""
+    """A priority class.
+
+    `preempts` is reserved for a later version in which running jobs can be stopped.
+    """
 
     priority: int = 0
     preempts: tuple[str, ...] = ()
@@ -50,7 +57,10 @@ class QueueClass:
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """`rate`: share of the unused guarantee that is banked; `cap_gpu_s`: the most there can be in the bank."""
+    """The settings of a queue's credits.
+
+    `rate`: share of the unused guarantee that is banked. `cap_gpu_s`: the most that the bank can hold.
+    """
 
     rate: float
     cap_gpu_s: float
@@ -58,9 +68,11 @@ class Credits:
 
 @dataclass(frozen=True, slots=True)
 class QueueNode:
-    """One queue. A resource without a limit, or a bound on what is borrowed, has none; what is lent is all that idles.
+    """One queue of the tree.
 
-    guaranteed: what its own requests get first; a parent's is at least the sum of its children's.
+    guaranteed: what its own requests get first. A parent's guarantee is at least the sum of its children's.
+    limit, borrow: a resource that is missing here is unlimited. lend: a resource that is missing here is lent
+    whenever it is idle.
     """
 
     name: str
@@ -80,20 +92,20 @@ class QueueNode:
     credits: Credits | None = None
 
     def most(self, resource: str) -> float:
-        """Return the most that it may ever hold: its limit, or what is guaranteed and what it may borrow."""
+        """Return the most that it may ever hold: its limit, or its guarantee plus what it may borrow."""
         borrowed = self.borrow.get(resource)
         highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
         return min(self.limit.get(resource, float("inf")), highest)
 
     def kept(self, resource: str) -> float:
-        """Return the part of its guarantee that it lends to no queue, even while it idles."""
+        """Return the part of its guarantee that it lends to no queue, even while that part is idle."""
         guaranteed = self.guaranteed.get(resource, 0.0)
         return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Nodes that are a queue's alone, or (`queue` is None) nobody's, from `from_ms` until `to_ms`."""
+    """Nodes that only one queue may use from `from_ms` until `to_ms`, or no queue if `queue` is None."""
 
     name: str
     queue: str | None
@@ -104,13 +116,13 @@ class Window:
 
 
 def words_of(window: Window) -> str:
-    """Return what people call a window: `reservation 'mlperf'`, `maintenance 'firmware'`."""
+    """Return a window's name for people: `reservation 'mlperf'`, `maintenance 'firmware'`."""
     return f"{'maintenance' if window.queue is None else 'reservation'} {window.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Money for a GPU-hour by model; `gpu` is that of all others."""
+    """The price of a GPU-hour by model. `gpu` is the price for all other models."""
 
     gpu_h: Amounts = field(default_factory=dict)
     currency: str = ""
@@ -121,7 +133,10 @@ class Prices:
 
 @dataclass(frozen=True)
 class QueueTree:
-    """All queues, parents before children; the first is the root. `digest`: of the text that it was read from."""
+    """All queues, parents before children, the root first.
+
+    `digest`: the hash of the text that the tree was read from.
+    """
 
     nodes: tuple[QueueNode, ...]
     policy: TreePolicy = TreePolicy()
@@ -136,7 +151,7 @@ class QueueTree:
 
     @cached_property
     def resources(self) -> tuple[str, ...]:
-        """`gpu` and the models that any queue names."""
+        """`gpu`, and the models that any queue names."""
         named = {name for node in self.nodes for kind in amounts_of(node) for name in kind}
         return (ANY, *sorted(named - {ANY}))
 
@@ -144,9 +159,9 @@ class QueueTree:
         return self.nodes[self.row[name]]
 
     def path(self, name: str) -> list[QueueNode]:
-        """Return a queue and those above it up to the root, which is the last.
+        """Return a queue and the queues above it, with the root last.
 
-        A user's begins with the user's queue.
+        The path of a user's leaf begins with the user's queue.
         """
         row = self.row.get(name)
         if row is None:
@@ -161,12 +176,15 @@ class QueueTree:
         return (node for node in self.nodes if not node.children and node.name != ROOT)
 
     def priority_of(self, request: PlacementRequest) -> int:
-        """Return a request's own priority, raised by the class of its name, if the file has one."""
+        """Return a request's own priority, raised by its class if the file has one of that name."""
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
 
     def queue_of(self, request: PlacementRequest) -> QueueNode:
-        """Return the queue that a request waits in. Raises RequestError with the field that names none."""
+        """Return the queue that a request waits in.
+
+        Raises RequestError that names the wrong field if there is no such queue.
+        """
         name = self._named(request)
         node = self._find(name)
         if node is None:
@@ -187,26 +205,29 @@ class QueueTree:
         return name
 
     def _find(self, name: str) -> QueueNode | None:
-        """Return the queue of a path, or the one for unknown queues."""
+        """Return the queue of a path, or the queue for unknown ones. None if there is neither."""
         row = self.row.get(name) if name != ROOT else None
         if row is None and self.policy.unknown_queue:
             row = self.row[self.policy.unknown_queue]
         return None if row is None else self.nodes[row]
 
     def instead_of(self, request: PlacementRequest) -> str:
-        """Return the path that a request names if no queue has it, so that another is charged. Returns "" otherwise."""
+        """Return the path that a request names if no queue has it, so that another queue is charged.
+
+        Returns "" otherwise.
+        """
         name = self._named(request)
         return "" if name in self.row and name != ROOT else name
 
     @cached_property
     def _leaves(self) -> dict[tuple[str, str, str], str]:
-        """Leaves that were asked for before."""
+        """A cache of the leaves of earlier requests."""
         return {}
 
     def leaf_of(self, request: PlacementRequest) -> str:
-        """Return the leaf that a request waits in: its queue, or its user below that.
+        """Return the leaf that a request waits in: its queue, or its user below that queue.
 
-        Raises RequestError as `queue_of`.
+        Raises RequestError in the same cases as `queue_of`.
         """
         key = request.queue, request.tenant, request.user
         leaf = self._leaves.get(key)
@@ -225,7 +246,7 @@ class QueueTree:
         return user_leaf(node.name, request.user)
 
     def known_leaf(self, request: PlacementRequest) -> str:
-        """Return `leaf_of`, or "" for a request of no queue, as another scheduler's job may be."""
+        """Return `leaf_of`, or "" for a request without a queue, such as another scheduler's job."""
         if self._leaves.get((request.queue, request.tenant, request.user)) is None:
             node = self._find(self._named(request))
             if node is None or node.children:
@@ -244,7 +265,7 @@ class QueueTree:
 
 
 def user_leaf(queue: str, user: str) -> str:
-    """Return a user's leaf. A slash in the user's name is no level.
+    """Return the leaf of a user. A slash in the user's name does not make another level.
 
     >>> user_leaf("research/nlp", "ada")
     'research/nlp/ada'

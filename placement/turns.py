@@ -1,7 +1,7 @@
-"""Turns: whose turn it is, and how much he may have. One function for the plan, for start times and for `GET /queue`.
+"""Queue order and quota: one implementation for the plan, for start times and for `GET /queue`.
 
-Without a file of queues there is one line. With one, `TreeTurns` orders by the tree, and holds limits, what is lent,
-reservations and maintenance.
+Without a file of queues, all requests wait in one line. With a file, `TreeTurns` orders them by the tree,
+and applies limits, loans between queues, reservations and maintenance windows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,54 +32,70 @@ class QueueTurns(Protocol):
     def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
 
     def behind(self, queue: Sequence[Any]) -> list[Any]:
-        """Return entries in the order in which they pass the head. Waits do not count (`placement.backfill`)."""
+        """Return entries in the order in which they may pass the head of the queue.
+
+        Waits do not count (`placement.backfill`).
+        """
 
     def is_overdue(self, request: PlacementRequest) -> bool:
-        """Whether a request of the last order has waited as long as it may."""
+        """Return whether a request of the last ordering has waited as long as it may."""
 
     def later(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return a refused request as it may be placed once jobs have ended. None if others keep what it lacks."""
+        """Return a refused request as it may be placed once jobs have ended.
+
+        Returns None if other queues keep what it lacks.
+        """
 
     def allow(self, request: PlacementRequest) -> PlacementRequest | str:
         """Limit the request to what may be placed now, or return the reason against it."""
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
-        """Whether a limit of its queue, or of one above, lets it hold no more now."""
+        """Return whether the limit of its queue, or of one above, keeps it from holding more now."""
 
     def places(self, entries: Sequence[Any]) -> "Places":
-        """Return the keys by which a future sorts these entries, and those that come."""
+        """Return the keys by which a sampled future sorts these entries and the newcomers."""
 
     def take(self, request: PlacementRequest, decision: Decision) -> None:
         """Count a placement."""
 
     def want(self, request: PlacementRequest) -> bool:
-        """Count a request that waits for GPUs; False where those of its queue need not be counted any more."""
+        """Count a request that waits for GPUs.
+
+        Returns False if further requests of its queue need not be counted.
+        """
 
     def anew(self) -> "QueueTurns":
-        """Return the same turns, as if nothing had been taken."""
+        """Return the same turns, as if nothing had been placed in this pass."""
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
-        """Return what the least of a request takes of its queue. None: no queue counts it."""
+        """Return what the smallest form of a request takes from its queue.
+
+        Returns None if the request counts for no queue.
+        """
 
     def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
-        """Nodes that are kept from a request for a while."""
+        """Return the closures that keep nodes from a request for a while."""
 
     @property
     def standing(self) -> QueueStanding | None:
-        """Return the state of the queues."""
+        """The state of the queues. None without a tree of queues."""
 
     @property
     def holds(self) -> Mapping[str, QueueHold]:
-        """Job → what it holds of which queue."""
+        """Job → what it holds, and the queue that it counts for."""
 
     @property
     def version(self) -> int:
-        """Another one when `allow` may answer otherwise."""
+        """A number that changes when `allow` may give another answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """orders: of each entry, the least is next. levels: never rising. newcomers: where who comes may stand behind."""
+    """The keys by which a sampled future sorts entries and newcomers.
+
+    orders: the key of each entry. The smallest is next. levels: never rising. newcomers: the places that a
+    newcomer may stand behind.
+    """
 
     orders: Sequence[tuple[float, float]]
     levels: Sequence[float]
@@ -87,7 +103,7 @@ class Places:
 
 
 class OneLine:
-    """All wait in one line, and each may have what is free."""
+    """One line in which all requests wait, without quotas."""
 
     def __init__(self, key: Callable[[Any], Any]) -> None:
         self._key = key
@@ -144,7 +160,10 @@ class OneLine:
 
 
 class TreeTurns:
-    """Turns by a tree of queues, as it stands now. For one pass. jobs: what runs, and what it holds of which queue."""
+    """The turns of a tree of queues in its present state, for one pass.
+
+    jobs: running job → what it holds, and of which queue.
+    """
 
     def __init__(
         self,
@@ -180,7 +199,10 @@ class TreeTurns:
         return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
 
     def shares_in_order(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
-        """Return the shares that decided the order: request_id → its queue at each level, from the root → share."""
+        """Return the shares that decided the order, by request.
+
+        The form is request_id → its queue at each level, from the root → share.
+        """
         found: dict[str, dict[str, float]] = {}
         self.standing.in_order(queue, self.ranks, found)
         return found
@@ -202,7 +224,7 @@ class TreeTurns:
         return self._ranks(waiters, queues, on_time)
 
     def ranks_on_time(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
-        """(k,) places within a leaf as if nobody were overdue."""
+        """Return (k,) the place of each entry within its leaf as if no entry were overdue."""
         return self._ranks(waiters, queues, np.ones(len(waiters.entries), bool))
 
     def _ranks(self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -213,7 +235,10 @@ class TreeTurns:
         return waiters.ranks(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
 
     def due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
-        """(k,) from when on each goes before all of its leaf: its longest wait, or its latest start in time."""
+        """Return (k,) the time from which each entry goes before all others of its leaf.
+
+        That is the end of its longest wait, or the latest start that meets its deadline if that is earlier.
+        """
         longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
         due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.times("tolerated_wait_s", np.inf))
         deadline_ms = waiters.times("deadline_ms", np.inf)
@@ -243,11 +268,18 @@ class TreeTurns:
         return limit(request, self._closed_to(request))
 
     def _is_known(self, request: PlacementRequest) -> bool:
-        """Whether a queue of the tree takes it; jobs that wait for other schedulers may be of none."""
+        """Return whether the request belongs to a queue of the tree.
+
+        Jobs that wait for other schedulers may belong to none.
+        """
         return bool(self.tree.known_leaf(request))
 
     def _closed_to(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
-        """Nodes kept for others before it would end, and those of models of which its queue may have no more."""
+        """Return the nodes that the request may not use.
+
+        These are the nodes that a window keeps for others before the request would end, and the nodes of GPU
+        models that its queue may take no more of.
+        """
         models, windows = self._models_without_room(request), self._barring(request)
         key = (*models, *map(str, windows))
         if key not in self._closed:
@@ -267,7 +299,7 @@ class TreeTurns:
         return self._closed[key]
 
     def _barring(self, request: PlacementRequest) -> list[int]:
-        """Return the windows that keep their nodes for others before it would end."""
+        """Return the windows that keep their nodes for others before the request would end."""
         if not self._windows:
             return []
         end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.known_leaf(request)
@@ -275,12 +307,15 @@ class TreeTurns:
         return [number for number, (window, _) in windows if window.from_ms < end_ms and not is_for(window, leaf)]
 
     def barred_by(self, request: PlacementRequest) -> list[tuple[Window, int]]:
-        """Return the windows that bar a request, and how many nodes each keeps."""
+        """Return the windows that bar a request, each with its number of nodes."""
         found = [self._windows[number] for number in self._barring(request)]
         return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _models_without_room(self, request: PlacementRequest) -> list[str]:
-        """Return the models of which any-model requests would pass a limit, or take what others are not lending."""
+        """Return the GPU models that a request for any model may not take more of now.
+
+        More of them would exceed a limit, or take what other queues do not lend.
+        """
         named = request.gpu_model or len(request.gpu_models) == 1
         if named or len(self.tree.resources) < 2 or not self._is_known(request):
             return []
@@ -296,9 +331,9 @@ class TreeTurns:
         return np.isin(self.view.inventory.gpu_model, codes)
 
     def places(self, entries: Sequence[Any]) -> Places:
-        """Return the entries as they stand.
+        """Return the keys of the entries in their present order.
 
-        A coming one stands behind the last of a leaf, each entry's with the same chance.
+        A newcomer stands behind the last entry of a leaf. Each entry's leaf is drawn with the same chance.
         """
         last: dict[str, float] = {}
         leaves = [self.tree.known_leaf(entry.request) for entry in entries]
@@ -343,16 +378,16 @@ def is_below(leaf: str, queue: str) -> bool:
 
 
 def is_for(window: Window, leaf: str) -> bool:
-    """Whether it reserves its nodes for a leaf."""
+    """Return whether a window reserves its nodes for a leaf."""
     return window.queue is not None and is_below(leaf, window.queue)
 
 
 def capacity_of(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return resource → GPUs that can be used, without those of the fleet that jobs of no queue hold.
+    """Return resource → GPUs that can be used, less those that jobs without a queue hold in the fleet.
 
-    outside: what these jobs hold, also on nodes that are not of the fleet. jobs: all jobs of queues.
+    outside: what these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
     """
     found = _amounts(view, view.usable)
     if outside is None:
@@ -374,7 +409,7 @@ def _amounts(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
-    """Resource → GPUs of a placement."""
+    """Return resource → GPUs of a placement."""
     found = {ANY: 0.0}
     for node, gpus in placed_gpus(decision, view):
         found[ANY] += gpus
@@ -384,7 +419,7 @@ def placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
 
 
 def placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[Any, float]]:
-    """(node, GPUs) of each rank on a node that the view knows."""
+    """Return (node, GPUs) of each rank that is on a known node."""
     row = view.inventory.row
     nodes = view.topology.nodes
     return [

@@ -48,7 +48,7 @@ class Inventory:
 
 
 def _known(values: list[float] | list[int]) -> NDArray[np.float64]:
-    """Zero and NaN both mean that the source does not say."""
+    """Return the values as a column in which zero and NaN, which both mean unknown, become NaN."""
     column = np.array(values, np.float64)
     return np.where(column > 0, column, np.nan)
 
@@ -66,7 +66,10 @@ class Advice(IntEnum):
 
 
 class Hearing(IntEnum):
-    """The evidence of telemetry that GPUs of a node are free. The numbers are those of the board's `node.hearing`."""
+    """The evidence from telemetry that GPUs of a node are free.
+
+    The numbers are those of the board's `node.hearing`.
+    """
 
     FRESH = 0  # a GPU sample arrived lately
     STALE = 1  # none arrived lately
@@ -75,7 +78,10 @@ class Hearing(IntEnum):
 
 
 def may_place(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
-    """(n,) nodes that are in service, and whose telemetry does not speak against them. hearing: (n,) None: unasked."""
+    """Return (n,) whether a node is in service and its telemetry does not speak against it.
+
+    hearing: (n,). None if telemetry does not matter.
+    """
     serving = state == NodeState.IN_SERVICE
     found: NDArray[np.bool_] = serving if hearing is None else serving & ~np.isin(hearing, UNSURE)
     return found
@@ -86,7 +92,11 @@ UNSURE = (Hearing.STALE, Hearing.UNHEARD)
 
 @dataclass(frozen=True, slots=True)
 class RiskByTime:
-    """p_fail, p_slow: (horizon, n) within each of horizons_s, NaN = unknown; gpu_temp_c: (n,) of the hottest GPU."""
+    """The risk of nodes within several horizons.
+
+    p_fail, p_slow: (horizon, n) within each of horizons_s, NaN if unknown. gpu_temp_c: (n,) of the hottest
+    GPU.
+    """
 
     horizons_s: tuple[float, ...]
     p_fail: NDArray[np.float64]
@@ -98,15 +108,15 @@ MOST_KEPT = 16
 
 
 class ViewMemo:
-    """Results computed from parts of a view that never change, for as long as they are the same objects."""
+    """A cache of results computed from parts of a view, valid while the parts are the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
 
     def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
-        """Return what `make` made of the parts, now or before. key: what else it depends on.
+        """Return the result of `make` for these parts, computed now or earlier.
 
-        Arrays become read-only.
+        key: what else the result depends on. Arrays among the parts become read-only.
         """
         known = self._known.get(key)
         if known is not None:
@@ -126,7 +136,10 @@ class ViewMemo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All arrays are over the n nodes of `topology`; nobody changes them. NaN = unknown, never worst nor best."""
+    """The state of the fleet for one decision, as arrays over the n nodes of `topology`.
+
+    No code changes them. NaN means unknown, and counts neither as the worst value nor as the best.
+    """
 
     topology: Topology
     milli: Milli  # (n, g) thousandths of the GPU that are usable and unoccupied
@@ -168,10 +181,16 @@ class ClusterView:
 
     @property
     def in_service(self) -> NDArray[np.bool_]:
-        """(n,) nodes on which something may be placed: in service, and heard lately where the site has exporters."""
+        """(n,) whether something may be placed on a node.
+
+        The node is in service and, at a site with exporters, has sent telemetry lately.
+        """
         return may_place(self.state, self.hearing)
 
     @property
     def is_open(self) -> NDArray[np.bool_]:
-        """(n,) nodes in service that no window and no reservation keeps: any request may use their free GPUs."""
+        """(n,) nodes that are in service and kept by no window or reservation.
+
+        Any request may use their free GPUs.
+        """
         return self.in_service if self.kept is None else self.in_service & ~self.kept

@@ -1,13 +1,13 @@
-"""Walk: in which order queues take turns, for all that waits at once (progressive filling).
+"""The order in which queues take turns, for all waiting entries at once (progressive filling).
 
-From the root the walk goes to the child whose first entry would leave it with the least share, and counts what it gives
-on the way. Of equal shares the longer wait is first, then the queue's name.
+From the root, the walk goes to the child whose first entry would leave it with the least share, and
+counts what it gives on the way. Among equal shares the longer wait comes first, then the queue's name.
 
-Which entry of a child is next depends on that child alone: on what it was given before, and on what the entry takes. So
-each level of the tree is merged at once, from the leaves up. Children give their heads, so that an entry comes no
-earlier than those before it in its child: its place is by the highest key up to it.
+Which entry of a child is next depends on that child alone: on what it received before, and on what the
+entry takes. So each level of the tree is merged at once, from the leaves up. Children give their heads,
+so an entry never comes before earlier entries of its child: its place is by the highest key up to it.
 
-Arrays are over k entries and r resources; the first resource is GPUs of any model.
+Arrays are over k entries and r resources. The first resource is GPUs of any model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class WalkLine:
-    """One queue. parent: index into the lines, -1 for the root; room: what it may hold more by its limits."""
+    """One queue in the walk.
+
+    parent: index into the lines, -1 for the root. room: how much more it may hold by its limits.
+    """
 
     name: str
     parent: int
@@ -41,7 +44,10 @@ class WalkLine:
 
 
 class TreeWalk:
-    """The lines of a tree, parents before children, and what they were given. capacity: resource → GPUs."""
+    """The lines of a tree, parents before children, and what each has received.
+
+    capacity: resource → GPUs.
+    """
 
     def __init__(
         self, lines: Sequence[WalkLine], capacity: Amounts, half_life_s: float, models: Iterable[str] = ()
@@ -65,16 +71,17 @@ class TreeWalk:
         self._gives = np.zeros(self._held.shape, bool)
 
     def _columns(self, amounts: Sequence[Amounts], otherwise: float) -> tuple[Floats, Mask]:
-        """(lines, r) amounts, and which are named."""
+        """Return (lines, r) amounts, and (lines, r) whether each is named."""
         values = np.array([[one.get(name, otherwise) for name in self.resources] for one in amounts])
         return values, np.array([[name in one for name in self.resources] for one in amounts])
 
     def merged(self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None) -> Ints:
-        """(k,) indices of entries in the order in which they take turns.
+        """Return (k,) indices of entries in the order in which they take turns.
 
-        Entries are given by leaf (an index into the lines), each leaf's in its own order. milli: thousandths of GPUs;
-        model: index into the resources, 0 for any. decided_by: (k, depth) to fill with the shares that decided: by how
-        much each entry's line of this depth would hold, with the entry, at most up to it.
+        Entries are given by leaf (an index into the lines), each leaf's entries in their own order. milli:
+        thousandths of GPUs. model: index into the resources, 0 for any. decided_by: (k, depth), filled with the
+        shares that decided. Each is the highest share of the entry's line of this depth, up to and with the
+        entry.
         """
         asked = np.zeros((len(leaf), len(self.resources)), np.int64)
         asked[np.arange(len(leaf)), model] = milli
@@ -96,7 +103,7 @@ class TreeWalk:
         return order
 
     def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> tuple[Ints, Floats]:
-        """(k,) the place of each entry among all of its level, and the share of its line with it.
+        """Return (k,) the place of each entry within its level, and the share of its line with the entry.
 
         Entries are sorted by line, and counted as given.
         """
@@ -114,7 +121,7 @@ class TreeWalk:
         return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line)), shares
 
     def _shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
-        """(k,) `QueueStanding.share` of the lines with `more` on top, of the resources `seen`."""
+        """Return (k,) `QueueStanding.share` of the lines with `more` added, for the resources `seen`."""
         held, own, has_own = self._held[line] + more, self._own[line], self._has_own[line]
         within = has_own.any(axis=1) & (~(seen & has_own) | (held <= own)).all(axis=1)
         only_models = (~seen[:, 1:] | has_own[:, 1:]).all(axis=1) & (seen.sum(axis=1) > 1)
@@ -131,7 +138,7 @@ class TreeWalk:
 
 
 def _highest_so_far(shares: Floats, line: Ints) -> Floats:
-    """(k,) the highest share of each entry's line up to the entry; entries are sorted by line."""
+    """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
     ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
     found, begin = np.empty_like(shares), 0
     for end in ends:
@@ -141,6 +148,9 @@ def _highest_so_far(shares: Floats, line: Ints) -> Floats:
 
 
 def _sums_before(values: Ints, first: Ints, group: Ints) -> Ints:
-    """(k, r) running sums up to each row and without it, that begin anew with each group; first: where they begin."""
+    """Return (k, r) running sums of the rows before each row, starting at 0 in each group.
+
+    first: the index at which each group begins.
+    """
     before = np.cumsum(values, axis=0) - values
     return np.asarray(before - before[first][group])

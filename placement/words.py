@@ -1,4 +1,4 @@
-"""Write the sentence of a decision: what was done and why."""
+"""The sentences of decisions: what was placed or refused, and why."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,10 @@ def shape(request: PlacementRequest, members: int) -> str:
 
 
 def member(request: PlacementRequest) -> str:
-    """Describe what one member takes: `8 GPUs`, `0.46 GPU`, or without GPUs `16 CPUs and 64 GiB of memory`."""
+    """Describe what one member takes.
+
+    For example `8 GPUs`, `0.46 GPU`, or without GPUs `16 CPUs and 64 GiB of memory`.
+    """
     if request.milli < WHOLE:
         return f"{request.milli / WHOLE:g} GPU"
     if request.gpus_per_node:
@@ -85,7 +88,7 @@ def member(request: PlacementRequest) -> str:
 
 
 def fitting(request: PlacementRequest, members: int) -> str:
-    """Room for so many members, in a phrase: `16 free GPUs fit`, `room for 3 x 0.46 GPU`."""
+    """Describe the room for this number of members: `16 free GPUs fit`, `room for 3 x 0.46 GPU`."""
     if request.milli < WHOLE or not request.gpus_per_node:
         return f"room for {shape(request, members)}" if members else f"no room for {member(request)}"
     gpus = members * request.gpus_per_node
@@ -115,14 +118,20 @@ def placed_sentence(
 
 
 def _unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
-    """Say that only a scheduler's word or an event says that the GPUs are free. Empty where telemetry confirms it."""
+    """Say that no telemetry confirms that the GPUs are free, only a scheduler or an event does.
+
+    Returns an empty text if telemetry confirms it.
+    """
     if view.hearing is None or not request.gpus_per_node or (view.hearing[rows] != Hearing.UNCONFIRMED).all():
         return ""
     return "; no telemetry confirmed that these GPUs are free"
 
 
 def _unknown_use(view: ClusterView, screened: Screen) -> str:
-    """Which nodes were passed over for work that nobody tells of, the fullest first; empty for none."""
+    """Name the nodes that were passed over for work that no job event reports, the fullest first.
+
+    Returns an empty text if there are none.
+    """
     mask = screened.by_reason.get("unknown_use")
     if mask is None or view.unknown_use is None:
         return ""
@@ -163,7 +172,10 @@ def _describe_place(view: ClusterView, rows: NDArray[np.int64], level: Level | N
 def avoided_rows(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
 ) -> list[int]:
-    """Nodes too risky, or notably riskier than all chosen: those with room for a member first, then the riskiest."""
+    """Return the nodes that are too risky, or notably riskier than all chosen ones.
+
+    Nodes with room for a member come first, then the riskiest.
+    """
     if "risk" not in screened.by_reason and highest_risk(view, options) <= options.notable_risk:
         return []
     p = worst_risk(view, options)
@@ -229,9 +241,10 @@ def shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> 
 
 
 def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, reason: str, count: int) -> list[str]:
-    """`4 kept by reservation 'mlperf' for queue 'production' until …`: nodes without room for one reason, in phrases.
+    """Describe the nodes that are rejected for one reason, in phrases.
 
-    A node of two windows counts for the first.
+    `4 kept by reservation 'mlperf' for queue 'production' until …`. A node in two windows counts for the
+    first.
     """
     left, parts = screened.by_reason[reason].copy(), []
     for group in closed_nodes(request, reason):
