@@ -100,7 +100,10 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
 
 
 async def _taken(source: Source, position: dict[str, Any], batches: int) -> list[tuple[Batch, dict[str, Any]]]:
-    """(batch, position after it); the source is closed twice."""
+    """Read some batches from a position. Returns each batch and the position after it.
+
+    The source is closed twice, to check that a second close does no harm.
+    """
     assert source.name
     source.seek(position)
     taken = []

@@ -1,8 +1,10 @@
-"""The files that the adapters role leaves in `state/adapters/`, for the api, the command line and later readers.
+"""The files that the adapters role writes to `state/adapters/`.
 
-status            how each adapter stands, and the bands: one JSON document, replaced when it changes
-audit-TIME.jsonl  a line a write: what was wished, why, from which board, and what became of it
-NAME.withdrawn    the adapter of that name is taken back as long as this file is there
+The api, the command line and later readers use them.
+
+status            the state of each adapter, and the bands: one JSON document, replaced when it changes
+audit-TIME.jsonl  one line for each write: the wish, its reason, its board and its outcome
+NAME.withdrawn    the writes of the adapter of that name are withdrawn while this file exists
 """
 
 import contextlib
@@ -21,7 +23,11 @@ MARK = ".withdrawn"
 
 
 class AdapterAuditLine(msgspec.Struct, kw_only=True):
-    """One write. `decision` is unique among them; seen and value are what the field was and should be (null: none)."""
+    """One write of an adapter.
+
+    `decision` is unique among them. seen: the field's value before. value: its new value. Both are null if
+    there is none.
+    """
 
     time_ms: int
     decision: str
@@ -37,9 +43,10 @@ class AdapterAuditLine(msgspec.Struct, kw_only=True):
 
 
 class AdapterStatus(msgspec.Struct, kw_only=True):
-    """The state of one adapter. Counts are those of this process.
+    """The state of one adapter. Its counts are those of this process.
 
-    seen_ms: when its system was last read. last: its newest write of this process. error: why it is tried again.
+    seen_ms: when its system was last read. last: the newest write of this process. error: why its step is
+    tried again.
     """
 
     name: str
@@ -60,7 +67,11 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
 
 
 class AdaptersStatus(msgspec.Struct):
-    """The document `status`. `bands`: of nodes that are not low; `held_down`: nodes that are high but for max_share."""
+    """The document `status`.
+
+    `bands`: those of nodes that are not low. `held_down`: the number of nodes that would be high without
+    max_share.
+    """
 
     as_of_ms: int = 0
     bands: dict[str, str] = {}
@@ -69,7 +80,7 @@ class AdaptersStatus(msgspec.Struct):
 
 
 class AdapterRecords:
-    """The folder. Methods raise OSError where the disk does."""
+    """The folder of the adapters' records. Methods raise OSError if the disk fails."""
 
     def __init__(self, state: Path) -> None:
         self.folder = state / "adapters"
@@ -77,19 +88,19 @@ class AdapterRecords:
         self._segment_bytes = 0
 
     def status(self) -> AdaptersStatus:
-        """Return the status. An empty one before the first, or if it is unreadable."""
+        """Return the status. It is empty before the first one, or if it is unreadable."""
         try:
             return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
         except (OSError, msgspec.DecodeError):
             return AdaptersStatus()
 
     def keep(self, status: AdaptersStatus) -> None:
-        """Replace the status; a power cut may bring the last one back."""
+        """Replace the status. After a power cut, the previous one may be back."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files.replace_file(self.folder / "status", [msgspec.json.encode(status)], AREA, sync=False)
 
     def append(self, lines: Sequence[AdapterAuditLine]) -> None:
-        """Add lines to the audit, and drop its oldest segment beyond SEGMENTS."""
+        """Add lines to the audit. Beyond SEGMENTS, its oldest segment is dropped."""
         if self._segment is None or self._segment_bytes > SEGMENT_BYTES:
             self._begin(lines[0].time_ms)
         assert self._segment is not None
@@ -123,7 +134,7 @@ class AdapterRecords:
         return (self.folder / f"{adapter}{MARK}").exists()
 
     def withdraw(self, adapter: str, *, undo: bool = False) -> None:
-        """Have an adapter taken back from now on, or no longer."""
+        """Mark an adapter as withdrawn from now on, or remove the mark."""
         path = self.folder / f"{adapter}{MARK}"
         self.folder.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True) if undo else path.touch()

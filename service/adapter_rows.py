@@ -6,7 +6,10 @@ from service.doors import ANSWERERS
 
 
 def adapter_rows(config: Config) -> list[AdapterStatus]:
-    """Those that answer, then those that are configured, each with what the adapters role last said of it."""
+    """Return the adapters that answer, then the configured writers.
+
+    Each writer has the status that the adapters role last recorded.
+    """
     known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
     closed = {
         *(() if config.external_metrics.port else ("external_metrics",)),

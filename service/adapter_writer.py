@@ -1,4 +1,7 @@
-"""AdapterWriter: one adapter's wishes, within its limits, to its port; each write is counted and put on record."""
+"""AdapterWriter: sends one adapter's wishes to its port, within its limits.
+
+Each write is counted and recorded.
+"""
 
 import asyncio
 import logging
@@ -22,9 +25,9 @@ MINUTE_MS = 60_000
 
 
 class ObservedPort:
-    """A port of which only `read` is used: what would have been written is seen from then on.
+    """A port that only reads. Later readings show what would have been written.
 
-    left: keys that hold in truth what an earlier mode wrote in these fields.
+    left: the number of keys that really hold what an earlier mode wrote in these fields.
     """
 
     def __init__(self, port: Port, fields: frozenset[str]) -> None:
@@ -51,7 +54,10 @@ class ObservedPort:
 
 
 class ChangeLimit:
-    """At most so many keys a minute. Free: keys that hold nothing of ours yet, and withdrawals."""
+    """A limit on how many keys change in a minute.
+
+    Keys that hold nothing of ours yet do not count, nor do withdrawals.
+    """
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
@@ -59,7 +65,7 @@ class ChangeLimit:
         self._limited: set[str] = set()
 
     def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
-        """Return the writes to make now: withdrawals, then what it costs most to leave undone."""
+        """Return the writes to make now: withdrawals, then those that cost most if they are left undone."""
         while self._spent_ms and self._spent_ms[0] <= now_ms - MINUTE_MS:
             self._spent_ms.popleft()
         wanted = sorted(wishes, key=lambda one: (one.value is not None, -one.cost, one.key))
@@ -70,14 +76,17 @@ class ChangeLimit:
         return [write for write in wanted if write.value is None or write.key not in waits]
 
     def spend(self, batch: Iterable[Write], now_ms: int) -> None:
-        """Count those of the writes told last that are limited and are made now."""
+        """Count the limited writes of this batch, which are made now.
+
+        Only writes that the last call of `within` returned count.
+        """
         keys = {write.key for write in batch} & self._limited
         self._limited -= keys
         self._spent_ms.extend([now_ms] * len(keys))
 
 
 class AdapterWriter:
-    """`step` brings the other system nearer to what the adapter wishes; one step at a time."""
+    """A writer that changes the other system towards what the adapter wishes, one step at a time."""
 
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
@@ -90,10 +99,10 @@ class AdapterWriter:
         self._number = 0
 
     async def step(self, weather: Weather | None, is_over: Callable[[bool], bool] = lambda begun: False) -> bool:
-        """Write what this weather asks for, and return whether nothing is left to do.
+        """Write what this weather requires. Returns whether nothing is left to do.
 
-        Without weather, take everything back, whatever the mode. is_over: asked before each batch, with whether one is
-        written already. The step ends where it says so.
+        Without weather, withdraw all that was written, whatever the mode. is_over: called before each batch with
+        whether one is written already. The step ends if it returns True.
         """
         is_observed = weather is not None and self.status.mode != "write"
         port, takes_back = self._observed if is_observed else self._port, _takes_back(weather)
@@ -133,7 +142,10 @@ class AdapterWriter:
         return due
 
     def _count(self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> bool:
-        """Put a batch on record; True when nothing is to be tried again: a conflict only where all is taken back."""
+        """Count and log the outcomes of a batch of writes. Returns True if no write must be tried again.
+
+        A write that met a conflict is tried again only while the adapter withdraws everything.
+        """
         status = self.status
         status.wishes += len(batch)
         status.writes += outcomes.count(WriteOutcome.DONE)
@@ -178,7 +190,7 @@ class AdapterWriter:
         self.status.error = error
 
     def _tell_left(self, left: int) -> None:
-        """Keys that nobody takes back while it observes."""
+        """Report the number of keys that stay written while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
         self._tell(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 

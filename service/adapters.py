@@ -1,10 +1,12 @@
-"""The adapters role: from each new board to other schedulers and autoscalers, one writer an adapter.
+"""The adapters role: writes from each new board to other schedulers and autoscalers.
+
+Each adapter has one writer.
 
     latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
 
-Without a fresh board nothing is written. After `adapters.withdraw_after_s` what restricts is taken back, until there is
-a fresh one; at once where others wait for our writes. `fleetcast adapters withdraw` takes everything back. An adapter
-that hangs holds up no other.
+Without a fresh board nothing is written. After `adapters.withdraw_after_s`, restrictions are withdrawn
+until there is a fresh board. If the other system waits for our writes, this happens at once. `fleetcast
+adapters withdraw` withdraws everything. An adapter that hangs delays no other.
 """
 
 import asyncio
@@ -35,7 +37,10 @@ ENDS_S = 5.0  # wall; for the steps that run at the end
 
 
 class AdapterHost:
-    """All writers of a configuration. Whoever makes one holds the lock of the role: two would undo each other."""
+    """All writers of a configuration.
+
+    The caller must hold the lock of the role, because two hosts would undo each other's writes.
+    """
 
     def __init__(self, config: Config, clock: Clock) -> None:
         self.records = AdapterRecords(config.folder)
@@ -55,11 +60,11 @@ class AdapterHost:
         self._steps = {writer.status.name: _Steps(self.changes.wake, poll_s) for writer in self.writers}
 
     async def wait(self) -> None:
-        """Wait for a board, a withdrawal, the end of a step, or the time to look again."""
+        """Wait for a board, a withdrawal, the end of a step, or the time of the next poll."""
         await self.changes.wait(self._most_s)
 
     def poll(self, board: Board | None) -> None:
-        """Begin the steps that are due, each as a task of its own."""
+        """Begin the steps that are due, each as its own task."""
         fresh = self._station.fresh(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
             self._steps[writer.status.name].begin(writer, *self._wanted(writer, fresh, board))
@@ -67,7 +72,7 @@ class AdapterHost:
     def _wanted(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
-        """Return why a step is due, and its weather. The first is None if nothing is to be written."""
+        """Return the reason why a step is due, and its weather. The reason is None if none is due."""
         if self.records.is_withdrawn(writer.status.name):
             return "withdrawn", None
         if fresh is not None:
@@ -77,13 +82,13 @@ class AdapterHost:
         return None, None
 
     def _lost(self, board: Board | None) -> bool:
-        """Return whether there was no fresh board for so long that what restricts is to be taken back."""
+        """Return whether there has been no fresh board for so long that restrictions must be withdrawn."""
         age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.age_s(board)
         return abs(age_s) > self._withdraw_after_s
 
     @property
     def changed(self) -> bool:
-        """Whether a step has ended since this was asked last."""
+        """Whether a step has ended since the last call."""
         ended = [steps.take_ended() for steps in self._steps.values()]
         return any(ended)
 
@@ -93,7 +98,7 @@ class AdapterHost:
         return AdaptersStatus(self._clock.now_ms(), bands.marked, bands.capped, rows)
 
     async def withdraw(self, name: str) -> AdapterStatus:
-        """Take back all that one adapter has written, here and now."""
+        """Withdraw all that one adapter has written, and wait for the result."""
         writer = next(writer for writer in self.writers if writer.status.name == name)
         await writer.step(None)
         await self.end()
@@ -104,7 +109,7 @@ class AdapterHost:
         return writer.status
 
     async def end(self) -> None:
-        """Let running steps end, for a while."""
+        """Let running steps end within ENDS_S, then close all writers."""
         for steps in self._steps.values():
             steps.end()
         running = [steps.task for steps in self._steps.values() if steps.task]
@@ -119,7 +124,10 @@ class AdapterHost:
 
 
 class _Steps:
-    """The steps of one writer: one at a time, again for other weather or news, or later where something was left."""
+    """The steps of one writer, one at a time.
+
+    A step is repeated for other weather or news, or later if something was left to do.
+    """
 
     def __init__(self, wake: Callable[[], None], poll_s: float) -> None:
         """wake: called once a step has ended and the next one may begin. poll_s: between the begins of two steps."""
@@ -132,7 +140,10 @@ class _Steps:
         self._retry_s = 0.0
 
     def begin(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
-        """Begin a step for this reason, unless it is done or another goes on. One for an older reason ends soon."""
+        """Begin a step for this reason, unless it is done or another step runs.
+
+        A running step for an older reason ends soon.
+        """
         now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
         if reason is not self._reason:
             self._reason, self._done_for = reason, None
@@ -155,7 +166,10 @@ class _Steps:
         self._reason = None
 
     def take_ended(self) -> bool:
-        """Whether the step that ran has ended. Raises what it raised: a bug, which ends the process."""
+        """Return whether the step that ran has ended.
+
+        Raises the exception of the step, which is a bug and ends the process.
+        """
         if self.task is None or not self.task.done():
             return False
         is_done, self.task = self.task.result(), None

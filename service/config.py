@@ -1,4 +1,7 @@
-"""Decode config.toml into frozen structs. The one at the root of the project explains the keys, with these defaults."""
+"""Decode config.toml into frozen structs.
+
+The config.toml at the root of the project explains the keys, and has these defaults.
+"""
 
 import contextlib
 import os
@@ -27,11 +30,11 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class FleetConfig(_Section, frozen=True):
-    """The fleet. `topology`: a file, or a folder of them, as `fleetcast topology show` reads it.
+    """The settings of the fleet.
 
-    Without a topology every node is unplaced. `cluster`: further names of this fleet, one or a list. Requests that
-    state
-    another cluster are refused.
+    `topology`: a file, or a folder of them, as `fleetcast topology show` reads it. Without a topology, every
+    node is unplaced. `cluster`: further names of this fleet, one or a list. Requests that state another
+    cluster are refused.
     """
 
     name: str = DEFAULT_FLEET
@@ -50,7 +53,10 @@ class FleetConfig(_Section, frozen=True):
 
 
 class ClockConfig(_Section, frozen=True):
-    """Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast."""
+    """The settings of fleet time.
+
+    Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast.
+    """
 
     epoch_ms: int = 0
     wall_ms: int = 0
@@ -58,7 +64,10 @@ class ClockConfig(_Section, frozen=True):
 
 
 class ScrapeConfig(_Section, frozen=True):
-    """`targets`: exporter URLs, and lists of them (see ingest.pages.targets). `timeout_s` is wall time."""
+    """The settings of scraping.
+
+    `targets`: exporter URLs, and lists of them (see ingest.pages.targets). `timeout_s` is wall time.
+    """
 
     targets: tuple[str, ...] = ()
     interval_s: float = 15.0
@@ -68,14 +77,21 @@ class ScrapeConfig(_Section, frozen=True):
 
 
 class PluginConfig(_Section, frozen=True):
-    """One source: `use` is an import path or the name of a built-in one, `options` are its own."""
+    """The configuration of one source.
+
+    `use`: an import path or the name of a built-in source. `options`: the source's own options.
+    """
 
     use: str
     options: dict[str, str | int | float | bool | list[str]] = {}
 
 
 class PipelineConfig(_Section, frozen=True):
-    """`sources` are made with (entities, clock, options), `forecasters` with nothing. `instances`: processes."""
+    """The settings of the pipelines.
+
+    `sources` are made with (entities, clock, options), `forecasters` without arguments. `instances`: the
+    number of processes.
+    """
 
     instances: int = 1
     tick_s: float = 10.0
@@ -88,7 +104,10 @@ class PipelineConfig(_Section, frozen=True):
 
 
 class ModelsConfig(_Section, frozen=True):
-    """Versions of fitted models. `retrain_*`: when a serving model asks for a new fit (models.versions.drift)."""
+    """The settings for versions of fitted models.
+
+    `retrain_*`: the conditions for fitting a serving model again (models.versions.drift).
+    """
 
     folder: str = "models"
     keep_versions: int = 10
@@ -98,7 +117,11 @@ class ModelsConfig(_Section, frozen=True):
 
 
 class ArchiveConfig(_Section, frozen=True):
-    """`url`: a folder, or any URL that fsspec knows; empty: `archive` in the state's folder. `look_s` is wall time."""
+    """The settings of the archive.
+
+    `url`: a folder, or any URL that fsspec knows. Empty: `archive` in the state's folder. `look_s` is wall
+    time.
+    """
 
     enabled: bool = True
     url: str = ""
@@ -109,7 +132,10 @@ class ArchiveConfig(_Section, frozen=True):
 
 
 class LimitsConfig(_Section, frozen=True):
-    """The bounds on names. Beyond a bound only new names are refused (see fleet.entities.DeviceRoom for GPUs)."""
+    """The bounds on names.
+
+    Beyond a bound only new names are refused (for GPUs see fleet.entities.DeviceRoom).
+    """
 
     live_jobs: int = 20_000
     unknown_nodes: int = 20_000
@@ -119,10 +145,11 @@ class LimitsConfig(_Section, frozen=True):
 
 
 class ApiConfig(_Section, frozen=True):
-    """The API. `board`: another api's, for a replica without a pipeline of its own.
+    """The settings of the API.
 
-    PEM files are read again when they change. `grpc_port`: 0 for none. `grpc_open`: its services that ask for no token,
-    since their callers have none.
+    `board`: the board of another api, for a replica without a pipeline of its own. PEM files are read again
+    when they change. `grpc_port`: 0 for none. `grpc_open`: gRPC services that require no token, since their
+    callers have none.
     """
 
     host: str = "127.0.0.1"
@@ -145,18 +172,19 @@ class ApiConfig(_Section, frozen=True):
 
 
 class AccessConfig(_Section, frozen=True):
-    """`subjects`: a common or alternative name of a client's certificate -> the scopes that it stands for."""
+    """The settings of access by certificate.
+
+    `subjects`: a common or alternative name of a client's certificate -> the scopes that it grants.
+    """
 
     subjects: dict[str, tuple[str, ...]] = {}
 
 
 class ExternalMetricsConfig(_Section, frozen=True):
-    """The aggregated API of external metrics on a port of its own. 0: none.
+    """The settings of the aggregated API of external metrics, on a port of its own. Port 0: none.
 
-    PEM files are read again when they change.
-
-    `client_ca`: the cluster's request-header authority. `names`: common names of its certificates that may ask, empty:
-    any.
+    PEM files are read again when they change. `client_ca`: the cluster's request-header authority. `names`:
+    common names of its certificates that may call. Empty: any.
     """
 
     port: int = 0
@@ -189,9 +217,9 @@ class PlacerConfig(_Section, frozen=True):
 
 
 class AdapterConfig(_Section, frozen=True):
-    """One adapter that writes: `use` is a built-in's name or an import path, `options` are its own.
+    """One adapter that writes. `use`: a built-in's name or an import path. `options`: the adapter's own.
 
-    `name`: its own in lists, metrics and the audit. Empty: `use`.
+    `name`: its name in lists, metrics and the audit. Empty: `use`.
     """
 
     use: str
@@ -201,7 +229,7 @@ class AdapterConfig(_Section, frozen=True):
 
 
 class AdaptersConfig(_Section, frozen=True):
-    """Bands of node risk, and how much of the fleet adapters may change."""
+    """The bands of node risk, and the limits on how much of the fleet adapters may change."""
 
     elevated: float = 0.05
     high: float = 0.3
@@ -212,7 +240,7 @@ class AdaptersConfig(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """Everything. `state` is the folder of inbox, board, snapshot and ledger."""
+    """The whole configuration. `state`: the folder of inbox, board, snapshot and ledger."""
 
     state: str = "var"
     fleet: FleetConfig = FleetConfig()
@@ -238,12 +266,12 @@ class Config(_Section, frozen=True):
 
     @property
     def board(self) -> Path:
-        """The folder of the board; a replica has one of its own for its copy."""
+        """The folder of the board. A replica has a separate folder for its copy."""
         return self.folder / ("mirror" if self.api.board else "board")
 
     @property
     def url(self) -> str:
-        """The api's, for a browser on its host."""
+        """The URL of the api, for a browser on its host."""
         return f"http{'s' if self.api.tls_cert else ''}://{self.api.host}:{self.api.port}/"
 
     @property
@@ -252,11 +280,14 @@ class Config(_Section, frozen=True):
 
     @property
     def models_folder(self) -> Path:
-        """The root of `models.versions.registry.Registry`."""
+        """The root folder of `models.versions.registry.Registry`."""
         return self.folder / self.models.folder
 
     def home(self, instance: int) -> Path:
-        """Return the folder of one pipeline's snapshots and own board. The first pipeline's is the state's."""
+        """Return the folder of one pipeline's snapshots and own board.
+
+        For the first pipeline it is the state folder.
+        """
         return self.folder / f"pipeline-{instance}" if instance else self.folder
 
     @property
@@ -264,7 +295,10 @@ class Config(_Section, frozen=True):
         return self.folder / "ledger.sqlite"
 
     def stale_after_s(self, clock: Clock) -> float:
-        """Return the configured value, in fleet seconds, but at least STALE_WALL_S of the machine's time."""
+        """Return the age in fleet seconds from which a board is stale.
+
+        This is the configured value, but at least STALE_WALL_S of the machine's time.
+        """
         per_second = clock.wall_s(1.0)
         return max(self.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
@@ -275,7 +309,10 @@ class Config(_Section, frozen=True):
 
 
 def load_config(path: Path | None) -> Config:
-    """Return the defaults, or the file. Raises ConfigError that names the key, the value and what was expected."""
+    """Read the configuration file, or return the defaults.
+
+    Raises ConfigError that names the key, the value and what was expected.
+    """
     if path is None:
         return Config()
     try:
@@ -294,7 +331,7 @@ def load_config(path: Path | None) -> Config:
 
 @contextlib.contextmanager
 def naming_lines(path: Path | None) -> Iterator[None]:
-    """Put the file and the line before an error of the block that is about a key of the file."""
+    """Add the file and the line to a ConfigError of the block, if it is about a key of the file."""
     try:
         yield
     except ConfigError as error:
@@ -309,7 +346,7 @@ ADAPTER_MODES = ("observe", "write")
 
 
 def check_config(config: Config) -> None:
-    """Refuse values that no type can refuse; ConfigError says which and why."""
+    """Check what the types cannot check. Raises ConfigError that says which value is wrong and why."""
     check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
@@ -353,7 +390,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_adapters(adapters: AdaptersConfig) -> None:
-    """Check our own keys. `service.doors.open_doors` checks those of each adapter."""
+    """Check our own keys. `service.doors.open_doors` checks the keys of each adapter."""
     if adapters.elevated > adapters.high:
         raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
     for number, row in enumerate(adapters.adapter):
@@ -363,7 +400,7 @@ def _check_adapters(adapters: AdaptersConfig) -> None:
 
 
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
-    """Refuse keys that mean nothing without each other; their users look at the files."""
+    """Refuse keys that need each other if one is missing. The code that uses the files checks them."""
     for key, value, needed, other in (
         ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
         ("api.tls_key", api.tls_key, "api.tls_cert", api.tls_cert),
@@ -381,7 +418,7 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
 
 
 def _check_external_metrics(config: Config) -> None:
-    """Refuse a port without its files, and files without a port; their users look into them."""
+    """Refuse a port without its files, and files without a port. The code that uses the files checks them."""
     given, why = config.external_metrics, "or set external_metrics.port = 0"
     for key in ("tls_cert", "tls_key", "client_ca"):
         if given.port and not getattr(given, key):
@@ -398,7 +435,10 @@ def override(
     api_port: int | None = None,
     topology: str | None = None,
 ) -> Config:
-    """Return the configuration with the command line's on top. A moved api moves the placer, too (port + 1)."""
+    """Return the configuration with the values of the command line.
+
+    If the api's port changes, the placer's port becomes the next one (port + 1).
+    """
     replace = msgspec.structs.replace
     if scrape_targets is not None:
         config = replace(config, scrape=replace(config.scrape, targets=scrape_targets))
@@ -413,7 +453,7 @@ def override(
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a file that `load_config` reads, for our own user alone: it may hold passwords."""
+    """Write a file that `load_config` reads. Only our own user may read it, because it may hold passwords."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     try:

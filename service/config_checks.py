@@ -60,7 +60,7 @@ PORTS = ("api.port", "placer.port", "api.grpc_port", "external_metrics.port")
 
 
 def check_ranges(config: object) -> None:
-    """Check every number in LIMITS."""
+    """Check every number in LIMITS. Raises ConfigError."""
     for key, (least, most) in LIMITS.items():
         value = _value(config, key)
         if not least <= value <= most:
@@ -68,7 +68,7 @@ def check_ranges(config: object) -> None:
 
 
 def check_ports(config: object) -> None:
-    """Two doors of one host cannot be one. 0: no door."""
+    """Check that no two ports are the same. 0 means no port. Raises ConfigError."""
     for key, other in itertools.combinations(PORTS, 2):
         port = _value(config, key)
         if port == _value(config, other) != 0:
@@ -86,5 +86,5 @@ def _value(config: object, key: str) -> Any:
 
 
 def _number(value: float) -> str:
-    """Return a number as it stands in a file."""
+    """Return a number as it is written in a file."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"

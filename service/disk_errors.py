@@ -1,4 +1,4 @@
-"""Log a disk error and carry on."""
+"""Log a disk error and continue."""
 
 import contextlib
 import logging
@@ -9,7 +9,10 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def log_disk_errors(what: str, then: str) -> Iterator[None]:
-    """Log an OSError of the block, and `then`: what happens instead. A restart would not mend the disk."""
+    """Log an OSError of the block, and `then`: what happens instead.
+
+    A restart would not repair the disk.
+    """
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The registry of adapters: those that answer, those that write, and what a configuration makes of them."""
+"""The registry of adapters: those that answer, those that write, and the writers of a configuration."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ WRITERS: Mapping[str, str] = {
 
 
 class ConfiguredDoor(NamedTuple):
-    """A writer of the configuration, under its name."""
+    """A writer from the configuration, with its name."""
 
     name: str
     row: AdapterConfig
@@ -44,12 +44,12 @@ class ConfiguredDoor(NamedTuple):
 
 
 def make_answerers() -> dict[str, Adapter]:
-    """One of each, for one process."""
+    """Make one answerer of each kind, for one process."""
     return {name: make() for name, make in ANSWERERS.items()}
 
 
 def make_door(use: str, options: Mapping[str, Any]) -> Door:
-    """Make a built-in writer, or `package.module:name`, called with its options. Connects nowhere.
+    """Make a built-in writer, or call `package.module:name` with the options. It opens no connection.
 
     Raises ConfigError.
     """
@@ -58,7 +58,7 @@ def make_door(use: str, options: Mapping[str, Any]) -> Door:
 
 
 def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:
-    """All writers of a configuration. Raises ConfigError that names the row and its key."""
+    """Make all writers of a configuration. Raises ConfigError that names the row and its key."""
     doors: list[ConfiguredDoor] = []
     for number, row in enumerate(config.adapter):
         name = row.name or row.use

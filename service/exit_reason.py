@@ -20,7 +20,7 @@ MOST_CHARACTERS = 600
 
 @contextlib.contextmanager
 def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
-    """Write down the exception that ends the role, and raise it again. A disk error is logged."""
+    """Record the exception that ends the role, and raise it again. A disk error is logged."""
     try:
         yield
     except Exception as error:
@@ -32,7 +32,7 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
 
 
 def api_name(config: Config) -> str:
-    """Return the name of an api among those that share a folder."""
+    """Return the name of this api among those that share a state folder."""
     return f"api-{config.api.port}"
 
 

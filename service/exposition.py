@@ -20,7 +20,7 @@ class Page:
         self._lines: list[str] = []
 
     def add(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
-        """One family; rows of an unknown value (None, NaN) are left out."""
+        """Add one family. Rows of unknown value (None, NaN) are left out."""
         self._lines += [f"# HELP fleetcast_{name} {text}", f"# TYPE fleetcast_{name} {kind}"]
         series: dict[str, float] = {}  # a series may come only once
         for labels, value in rows:
@@ -42,7 +42,10 @@ class Page:
 
 @lru_cache(maxsize=4096)
 def _label(word: str) -> str:
-    """Return a label's value. A name that is too long ends in a digest, so that two names stay two."""
+    """Return a label's value.
+
+    A name that is too long is cut and ends in a digest, so that two names stay different.
+    """
     if len(word) > LABEL_CHARS:
         digest = hashlib.blake2s(word.encode("utf-8", "replace"), digest_size=4).hexdigest()
         word = f"{word[: LABEL_CHARS - 9]}~{digest}"

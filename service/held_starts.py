@@ -1,7 +1,8 @@
-"""Marks of refused starts: the api leaves one for each promise whose own start it had to refuse.
+"""Marks of refused starts: the api writes one for each promise whose own start it had to refuse.
 
-The job may run although its start was refused, for a clock that is ahead or a field that cannot be read. The placer
-lets no promise expire that has a mark. A mark is an empty file whose name is a hash of the request's id.
+The job may run although its start was refused because a clock is ahead or a field cannot be read. So the
+placer lets no promise with a mark expire. A mark is an empty file whose name is a hash of the request's
+id.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ def mark_of(request_id: str) -> str:
 
 
 def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
-    """Leave a mark for each of these requests, on disk. Raises OSError."""
+    """Write a mark for each of these requests to disk. Raises OSError."""
     folder = marks_folder(state)
     names = {mark_of(request_id) for request_id in request_ids}
     if not names:
@@ -37,7 +38,7 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
 def marked(state: Path, active: Iterable[str]) -> set[str]:
     """Return the active requests that have a mark, and remove the marks of all others.
 
-    A disk that refuses the removal changes no answer: the next call tries again.
+    If the disk refuses the removal, the answer is the same, and the next call tries again.
     """
     folder = marks_folder(state)
     there = set(files.listing(folder))

@@ -2,12 +2,14 @@
 
 supervisor (imports, frozen heap) ──fork──▶ launcher ──fork──▶ role
 
-A process shares the supervisor's pages until it writes them, and a role starts without importing. The launcher runs no
-event loop, no threads and opens no files. It ends with the socket, and its roles end with it
-(`fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a new program.
+A process shares the supervisor's pages until it writes to them, and a role starts without importing. The
+launcher runs no event loop, has no threads and opens no files. It ends when its socket closes, and its
+roles end with it (`fleet.process.watch_parent`). Without a launcher the supervisor starts each role as a
+new program.
 
     to the launcher    the name of a role, with the pipe of its report (`fleet.process.report_ready`)
-    from the launcher  {"pid": 7} or {"error": "why not"} for each name in order, {"pid": 7, "code": -9} for each end
+    from the launcher  {"pid": 7} or {"error": "why not"} for each name in order,
+                       {"pid": 7, "code": -9} for each end
 """
 
 import asyncio
@@ -32,7 +34,7 @@ ENDED_WITH_LAUNCHER = "the end of the launcher"
 
 
 class LauncherGone(OSError):
-    """The launcher has ended."""
+    """An error raised when the launcher has ended."""
 
     def __init__(self) -> None:
         super().__init__("the launcher has ended")
@@ -63,7 +65,7 @@ class LaunchedProcess:
 
 
 class Launcher:
-    """The supervisor's side. Use it within one event loop."""
+    """The supervisor's side of the launcher. Use it within one event loop."""
 
     def __init__(self, line: socket.socket, pid: int) -> None:
         self._line = line
@@ -130,9 +132,10 @@ class Launcher:
 
 
 def fork_launcher(modules: Iterable[str]) -> Launcher | str:
-    """Import the modules of the roles and fork the launcher. Call it before there are threads, loops or open files.
+    """Import the modules of the roles and fork the launcher.
 
-    Returns the Launcher in the calling process. Returns the name of a role in each process that is to run one.
+    Call it before there are threads, loops or open files. Returns the Launcher in the calling process. Returns
+    the name of a role in each process that is to run one.
     """
     for name in modules:
         importlib.import_module(name)

@@ -1,11 +1,13 @@
-"""When each source of job starts could receive them: written by the api and the pipeline, read by the placer.
+"""Statements about when each source of job starts could receive them.
 
-The placer lets a promise expire only if every source could receive its start. So a source states two times:
+The api and the pipeline write them, and the placer reads them. The placer lets a promise expire only if
+every source could receive its start. So a source states two times:
 
-    since_ms    it has received everything from then on; a restart or a refusal of its own begins anew
+    since_ms    it has received everything from then on; a restart or a refusal of its own resets it
     until_ms    it has received everything before this moment
 
-The api writes its statement every second into a file. Those of the pipeline's sources are a section of the board.
+The api writes its statement into a file every second. Those of the pipeline's sources are a section of
+the board.
 """
 
 import asyncio
@@ -33,13 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """A source's statement; fleet time."""
+    """A source's statement, in fleet time."""
 
     since_ms: int
     until_ms: int
 
     def covers(self, expires_ms: int, grace_ms: int) -> bool:
-        """Return whether a start could be received up to the expiry, and for `grace_ms` after the last interruption."""
+        """Return whether a start could be received up to the expiry.
+
+        It must also have been possible for `grace_ms` after the last interruption.
+        """
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
 
@@ -53,19 +58,19 @@ def api_file(state: Path) -> Path:
 
 
 class ListeningReader:
-    """The newest statements, as the placer reads them."""
+    """A reader of the newest statements, for the placer."""
 
     def __init__(self, state: Path) -> None:
         self._path = api_file(state)
         self._void = b""  # a statement by a clock that was set since
 
     def clock_was_set(self) -> None:
-        """Disregard what the api stated before now: it is in the time of another clock."""
+        """Disregard what the api stated before now, because its times are those of another clock."""
         with contextlib.suppress(OSError):
             self._void = self._path.read_bytes()
 
     def read(self, board: Board) -> dict[str, Listening]:
-        """Return each source's statement. The api has none in a state folder in which it never ran."""
+        """Return each source's statement. The api has none if it never ran in this state folder."""
         found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
         try:
             stated = self._path.read_bytes()
@@ -78,7 +83,11 @@ class ListeningReader:
 
 
 class ApiListening:
-    """The api's statement. `receiving` surrounds what stores events; `interrupt` notes that some could not come in."""
+    """The api's statement.
+
+    Code that stores events runs inside `receiving`. `interrupt` records that some events could not be
+    received.
+    """
 
     def __init__(self, state: Path, clock: Clock) -> None:
         self._path = api_file(state)
@@ -92,7 +101,7 @@ class ApiListening:
 
     @contextmanager
     def receiving(self) -> Iterator[None]:
-        """Store events inside. Until that is done, the statement covers only what came before."""
+        """Cover the storing of events. Until the block ends, the statement reaches only to its beginning."""
         number = next(self._numbers)
         self._under_way[number] = self._clock.steady_ms()
         try:
@@ -104,11 +113,14 @@ class ApiListening:
             del self._under_way[number]
 
     def interrupt(self) -> None:
-        """Note that events were refused although they may be good: for a full disk, or for want of any room."""
+        """Record that events were refused although they may be good, for a full disk or lack of room."""
         self._is_interrupted = True
 
     def beat(self) -> None:
-        """State how far everything was received. A disk that refuses this also refuses events."""
+        """Write the statement of the time up to which the api has received everything.
+
+        If the disk refuses this file, it refuses events too, so the statement counts as interrupted.
+        """
         try:
             files.replace_file(self._path, [_encode(self._state())], AREA, sync=False)
         except OSError as error:
@@ -132,7 +144,7 @@ class ApiListening:
 
 
 class SourcesListening:
-    """The statements of the pipeline's sources that report job starts, from the rows of their health."""
+    """The statements of the pipeline's sources that report job starts, made from their health rows."""
 
     def __init__(self, names: Sequence[str], clock: Clock) -> None:
         self._watch = ClockWatch(clock)

@@ -29,7 +29,10 @@ def load(key: str, path: str) -> Any:
 
 
 def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
-    """Call what a path names, a class or a function. Raises ConfigError for any error of the plugin's own code."""
+    """Call the class or function that a path names.
+
+    Raises ConfigError for any error of the plugin's own code.
+    """
     try:
         return plugin(*arguments)
     except FleetcastError:
@@ -39,7 +42,7 @@ def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) ->
 
 
 def cause_of(error: Exception) -> str:
-    """Return the class of an error, its words, and the line that raised it.
+    """Return the class of an error, its message, and the line that raised it.
 
     >>> cause_of(NameError("name 'y' is not defined"))
     "NameError: name 'y' is not defined"
@@ -78,5 +81,8 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """(name, function) of import paths `package.module:function`; ConfigError when one is not there."""
+    """Return (name, function) of import paths `package.module:function`.
+
+    Raises ConfigError if one does not exist.
+    """
     return tuple((path.partition(":")[2], load(key, path)) for path in paths)

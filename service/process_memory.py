@@ -8,10 +8,12 @@ FREE_BYTES = 16 * 2**20
 
 
 def use_one_heap() -> None:
-    """Use one heap for all threads. Arrays of LARGE_BYTES or more lie beside it and go back as soon as they are freed.
+    """Use one heap for all threads.
 
-    By default glibc gives each thread a heap, and no other can use its freed arrays (up to 32 MiB): at 32,000 GPUs that
-    took 65.4 KiB a GPU, now 58.9. FREE_BYTES of freed heap stay, since decoding takes and frees memory all the time.
+    Arrays of LARGE_BYTES or more are allocated outside it and returned to the system as soon as they are
+    freed. By default glibc gives each thread a heap, and no other thread can use its freed arrays (up to 32
+    MiB): at 32,000 GPUs that took 65.4 KiB a GPU, now 58.9. FREE_BYTES of freed heap stay, since decoding
+    takes and frees memory all the time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

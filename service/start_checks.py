@@ -1,6 +1,7 @@
-"""Checks before any role starts: a configuration that a role would refuse, and ports that are taken.
+"""Checks before any role starts: a configuration that a role would refuse, and ports that are in use.
 
-The supervisor and `fleetcast check-config` run them. Each raises ConfigError with the key, the value and the fix.
+The supervisor and `fleetcast check-config` run them. Each raises ConfigError with the key, the value and
+the fix.
 """
 
 import time
@@ -20,7 +21,10 @@ from service.state_folder import PATIENCE_S, POLL_S, is_role_held
 
 
 def check_start(config: Config) -> None:
-    """Check what the roles read from the configuration: access, certificates, targets, topology, plugins, adapters."""
+    """Check what the roles read from the configuration.
+
+    These are access, certificates, gRPC, targets, topology, sources and other plugins, and adapters.
+    """
     load_access(config.api.host, subjects=config.access.subjects)
     if config.api.tls_cert:
         Tls(config.api)
@@ -47,7 +51,7 @@ def check_start(config: Config) -> None:
 
 
 def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
-    """Check that every port can be listened on. While one of our `roles` still ends, wait for its ports.
+    """Check that every port can be bound. While one of our `roles` still ends, wait for its ports.
 
     roles: names of their locks in the state folder.
     """
@@ -67,7 +71,7 @@ def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
 
 
 def _ports(config: Config) -> Iterator[tuple[str, int, str]]:
-    """(host, port, configuration keys) of all that the roles listen on."""
+    """Yield (host, port, configuration keys) of each port that the roles listen on."""
     yield config.api.host, config.api.port, "api.host, api.port"
     if not config.api.board:
         yield PLACER_HOST, config.placer.port, "placer.port"

@@ -1,4 +1,4 @@
-"""StartTimesLink: start times of the placer's queue, for adapters that write them elsewhere."""
+"""StartTimesLink: start times of the placer's queue, for adapters that write them to other systems."""
 
 import asyncio
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class _Queue(msgspec.Struct):
 
 
 class StartTimesLink:
-    """Reads the queue again and again as a task, so that whoever asks for `latest` never waits."""
+    """A reader of the placer's queue that runs as a task, so that callers of `latest` never wait."""
 
     def __init__(self, config: Config) -> None:
         self._link = PlacerLink(f"http://127.0.0.1:{config.placer.port}")
@@ -44,7 +44,7 @@ class StartTimesLink:
 
     @property
     def latest(self) -> Mapping[str, StartOutlook] | None:
-        """By request and by job; None where they are not known, or no longer. Needs a running loop."""
+        """Start times by request and by job. None if they are unknown or too old. It needs a running loop."""
         loop = asyncio.get_running_loop()
         if self._task is None:
             self._task = loop.create_task(self._poll())

@@ -1,14 +1,16 @@
 """Back up the whole state folder while the service runs, and verify and restore such a backup.
 
-Each part notes how far it has seen the others, so a copy must not be older than what another copy has seen of it:
+Each part records how far it has seen the others, so a copy must not be older than what another copy has
+seen of it:
 
-    1  a lock keeps the pipeline from deleting segments of the inbox: the snapshots that are copied need them
-    2  models, adapters and what else there is, which note nothing of the others
+    1  a lock keeps the pipeline from deleting segments of the inbox: the copied snapshots need them
+    2  models, adapters and everything else that records nothing about the others
     3  inbox/seen, board and snapshots, which have seen lines of the ledger
     4  the ledger, as of one moment: it has seen offsets of the inbox
     5  the inbox: every event that was acknowledged before that moment is in it
 
-A backup becomes one by a rename, after its own parts were found to agree. The archive is not part of it.
+A backup is written under another name, and renamed once its own parts have been found to agree. The
+archive is not part of it.
 """
 
 import hashlib
@@ -44,11 +46,11 @@ Say = Callable[[str], None]
 
 
 class BackupError(FleetcastError):
-    """A backup that cannot be made, or is not what was written."""
+    """An error about a backup that cannot be made, or is not what was written."""
 
 
 class BackupFile(msgspec.Struct, frozen=True):
-    """A file of a backup, by its path within the state folder."""
+    """A file of a backup. path: relative to the state folder."""
 
     path: str
     bytes: int
@@ -56,7 +58,10 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a backup. time_ms: the moment up to which nothing that was acknowledged is missing."""
+    """The contents of a backup.
+
+    time_ms: every event acknowledged before this time is in the backup.
+    """
 
     format: int = FORMAT
     time_ms: int
@@ -69,7 +74,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def back_up(config: Config, to: Path, say: Say) -> Manifest:
-    """Write a backup of the state to a new folder, or to a new tar file. Raises BackupError, ConfigError, OSError."""
+    """Write a backup of the state to a new folder, or to a new tar file.
+
+    Raises BackupError, ConfigError, OSError.
+    """
     if to.exists():
         raise ConfigError(f"{to} exists already: name a new one")
     if not to.parent.is_dir():
@@ -130,7 +138,10 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
 
 
 def _check(config: Config) -> ChainHead:
-    """Return the head of the audit. Raises BackupError if parts of the state do not agree, or the ledger is damaged."""
+    """Check the state. Returns the head of the audit trail.
+
+    Raises BackupError if its parts do not agree, or the ledger is damaged.
+    """
     found = [sentence(doubt) for doubt in doubts(survey(config))]
     if not config.ledger.exists():
         head = ChainHead()
@@ -143,7 +154,7 @@ def _check(config: Config) -> ChainHead:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what a backup holds. Raises BackupError where there is none, or one of a later version."""
+    """Read the manifest of a backup. Raises BackupError if there is none, or one of a later version."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
@@ -156,7 +167,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_backup(config: Config, backup: Path, scratch: Path, say: Say) -> Manifest:
-    """Check a backup; a tar file is unpacked to the folder ``scratch``. Raises BackupError with all that is wrong."""
+    """Check a backup. Raises BackupError that lists what is wrong.
+
+    A tar file is unpacked to the folder ``scratch``.
+    """
     folder = _unpacked(backup, scratch, say) if backup.is_file() else backup
     say(f"verifying {backup}")
     return _verified(config, folder)
@@ -176,7 +190,10 @@ def _verified(config: Config, backup: Path) -> Manifest:
 
 
 def restore(config: Config, backup: Path, say: Say) -> Manifest:
-    """Verify a backup and make the state folder of it, which must be new or empty. Raises as `verify_backup`."""
+    """Verify a backup and create the state folder from it. Raises errors as `verify_backup` does.
+
+    Raises ConfigError if the state folder is not new or empty.
+    """
     to = config.folder
     if to.exists() and any(to.iterdir()):
         raise ConfigError(f"state = {config.state!r}: the folder is not empty; move it away, or name a new one")
@@ -227,7 +244,10 @@ def _pack(part: Path, to: Path, say: Say) -> None:
 
 @contextmanager
 def _held_inbox(inbox: Path) -> Iterator[None]:
-    """Keep the pipeline from deleting segments. The lock goes with this process, however that ends."""
+    """Keep the pipeline from deleting segments while the context is open.
+
+    The lock ends with this process, however the process ends.
+    """
     if not inbox.is_dir():
         yield
         return
@@ -247,14 +267,20 @@ def _held_inbox(inbox: Path) -> Iterator[None]:
 
 
 def _copy_inbox(inbox: Path, to: Path) -> None:
-    """Copy the segments and marks. What is being written now may be cut, as by a kill; it is not acknowledged yet."""
+    """Copy the segments and marks.
+
+    An event that is being written may be cut, as by a kill. It is not acknowledged yet.
+    """
     for name in sorted(files.listing(inbox)):
         if name not in ("seen", "identity"):
             _copy_tree(inbox / name, to / name)
 
 
 def _copy_snapshots(folder: Path, to: Path) -> None:
-    """Copy the newest whole snapshots. If the pipeline deletes all of them meanwhile, newer ones are copied."""
+    """Copy the newest whole snapshots.
+
+    If the pipeline deletes all of them meanwhile, newer ones are copied.
+    """
     for _ in range(TRIES):
         for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int)[-SNAPSHOTS:]:
             _copy_tree(folder / name, to / name)
@@ -265,7 +291,7 @@ def _copy_snapshots(folder: Path, to: Path) -> None:
 
 
 def _copy_tree(path: Path, to: Path) -> None:
-    """Copy a file or a folder, but for locks, sockets, and files that are being written."""
+    """Copy a file or a folder, except locks, sockets, and files that are being written."""
     if path.name.endswith(LEFT_OUT) or path.name in ("lock",):
         return
     if path.is_dir():
@@ -289,7 +315,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _copy_ledger(path: Path, to: Path) -> None:
-    """Copy the ledger as of one moment, by SQLite, while the placer may write."""
+    """Copy the ledger as of one moment with SQLite's backup, while the placer may write."""
     if not path.exists():
         return
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Check the state folder, and lock it: for one supervisor (`lock`), and for one process a role (`ROLE.lock`)."""
+"""Check the state folder, and lock it.
+
+There is a lock for one supervisor (`lock`), and one for each process of a role (`ROLE.lock`).
+"""
 
 import contextlib
 import errno
@@ -20,11 +23,17 @@ POLL_S = 0.1
 
 
 class StateError(FleetcastError):
-    """The folder cannot be used now: the process ends, and its supervisor tries again."""
+    """An error about a state folder that cannot be used now.
+
+    It ends the process, and the supervisor tries again.
+    """
 
 
 def prepare(config: Config) -> None:
-    """Make the folders of the state and of the archive; ConfigError where one cannot be made or written."""
+    """Make the folders of the state and of the archive.
+
+    Raises ConfigError if a folder cannot be made or written.
+    """
     homes = [config.home(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
         _probe(folder, f"state = {config.state!r}", "name another folder with --state")
@@ -36,7 +45,7 @@ def prepare(config: Config) -> None:
 
 
 def _probe(folder: Path, key: str, then: str) -> None:
-    """Make a folder and write into it. Raises ConfigError with the key, and what to do."""
+    """Make a folder and write into it. Raises ConfigError with the key and the fix."""
     probe = folder / f".probe.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +61,10 @@ def _probe(folder: Path, key: str, then: str) -> None:
 
 @contextlib.contextmanager
 def folder_lock(config: Config) -> Iterator[None]:
-    """Hold the state folder for one supervisor: two would undo each other's work. ConfigError while another does."""
+    """Hold the state folder for one supervisor, because two would undo each other's work.
+
+    Raises ConfigError while another supervisor holds it.
+    """
     with (config.folder / "lock").open("wb") as file:
         if not _try_lock(file.fileno()):
             raise ConfigError(
@@ -64,7 +76,10 @@ def folder_lock(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def role_lock(config: Config, role: str, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a role for this process. Raises StateError when another process still has it after `patience_s` (wall)."""
+    """Hold a role for this process.
+
+    Raises StateError if another process still holds it after `patience_s` (wall).
+    """
     path = config.folder / f"{role}.lock"
     file = _open_lock(path)
     if file is None:  # read-only, and nobody held it before: there is nothing to damage
@@ -119,7 +134,7 @@ def _wait_for_lock(file: int, path: Path, role: str, patience_s: float) -> None:
 
 
 def _try_lock(file: int) -> bool:
-    """Return whether the lock is ours now. It goes with this process, however that ends."""
+    """Lock the file. Returns whether the lock is ours. It ends with this process, however that ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

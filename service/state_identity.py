@@ -1,11 +1,14 @@
-"""One identity of the state, and what its parts have seen of each other: is a part gone, old, or another site's?
+"""One identity of the state, and what its parts have seen of each other.
 
-Ledger, board, snapshots and inbox each carry the random identity that the state got at its first start. While all is
-well, each notes how far it has seen the others. `doubts` compares these notes with what is there now. A part that
-lacks what another one has seen is in doubt. Then nothing is placed: what that part promised would be given away again.
+These show whether a part is gone, old, or from another site. Ledger, board, snapshots and inbox each
+carry the random identity that the state got at its first start. While all is well, each records how far
+it has seen the others. `doubts` compares these records with what exists now. A part that lacks what
+another one has seen is in doubt. Then nothing is placed, because GPUs that the part promised would be
+promised again.
 
-No note is raised while there is a doubt. So it lasts until the parts agree again, or until somebody accepts what is
-there: then the state gets a new identity, and notes under the old one count no more.
+No record advances while there is a doubt. So the doubt lasts until the parts agree again, or until an
+operator accepts what exists. Then the state gets a new identity, and records under the old one no longer
+count.
 """
 
 from collections import Counter
@@ -22,7 +25,10 @@ LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """The reason why nothing is placed. `since_ms`: when the part was last seen to be whole, Unix ms, 0 if unknown."""
+    """The reason why nothing is placed.
+
+    `since_ms`: when the part was last seen to be whole, in Unix ms, 0 if unknown.
+    """
 
     part: str
     what: str
@@ -30,7 +36,10 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class PartView(msgspec.Struct, frozen=True):
-    """A part's notes of the others. inbox: segment -> offset of what was folded."""
+    """A part's record of how far it has seen the others.
+
+    inbox: segment -> offset up to which it was folded.
+    """
 
     identity: str = ""
     time_ms: int = 0
@@ -40,7 +49,7 @@ class PartView(msgspec.Struct, frozen=True):
     inbox: dict[str, int] = {}
 
     def with_more(self, other: "PartView") -> "PartView":
-        """Return what both have seen. Of two states, this one's."""
+        """Return what both have seen. If they belong to different states, return this one."""
         if other.identity != self.identity:
             return self
         ledgers = [row.ledger for row in (self, other) if row.ledger is not None]
@@ -55,7 +64,7 @@ class PartView(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Ledger, board or snapshots as they are now."""
+    """The present ledger, board or snapshots."""
 
     there: bool
     identity: str = ""
@@ -66,7 +75,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class InboxPart(msgspec.Struct, frozen=True):
-    """The inbox as it is now: the first segment and the end of each writer of events."""
+    """The present inbox: the first segment and the end of each writer of events."""
 
     identity: str = ""
     first: dict[str, int] = {}
@@ -75,7 +84,10 @@ class InboxPart(msgspec.Struct, frozen=True):
 
 
 class StateParts(msgspec.Struct, frozen=True):
-    """All parts; None is not judged: the placer reads no snapshots."""
+    """The parts of the saved state whose identities must agree.
+
+    A part that is None is not checked. For example, the placer reads no snapshots.
+    """
 
     inbox: InboxPart
     ledger: Part | None = None
@@ -83,7 +95,10 @@ class StateParts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def named(self) -> dict[str, Part | InboxPart]:
-        """Return the parts to judge, by name. Of identities that are equally frequent, the first one's counts."""
+        """Return the parts to check, by name.
+
+        If several identities are equally frequent, that of the first part counts.
+        """
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
@@ -93,13 +108,13 @@ class StateParts(msgspec.Struct, frozen=True):
         return counts.most_common(1)[0][0] if counts else ""
 
     def claims(self) -> dict[str, PartView]:
-        """Part -> what it has seen, of the parts that belong to this state."""
+        """Return part -> what it has seen, for the parts that belong to this state."""
         identity = self.identity()
         return {name: part.seen for name, part in self.named().items() if identity and part.seen.identity == identity}
 
 
 def doubts(parts: StateParts) -> list[Doubt]:
-    """At most one for each part, in a fixed order; none where all agree, or all is new."""
+    """Return at most one doubt for each part, in a fixed order. Empty if all agree, or all is new."""
     of_board = _of_lost(BOARD, "the board is", parts, parts.board)
     found = [next(rows, None) for rows in (_of_ledger(parts), _of_snapshot(parts), of_board, _of_inbox(parts))]
     return [doubt for doubt in found if doubt is not None]
@@ -111,7 +126,7 @@ def sentence(doubt: Doubt) -> str:
 
 
 def refusal(found: Sequence[Doubt]) -> str:
-    """All that is in doubt, what follows from it, and what to do."""
+    """Describe all that is in doubt, the consequence, and what to do."""
     told = "; ".join(map(sentence, found))
     return f"{told}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
@@ -141,7 +156,7 @@ def _of_snapshot(parts: StateParts) -> Iterator[Doubt]:
 
 
 def _of_lost(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
-    """Yield the doubts of board or snapshots: of another state, with a loss of its own, or gone."""
+    """Yield the doubts about board or snapshots: from another state, with a recorded loss, or gone."""
     if part is None:
         return
     yield from _of_another_state(name, parts)
@@ -175,7 +190,7 @@ def _of_another_state(name: str, parts: StateParts) -> Iterator[Doubt]:
 
 
 def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
-    """Return the highest that a part has seen, when, and which part."""
+    """Return the highest position that a part has seen, the time at which it did, and the part."""
     if not claims:
         return 0, 0, ""
     name = max(claims, key=lambda name: (of(claims[name]), claims[name].time_ms))
@@ -183,7 +198,7 @@ def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
 
 
 def _gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
-    """Segments that are neither folded nor there; empty where there are none."""
+    """Describe a segment that neither exists nor was folded. Empty if there is none."""
     reached = {writer: number for (writer, number), _ in places(folded)}
     for writer, number in first.items():
         if number > max(1, reached.get(writer, 0)):
@@ -192,7 +207,9 @@ def _gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
 
 
 def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the part of a position in segments that exist: of a lost inbox, others may get the same names.
+    """Return the part of a position in segments that exist.
+
+    After an inbox was lost, new segments may get the names of the lost ones.
 
     >>> within({"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}, {"api": (2, 50), "api.1": (1, 16)})
     {'api.1-000000000001.seg': 16}
@@ -202,7 +219,7 @@ def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> d
 
 
 def furthest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Return, for each writer, the position that lies further.
+    """Return the further of two positions for each writer.
 
     >>> furthest({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
     {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}

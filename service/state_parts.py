@@ -1,6 +1,6 @@
 """Read and write the parts of the state on disk, which service.state_identity compares.
 
-inbox/identity   the state's identity, made once; with what was accepted, if it was ever made anew
+inbox/identity   the state's identity, made once; with what an operator accepted, if it was ever made again
 inbox/seen       what the inbox's reader had seen of the other parts at its last snapshot
 ledger.sqlite    table `state`: identity, and the mark `seen`
 board            the header's standing
@@ -39,7 +39,10 @@ Positions = dict[str, dict[str, Any]]
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The parts that an operator accepted. Parts that equal it take the new identity, no others do."""
+    """The parts of the state that an operator accepted.
+
+    A part that equals one of these gets the new identity. No other part does.
+    """
 
     time_ms: int
     by: str
@@ -50,7 +53,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class StateFile(msgspec.Struct, frozen=True):
-    """`inbox/identity`."""
+    """The contents of the file `inbox/identity`."""
 
     identity: str
     accepted: Accepted | None = None
@@ -71,7 +74,7 @@ class SnapshotHeader:
 
 
 def read_identity(inbox: Path) -> StateFile | None:
-    """None where no file can be read."""
+    """Read the identity file. Returns None if it cannot be read."""
     return _read(inbox / "identity", StateFile)
 
 
@@ -82,7 +85,10 @@ def write_identity(inbox: Path, file: StateFile) -> None:
 
 
 def make_identity(inbox: Path) -> str:
-    """Return a new state's identity, or that of another process that was first. "" if none can be written."""
+    """Create the identity of a new state, and return it.
+
+    If another process was first, its identity is returned. Returns "" if none can be written.
+    """
     try:
         files.make_folder(inbox, AREA)
         for _ in range(TRIES):
@@ -116,9 +122,9 @@ def inbox_part(inbox: Path) -> InboxPart:
 
 
 def ledger_part(path: Path, expect_head: str = "") -> Part | None:
-    """Return the ledger as it lies on disk, or None if the file cannot be read now.
+    """Return the state of the ledger on disk, or None if the file cannot be read now.
 
-    `expect_head`: as in `missing_head`.
+    `expect_head`: see `missing_head`.
     """
     try:
         found, marks = peek(path), peek_marks(path)
@@ -150,7 +156,7 @@ def missing_head(
 
 
 def seen_of(marks: dict[str, Any]) -> PartView:
-    """Return the ledger's mark `seen`. Empty if it is missing or foreign."""
+    """Return the ledger's mark `seen`. Empty if the mark is missing or malformed."""
     try:
         return msgspec.convert(marks.get("seen", {}), PartView)
     except msgspec.ValidationError:
@@ -158,9 +164,9 @@ def seen_of(marks: dict[str, Any]) -> PartView:
 
 
 def board_part(folder: Path) -> Part:
-    """Return the board's part.
+    """Return the state of the board on disk.
 
-    An unreadable one counts as present: a torn board is no loss, the pipeline writes it again.
+    An unreadable board counts as present. A torn board is no loss, because the pipeline writes it again.
     """
     return part_of(BoardReader(folder).latest()) or Part((folder / "board").exists())
 
@@ -182,7 +188,10 @@ def glances(folder: Path) -> dict[int, SnapshotHeader]:
 
 
 def snapshot_part(folder: Path) -> Part:
-    """Return the newest readable snapshot's part, else only whether there are any."""
+    """Return the state of the newest readable snapshot.
+
+    If none is readable, return only whether there are any.
+    """
     found = glances(folder)
     if not found:
         return Part(any(map(str.isdecimal, files.listing(folder))))
@@ -192,7 +201,7 @@ def snapshot_part(folder: Path) -> Part:
 
 
 def survey(config: Config) -> StateParts:
-    """All parts as they lie on disk."""
+    """Return all parts of the state as they are on disk."""
     return StateParts(
         inbox=inbox_part(config.inbox),
         ledger=ledger_part(config.ledger, config.placer.expect_head),

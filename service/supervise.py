@@ -1,10 +1,11 @@
-"""Start the roles as processes, restart what dies, and end them all together.
+"""Start the roles as processes, restart those that end, and stop them all together.
 
-A role reports that it is ready through a pipe (`fleet.process.report_ready`), however long its start takes. Until a
-role was ready for the first time, its ends count: exit status 2 (bad configuration) stops all roles at once, any other
-end at the `most_starts`-th start. The supervisor then gives the role's own reason. A role that was ready once is
-restarted for ever. The pause before a restart doubles from 0.5 s to 10 s. A life that was ready and longer than that
-resets it. The roles end with a supervisor that is killed: they monitor it, or the launcher that forked them.
+A role reports that it is ready through a pipe (`fleet.process.report_ready`), however long its start
+takes. Until a role has been ready for the first time, its ends count: exit status 2 (bad configuration)
+stops all roles at once, any other end at the `most_starts`-th start. The supervisor then reports the
+role's own reason. A role that was ready once is restarted without limit. The pause before a restart
+doubles from 0.5 s to 10 s. It is reset after the role was ready and lived longer than that. If the
+supervisor is killed, the roles end too: they monitor it, or the launcher that forked them.
 """
 
 import asyncio
@@ -34,9 +35,10 @@ BAD_CONFIGURATION = 2
 
 @dataclass(frozen=True, slots=True)
 class SupervisedRole:
-    """One supervised process. `reason_name`: the name under which it records why it ended, unless that is `name`.
+    """One supervised process.
 
-    `command` starts it where no launcher forks it.
+    `reason_name`: the name under which it records why it ended, unless that is `name`. `command` starts it if
+    no launcher forks it.
     """
 
     name: str
@@ -57,7 +59,10 @@ class RoleEnd:
 
 
 class Supervisor:
-    """Runs roles until `stop`, or until one cannot start. Then `exit_code` is 2 for its configuration, else 1."""
+    """A supervisor that runs roles until `stop`, or until one cannot start.
+
+    In the second case `exit_code` is 2 if its configuration is bad, else 1.
+    """
 
     def __init__(
         self,
@@ -141,7 +146,10 @@ class Supervisor:
             return RoleEnd(code, was_ready=bool(ready.read(1)))
 
     async def _wait(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
-        """Return the exit code. When the supervisor stops, it terminates the process, and kills it after GRACE_S."""
+        """Return the exit code of a process.
+
+        When the supervisor stops, it terminates the process, and kills it after GRACE_S.
+        """
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +181,7 @@ class Supervisor:
 async def _start(
     role: SupervisedRole, launcher: Launcher | None
 ) -> tuple[asyncio.subprocess.Process | LaunchedProcess, int]:
-    """Start a process. Returns it, and the pipe from which its report can be read without waiting."""
+    """Start a process. Returns it, and the pipe from which its report can be read without blocking."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     variables = {**child_environment(), READY_VARIABLE: str(writing)}

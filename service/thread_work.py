@@ -1,4 +1,4 @@
-"""Threads whose work is never left half done."""
+"""Work in threads that is never left half done."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""WeatherStation: the Weather of a board, made once, for whoever answers or writes to outside schedulers."""
+"""WeatherStation: makes the Weather of a board once, for all adapters.
+
+Answerers and writers for outside schedulers share it.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -31,12 +34,15 @@ V = TypeVar("V")
 
 
 def rule_of(config: AdaptersConfig, *, shared: bool) -> BandRule:
-    """Return the configured bands. shared: with the share of a pool that may be high at once."""
+    """Return the configured bands.
+
+    shared: apply the limit on the share of a pool that may be high at once.
+    """
     return BandRule(config.elevated, config.high, max_share=config.max_share if shared else 1.0)
 
 
 class WeatherStation:
-    """Remembers the bands of nodes from one board to the next."""
+    """A maker of Weather, which carries the bands of nodes from one board to the next."""
 
     def __init__(self, config: Config, clock: Clock, bands: Bands) -> None:
         self.bands = bands
@@ -48,7 +54,10 @@ class WeatherStation:
         self._rows: dict[str, int] = {}
 
     def fresh(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
-        """None without a board, or with one that is older than `api.stale_after_s`. starts: of the placer's queue."""
+        """Return the Weather of a board. starts: the start times of the placer's queue.
+
+        Returns None without a board, or if the board is older than `api.stale_after_s`.
+        """
         if board is None or why_stale(self.age_s(board), self._config.stale_after_s(self._clock)):
             return None
         if board is not self._board or starts is not self._starts or self._weather is None:
@@ -66,11 +75,14 @@ class WeatherStation:
         return self._weather
 
     def age_s(self, board: Board) -> float:
-        """Fleet time since a board was made."""
+        """Return the fleet time since a board was made."""
         return (self._clock.now_ms() - board.as_of_ms) / 1000
 
     def _demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
-        """None as well where the forecasts are much older than the board: it may tell those of before a restart."""
+        """Return the demand forecasts of a board. None if they are missing, or much older than the board.
+
+        Old forecasts may be those of before a restart.
+        """
         if "demand.keys" not in board:
             return None
         age_s = (self._clock.now_ms() - board.meta("demand.keys")["as_of_ms"]) / 1000
@@ -78,14 +90,14 @@ class WeatherStation:
         return None if is_old else LazyRows(lambda: DemandRows(board))
 
     def _nodes(self, board: Board) -> Outlook | None:
-        """None when a section is not there: the very first board may lack one."""
+        """Return the outlook of a board. None if a section is missing, as in the very first board."""
         try:
             return self._outlook(board)
         except KeyError:
             return None
 
     def _rows_of(self, board: Board) -> dict[str, int]:
-        """Node name -> row; the same object while the names stay the same. Raises KeyError."""
+        """Return node name -> row, the same object while the names stay the same. Raises KeyError."""
         names = bytes(board.raw("names.node"))
         if names != self._names:
             self._names, self._rows = names, {name: row for row, name in enumerate(board.names("names.node"))}
@@ -100,7 +112,10 @@ class WeatherStation:
         return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _outlook(self, board: Board) -> Outlook:
-        """Return the outlook of a board. A section may be one topology generation behind the names. Raises KeyError."""
+        """Return the outlook of a board. Raises KeyError.
+
+        A section may be one topology generation behind the names.
+        """
         n, placer = len(self._rows_of(board)), self._config.placer
         by_kind = board.array("node.risk")
         risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
@@ -127,7 +142,7 @@ class WeatherStation:
 
 
 class LazyRows(Mapping[K, V]):
-    """A mapping that is made when somebody looks into it first."""
+    """A mapping that is made at its first use."""
 
     def __init__(self, make: Callable[[], Mapping[K, V]]) -> None:
         self._make = make
@@ -152,7 +167,7 @@ _decode_row = msgspec.json.Decoder(DemandRow).decode
 
 
 class DemandRows(Mapping[DemandKey, DemandRow]):
-    """The newest forecasts of a board; a row is decoded when it is asked for."""
+    """The newest forecasts of a board. A row is decoded when it is requested."""
 
     def __init__(self, board: Board) -> None:
         """Read the rows. Raises KeyError while there is no forecast."""
@@ -171,7 +186,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
 
 
 def job_outlooks(board: Board) -> dict[str, JobOutlook]:
-    """Return the latest attempts that run or wait, by job. Raises KeyError if a section is missing."""
+    """Return job → its latest attempt that runs or waits. Raises KeyError if a section is missing."""
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
     verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
@@ -212,7 +227,7 @@ class _Reason(msgspec.Struct):
 
 
 class _Explained(msgspec.Struct):
-    """The explained part of a node's answer."""
+    """The part of a node's answer that explains its risk."""
 
     node: str
     reasons: list[_Reason] = []
@@ -249,7 +264,7 @@ _explained = msgspec.json.Decoder(_Explained).decode
 
 
 def _causes(board: Board, level: Levels) -> dict[str, str]:
-    """Return the feature of the first reason of each node that is high."""
+    """Return node → the feature of its first reason, for nodes in the band high."""
     if "answers.node" not in board:
         return {}
     blob, offsets = board.raw("answers.node"), board.array("answers.node.offsets")
@@ -259,7 +274,7 @@ def _causes(board: Board, level: Levels) -> dict[str, str]:
 
 
 def _in_window(board: Board) -> dict[str, str]:
-    """Return node → words of the maintenance window that keeps it now."""
+    """Return node → a description of the maintenance window that keeps it now."""
     if "node.kept" not in board:
         return {}
     rows = np.flatnonzero(board.array("node.kept") == Occupant.WINDOW).tolist()
@@ -268,12 +283,12 @@ def _in_window(board: Board) -> dict[str, str]:
 
 
 def _pools(board: Board, n: int) -> NDArray[Any]:
-    """(n,) a number for each node's pool; a board that does not say has one pool."""
+    """Return (n,) a number for each node's pool. A board that does not state pools has one."""
     return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
 
 
 def _domains(board: Board, n: int) -> dict[str, Domains]:
-    """Return the levels that a board states."""
+    """Return level → the domains that a board states."""
     return {
         level: Domains(board.names(f"names.{level}"), _fitted(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
@@ -282,11 +297,11 @@ def _domains(board: Board, n: int) -> dict[str, Domains]:
 
 
 def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """`array` with exactly n rows."""
+    """Return `array` cut or filled to exactly n rows."""
     missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
     return np.concatenate([array[:n], missing])
 
 
 def _forbidden(board: Board) -> dict[str, str]:
-    """Return why nothing may be placed, by node that a hard signal struck after the scores."""
+    """Return node → why nothing may be placed on it, for nodes with a hard signal after the scores."""
     return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}

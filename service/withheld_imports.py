@@ -1,6 +1,9 @@
-"""Packages that libraries import where they find them, although no role uses them: a role does not find them.
+"""Packages that roles cannot import, because no role uses them.
 
-pyarrow imports pandas at its first array (34 MiB), and lightgbm imports pandas, scikit-learn and matplotlib.
+Libraries import them whenever they are installed.
+
+pyarrow imports pandas at its first array (34 MiB), and lightgbm imports pandas, scikit-learn and
+matplotlib.
 """
 
 import sys
@@ -13,7 +16,7 @@ WITHHELD = ("pandas", "sklearn", "matplotlib")
 
 
 class _WithheldFinder(MetaPathFinder):
-    """Refuses the withheld packages, as if they were not installed."""
+    """An import finder that refuses the withheld packages as if they were not installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -33,6 +36,6 @@ def withhold_imports() -> None:
 
 
 def allow_imports() -> None:
-    """Let this process import everything: it runs the code of others."""
+    """Let this process import everything, because it runs code of plugins."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)

@@ -1,1 +1,4 @@
-"""Bodies of the answers as types, a file a capability: the service builds them, and OpenAPI shows them."""
+"""The bodies of the answers as types, one file for each capability.
+
+The service builds them, and OpenAPI shows them.
+"""

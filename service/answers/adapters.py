@@ -1,4 +1,4 @@
-"""Doors to other schedulers and autoscalers: how each stands, and what it wrote."""
+"""Adapters to other schedulers and autoscalers: the state of each, and its writes."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class Adapters(msgspec.Struct):
 
 
 class AdapterDetails(msgspec.Struct):
-    """One adapter, and its newest writes, the newest first."""
+    """One adapter, with its latest writes, the newest first."""
 
     as_of_ms: int
     adapter: AdapterStatus

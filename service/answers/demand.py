@@ -1,4 +1,4 @@
-"""Demand: forecasts, what became of earlier ones, and what demand is made of."""
+"""Demand: forecasts, the outcomes of earlier forecasts, and the demand model."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -9,7 +9,10 @@ __all__ = ["DemandRow", "Prescale", "WaitsFor"]
 
 
 class Demand(msgspec.Struct):
-    """`note`: what to ask instead, where the question used `pool` for the name of a queue."""
+    """Forecasts of demand.
+
+    `note`: what to ask instead, if the query used `pool` for the name of a queue.
+    """
 
     as_of_ms: int
     series: list[DemandRow]
@@ -17,7 +20,10 @@ class Demand(msgspec.Struct):
 
 
 class DemandRecord(msgspec.Struct):
-    """Forecasts of demand beside what then happened: [time_ms, value] and [time_ms, quantiles …] rows."""
+    """Forecasts of demand compared with the outcomes.
+
+    The rows are [time_ms, value] or [time_ms, quantiles …].
+    """
 
     as_of_ms: int
     pool: str
@@ -31,14 +37,17 @@ class DemandRecord(msgspec.Struct):
 
 
 class DemandBand(msgspec.Struct):
-    """GPUs that are in use for at least this share of the time."""
+    """A number of GPUs that are in use for at least this share of the time."""
 
     share_of_time: float
     gpus: float
 
 
 class DemandBurst(msgspec.Struct):
-    """The bursts of the last day: the highest level, the shortest burst that is no noise, and the share of noise."""
+    """The bursts of the last day.
+
+    They have the highest level, the length of the shortest burst that is not noise, and the share of noise.
+    """
 
     ceiling_gpus: float
     shortest_s: float | None
@@ -46,7 +55,7 @@ class DemandBurst(msgspec.Struct):
 
 
 class Residency(msgspec.Struct):
-    """Shares of held GPU time: something in the GPU's memory, and computing."""
+    """Shares of held GPU time: with data in the GPU's memory, and with the GPU computing."""
 
     loaded_share: float
     active_share: float
@@ -60,7 +69,7 @@ class RunDurations(msgspec.Struct):
 
 
 class ToleratedWait(msgspec.Struct):
-    """In seconds, and in queued jobs that start within them."""
+    """A tolerated wait in seconds, and the number of queued jobs that start within it."""
 
     s: float
     jobs: float | None
@@ -91,7 +100,7 @@ class DemandModelRow(msgspec.Struct):
 
 
 class DemandModel(msgspec.Struct):
-    """By queue. `note`: as in `Demand`."""
+    """The demand model by queue. `note`: as in `Demand`."""
 
     as_of_ms: int
     rows: list[DemandModelRow]

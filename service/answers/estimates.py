@@ -1,4 +1,4 @@
-"""Estimates of what a job would take and when it would start."""
+"""Estimates of a job's needs and of its start time."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from placement.start_time import Blocker, StartBasis
 
 
 class RunQuantiles(msgspec.Struct):
-    """Seconds from the start."""
+    """Quantiles of a run time, in seconds from the start."""
 
     p50: float
     p90: float
@@ -16,7 +16,10 @@ class RunQuantiles(msgspec.Struct):
 
 
 class Similar(msgspec.Struct):
-    """By which kind of job it was told; `runs_seen`: ended runs of the kind behind `run_s`."""
+    """The kinds of past jobs that the estimate is based on.
+
+    `runs_seen`: number of ended runs of the kind behind `run_s`.
+    """
 
     run_s: str | None
     needs: str | None
@@ -24,12 +27,11 @@ class Similar(msgspec.Struct):
 
 
 class Estimate(msgspec.Struct):
-    """The estimate of a job. A null has its reason, by its name, in `reasons`.
+    """The estimate of a job. The reason for each null field is in `reasons`, by the field's name.
 
-    `power_w`: of all GPUs of the request.
-
-    `ignored`: keys of the request that were read and changed nothing. `start_as_of_ms`: when start times were sampled.
-    `by`: how `start_ms` is known, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit".
+    `power_w`: power of all GPUs of the request. `ignored`: keys of the request that had no effect.
+    `start_as_of_ms`: when start times were sampled. `by`: the basis of `start_ms`, "room" (it starts now),
+    "runs" (ended jobs or a fitted model) or "limit".
     """
 
     as_of_ms: int

@@ -9,7 +9,7 @@ from models.jobs.utilisation import Verdict
 
 
 class TimeQuantiles(msgspec.Struct):
-    """Unix ms."""
+    """Quantiles of a time, in Unix ms."""
 
     p10: int
     p50: int
@@ -17,7 +17,10 @@ class TimeQuantiles(msgspec.Struct):
 
 
 class ExpectedReading(msgspec.Struct):
-    """A reading of the whole job at that time from now; template: of the phase that its cycle will be in then."""
+    """An expected reading of the whole job, `horizon_s` from now.
+
+    template: the expectation for the phase that the job's cycle will then be in.
+    """
 
     metric: str
     horizon_s: int
@@ -28,12 +31,14 @@ class ExpectedReading(msgspec.Struct):
 
 
 class Fingerprint(msgspec.Struct, kw_only=True):
-    """`class` is what telemetry looks like, `class_told` what the job was submitted as; null where nobody knows.
+    """The fingerprint of a job.
 
-    looked_ms: null where it was not looked at. last_checkpoint_ms: when the last one that ended began.
-    checkpoint_every_basis: `telemetry` if the job reports no checkpoints and its readings show a rhythm of pauses.
-    pause_every_s: how often telemetry shows a pause, whatever the job reports; pause_reason says why it is null.
-    unheard_reason: why telemetry tells nothing of it, where it does not: too few of its GPUs are heard of here.
+    `class` is what telemetry suggests, and `class_told` is the class at submission. Each is null if unknown.
+    looked_ms: when the job was evaluated, null if it was not. last_checkpoint_ms: when the last completed
+    checkpoint began. checkpoint_every_basis: `telemetry` if the job reports no checkpoints and its readings
+    show a rhythm of pauses. pause_every_s: how often telemetry shows a pause, independent of the job's
+    reports. pause_reason says why it is null. unheard_reason: why telemetry does not cover the job, for
+    example because too few of its GPUs report here.
     """
 
     job: str
@@ -64,9 +69,9 @@ class Fingerprint(msgspec.Struct, kw_only=True):
 
 
 class UseRow(msgspec.Struct, kw_only=True):
-    """The use over the last `span_s`, at most ten minutes. null if unknown, and `reason` why.
+    """The use of a job's GPUs over the last `span_s`, at most ten minutes.
 
-    `busy` is GPU utilisation.
+    Unknown values are null, and `reason` says why. `busy` is GPU utilisation.
     """
 
     job: str
@@ -91,7 +96,10 @@ class UseRow(msgspec.Struct, kw_only=True):
 
 
 class Utilisation(msgspec.Struct):
-    """jobs_looked: of those that run, how many were looked at so far; the others come next."""
+    """The use that running jobs make of their GPUs.
+
+    jobs_looked: how many of the running jobs have been evaluated so far. The others come next.
+    """
 
     as_of_ms: int
     jobs_looked: int
@@ -100,7 +108,10 @@ class Utilisation(msgspec.Struct):
 
 
 class Spikes(msgspec.Struct):
-    """Load peaks of the jobs with a fingerprint so far. jobs: how many of them add to the row."""
+    """Load peaks ahead, from the jobs that have a fingerprint so far.
+
+    jobs: how many of these jobs contribute to the row.
+    """
 
     as_of_ms: int
     jobs_looked: int

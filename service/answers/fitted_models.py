@@ -1,20 +1,22 @@
-"""Fitted models that serve, and challengers that are scored beside them."""
+"""The fitted models that serve, and the challengers that are scored with them."""
 
 import msgspec
 
 
 class BandShare(msgspec.Struct):
-    """Share of outcomes inside the 10 to 90 % band: when the model was judged, and lately."""
+    """The share of outcomes inside the 10 to 90 % band, when the model was judged and recently."""
 
     card: float
     recent: float | None
 
 
 class FittedModel(msgspec.Struct):
-    """A version that serves. retrain: condition (coverage, loss, age) -> why; empty while it is fine.
+    """A version that serves.
 
-    `coverage_80` is null for probabilities and speeds, which have no band. `loss_vs_best_naive` of risk is the Brier
-    score of failing within a day over that of the share that came. Of interference no forecast is recorded.
+    retrain: condition (coverage, loss, age) -> reason to fit again. Empty if there is none. `coverage_80` is
+    null for probabilities and speeds, which have no band. For risk, `loss_vs_best_naive` is the Brier score
+    of failing within a day, divided by that of the observed share. Forecasts of interference are not
+    recorded.
     """
 
     kind: str
@@ -31,10 +33,9 @@ class FittedModel(msgspec.Struct):
 class ShadowModel(msgspec.Struct, frozen=True):
     """A version that is scored and never serves.
 
-    Losses are over persistence's on the same forecasts: below 1 is better. Of risk they are Brier scores over that of
-    the share that came.
-
-    `serving_vs_persistence`: of the version that serves. null where none does.
+    Losses are relative to persistence on the same forecasts, so below 1 is better. For risk, they are Brier
+    scores divided by that of the observed share. `serving_vs_persistence`: the loss of the serving version,
+    null if none serves.
     """
 
     kind: str

@@ -14,10 +14,13 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `recor
 
 
 class Ingestion(msgspec.Struct, kw_only=True):
-    """The deliveries of sources, and how fast they are on the board. tick_ms, lag_ms: wall time.
+    """The deliveries of the sources, and how fast they reach the board.
 
-    labels: GPUs that exporters' labels say are held, by several (`shared`), or of which MIG instances are (`divided`).
-    noted: good records that no answer can show, as events of an `unknown_job` without a submission or a start.
+    tick_ms, lag_ms: wall time.
+    labels: numbers of GPUs that exporters' labels name as held by jobs, by several jobs (`shared`), or in MIG
+    instances (`divided`).
+    noted: valid records that no answer can show, such as events of an `unknown_job` without a submission or a
+    start.
     """
 
     as_of_ms: int
@@ -43,10 +46,10 @@ class Ingestion(msgspec.Struct, kw_only=True):
 
 
 class FleetGpu(msgspec.Struct, gc=False):
-    """One GPU on the map. held_by: what holds a GPU without a job.
+    """One GPU on the map. held_by: what holds a GPU that has no job.
 
-    unknown: it is at work. promise: it is promised to `request`. window, reservation: its node is in maintenance or
-    reserved.
+    unknown: it is at work. promise: it is promised to `request`. window, reservation: its node is in
+    maintenance or reserved.
     """
 
     job: str | None
@@ -56,7 +59,10 @@ class FleetGpu(msgspec.Struct, gc=False):
 
 
 class FleetNode(msgspec.Struct, kw_only=True):
-    """A node on the console's map. `p`: of its likeliest kind within `horizon_s`, null where nothing is known."""
+    """A node on the console's map.
+
+    `p`: probability of the likeliest kind of risk within `horizon_s`, null if nothing is known.
+    """
 
     node: str
     rack: str | None
@@ -72,13 +78,13 @@ class FleetNode(msgspec.Struct, kw_only=True):
 
 
 class GpuCounts(msgspec.Struct):
-    """Numbers of GPUs. Each is in one state: the states add up to `total`. `unknown_use` is a part of `running`.
+    """Numbers of GPUs by state. Each GPU is in one state, and the states add up to `total`.
 
-    `running`: held by a job or in unknown use, which `unknown_use` counts by itself. `promised`: a request was placed
-    there, and no event says yet that its job runs. `unheard`: of nodes in service that telemetry has not confirmed
-    lately, so that nothing is placed there. `unusable`: vanished from their exporter's page, and nothing uses them.
-    `window`, `reservation`: of nodes that maintenance or a reservation keeps now. `out_of_service`: of nodes that are
-    drained, lost or withheld.
+    `running`: held by a job or in unknown use. `unknown_use`: the part of `running` in unknown use.
+    `promised`: a request was placed there, and no event shows its job running yet. `unheard`: on nodes in
+    service that telemetry has not confirmed lately, so that nothing is placed there. `unusable`: vanished
+    from their exporter's page, and not in use. `window`, `reservation`: on nodes that maintenance or a
+    reservation withholds now. `out_of_service`: on nodes that are drained, lost or withheld.
     """
 
     running: int
@@ -94,16 +100,17 @@ class GpuCounts(msgspec.Struct):
 
 
 class Warming(msgspec.Struct):
-    """The length of the history, and the length that the models want, in seconds."""
+    """The length of the available history, and the length that the models need, in seconds."""
 
     have_s: int
     need_s: int
 
 
 class BoardMeta(msgspec.Struct):
-    """`meta`: the fleet, its clock and the models of one board. `warming` is null once there is enough history.
+    """The section `meta`: the fleet, its clock and the models of one board.
 
-    `stale_after_s`: the age, in fleet seconds, from which a board or a sample is called stale.
+    `warming` is null once there is enough history. `stale_after_s`: the age, in fleet seconds, from which a
+    board or a sample counts as stale.
     """
 
     fleet: str
@@ -119,7 +126,10 @@ class BoardMeta(msgspec.Struct):
 
 
 class FleetAnswer(msgspec.Struct, kw_only=True):
-    """`no_telemetry`: a sentence while none of the exporters is read, with the first one's reason; else null."""
+    """The fleet at a glance.
+
+    `no_telemetry`: a sentence while no exporter can be read, with the reason of the first. Otherwise null.
+    """
 
     as_of_ms: int
     fleet_time_ms: int = 0
@@ -149,7 +159,10 @@ class ReadyCheck(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """`warming` says how much history there is while it is less than the models want."""
+    """The readiness of the api.
+
+    `warming` shows the length of the history while the models need more.
+    """
 
     status: str
     as_of_ms: int

@@ -1,4 +1,4 @@
-"""The isolation of a GPU, as a scheduler expects it."""
+"""The isolation of a GPU, compared with the expectation of a scheduler."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ import msgspec
 
 
 class IsolationCheck(msgspec.Struct):
-    """ok: null where it cannot be seen; reason: what would tell, or what a true rests on."""
+    """The check of one expected field.
+
+    ok: null if it cannot be observed. reason: what would show it, or what a true depends on.
+    """
 
     field: str
     expected: Any

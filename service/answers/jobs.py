@@ -1,4 +1,4 @@
-"""Jobs: what runs, waits and lately ended, and who slows a job down."""
+"""Jobs: the running, waiting and recently ended ones, and what slows a job down."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,19 +13,19 @@ JobState = Literal["queued", "promised", "blocked", "running", "finished", "fail
 
 
 class RemainingTime(msgspec.Struct, gc=False):
-    """Seconds from now."""
+    """Quantiles of the remaining time, in seconds from now."""
 
     p50: float
     p90: float
 
 
 class JobRow(msgspec.Struct, kw_only=True):
-    """One attempt in a list of jobs. `remaining_s` is of a job that runs, null if unknown.
+    """One attempt in a list of jobs.
 
-    `source`: board, of job events; labels or sdk, where exporters' labels or the training loop alone report it;
-    archive,
-    of a job that ended longer ago. `queues`: of a job that waits in several, all of them. `tasks`: attempts that wait
-    under this name, more than 1 for the rest of a big array.
+    `remaining_s`: for a running job, null if unknown. `source`: board for job events. labels or sdk if only
+    exporters' labels or the training loop report the job. archive for a job that ended longer ago. `queues`:
+    all queues, if the job waits in several. `tasks`: number of attempts that wait under this name, more than
+    1 for the rest of a large array.
     """
 
     job: str
@@ -52,7 +52,10 @@ class Jobs(msgspec.Struct):
 
 
 class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The submission of an attempt, by the keys of a placement request. request_id: of one in our own queue."""
+    """The submission of an attempt, under the keys of a placement request.
+
+    request_id: that of a request in our own queue.
+    """
 
     request_id: str | msgspec.UnsetType = msgspec.UNSET
     gang: Gang | int | msgspec.UnsetType = msgspec.UNSET
@@ -67,7 +70,7 @@ class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct):
-    """A rank, its node and its GPUs there; the node alone where nobody says which rank is where."""
+    """A rank, its node and its GPUs there. It has only the node if no event says which rank is where."""
 
     node: str
     rank: int | msgspec.UnsetType = msgspec.UNSET
@@ -75,7 +78,7 @@ class PlacedRank(msgspec.Struct):
 
 
 class QueuedRequest(Asks, kw_only=True):
-    """A job that waits as a placement request."""
+    """A waiting job as a placement request."""
 
     request_id: str
     attempt: int
@@ -94,10 +97,10 @@ class QueuedJob(msgspec.Struct):
 class RunningJobRow(msgspec.Struct):
     """A running job, as the placer reads it.
 
-    gpus: how many GPUs it is on. held: node → thousandths of GPUs that it holds there, by the occupancy. For nodes
-    outside the fleet, and once the attempt is over, its events say it. A board of an earlier version has none.
-    placed_ms: since when it is on these GPUs. kept_ms: when its last checkpoint was whole.
-    displaced: others hold GPUs of it, so some end is reported late.
+    gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there, by the
+    occupancy. For nodes outside the fleet, and once the attempt has ended, its events state them. A board of
+    an earlier version has none. placed_ms: since when it runs on these GPUs. kept_ms: when its last
+    checkpoint was complete. displaced: other jobs hold some of its GPUs, so some end is reported late.
     """
 
     job: str
@@ -122,7 +125,10 @@ class EndedJobRow(RunningJobRow):
 
 
 class GpuTimeRow(msgspec.Struct):
-    """The use of an attempt's GPUs, as the placer reads it: busy GPU-seconds of those seen by telemetry."""
+    """The use of an attempt's GPUs, as the placer reads it.
+
+    It has the busy GPU-seconds, and the GPU-seconds that telemetry observed.
+    """
 
     job: str
     attempt: int
@@ -131,7 +137,10 @@ class GpuTimeRow(msgspec.Struct):
 
 
 class KnownAttempts(msgspec.Struct):
-    """`occupancy`: attempts (job, attempt) that run, or ended (with when) lately, as of a position of the events."""
+    """The section `occupancy`: the attempts that run or ended lately, at a position of the events.
+
+    running: (job, attempt). ended: (job, attempt, when it ended).
+    """
 
     position: int
     running: Sequence[tuple[str, int]]
@@ -139,7 +148,10 @@ class KnownAttempts(msgspec.Struct):
 
 
 class JobDetail(msgspec.Struct, kw_only=True):
-    """The part of one job's answer beside its row. `asks` while it waits or runs. The API does not serve it."""
+    """The fields that one job's answer adds to its row.
+
+    `asks` is set while the job waits or runs, and the API does not serve it.
+    """
 
     placement: Sequence[RankPlacement] | Sequence[PlacedRank]
     phase: str | None
@@ -153,7 +165,7 @@ class JobDetail(msgspec.Struct, kw_only=True):
 
 
 class JobAnswer(JobRow, kw_only=True):
-    """A row, and where it runs and what it last said."""
+    """A job's row, with its placement and its last events."""
 
     as_of_ms: int
     placement: list[PlacedRank]
@@ -169,7 +181,10 @@ class JobAnswer(JobRow, kw_only=True):
 
 
 class Culprit(msgspec.Struct):
-    """`name` of a worker: NODE/GPU, or its node or rank; of a link: its port; of a stage: its number."""
+    """The worker, link, stage or node that slows a job.
+
+    `name`: for a worker NODE/GPU, or its node or rank. For a link its port. For a stage its number.
+    """
 
     kind: Literal["worker", "link", "stage", "node", "nobody"]
     name: str | None
@@ -192,11 +207,11 @@ StragglerCause = Literal[
 class Stragglers(msgspec.Struct):
     """The verdict on a job's pace. `slow` is null while there are no step times or peers to compare.
 
-    `judged_ms`: as of when it is. Of a job that is over, the last moment before. null if it was never judged.
-
-    `expected_step_s`: of steps such as these (by their sequence lengths, where reported), or if all members were alike.
-    `ratio`: to the job's own past, else to that. `cause` is given for long steps without a culprit, too.
-    `not_observed`: inputs that no member reports, so that what they show is unknown.
+    `judged_ms`: the time of the verdict. For an ended job it is the last time before the end. It is null if
+    the job was never judged. `expected_step_s`: for steps of these sequence lengths if reported, or if all
+    members were alike. `ratio`: relative to the job's own past, or else to `expected_step_s`. `cause` is also
+    given for long steps without a culprit. `not_observed`: inputs that no member reports, so that their
+    effects are unknown.
     """
 
     as_of_ms: int

@@ -1,4 +1,4 @@
-"""Placements, the queue, the audit trail, and how the placer is."""
+"""Placements, the queue, the audit trail, and the health of the placer."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,11 @@ from service.state_identity import Doubt
 
 
 class QueueRow(msgspec.Struct, kw_only=True):
-    """`ignored`: as in the decision, keys of the request that were read and changed nothing.
+    """A waiting request.
 
-    by: what the start time is known by: "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time
-    limits alone). Null where `start_ms` is null; `why` has the reason.
+    `ignored`: keys of the request that had no effect, as in the decision. by: the basis of the start time,
+    "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits alone). Null if
+    `start_ms` is null. Then `why` has the reason.
     """
 
     request_id: str
@@ -38,7 +39,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
 class FirstAnswers(msgspec.Struct):
     """The first start times that users were shown, judged as in `StartTimesRecord`.
 
-    unanswered: requests that started and had no start time in their first answer.
+    unanswered: number of requests that started and had no start time in their first answer.
     """
 
     n: int
@@ -51,7 +52,7 @@ class FirstAnswers(msgspec.Struct):
 
 
 class AnswersAtAge(msgspec.Struct):
-    """The start times shown when a request had waited for `age_s` since its first answer."""
+    """The start times shown when `age_s` had passed since a request's first answer."""
 
     age_s: float
     n: int
@@ -63,12 +64,13 @@ class AnswersAtAge(msgspec.Struct):
 
 
 class StartTimesRecord(msgspec.Struct):
-    """The record of start times: the shares of requests that started by the quantiles shown to users.
+    """The record of start times: shares of requests that had started by the quantiles shown to users.
 
-    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is the share of
-    `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`, and null where none is judged. The shares are means over
-    the answers at all ages, in which a request weighs one. Later answers are easier: `first` is what a user plans by,
-    `by_age` has each age. since_ms: when the first judged answer was shown.
+    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is the
+    share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no request is
+    judged. The shares are means over the answers at all ages, in which each request has a weight of one.
+    Later answers are easier. `first` is what a user plans by, and `by_age` has each age. since_ms: when the
+    first judged answer was shown.
     """
 
     n: int
@@ -83,11 +85,11 @@ class StartTimesRecord(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """The queue of the placement engine. reservation: the head's, null if no request waits for one.
+    """The queue of the placement engine. reservation: that of the head, null if no request has one.
 
-    backfill: free GPUs by until when others may use them. releases: running jobs, the soonest to end first, by their
-    p10, p50 and p90. room: when a newcomer would find a GPU. starts_as_of_ms: when the start times of the rows were
-    sampled, null before the first sampling.
+    backfill: free GPUs, and until when others may use them. releases: running jobs with p10, p50 and p90 of
+    their ends, the earliest first. room: when a new request would find a GPU. starts_as_of_ms: when the start
+    times of the rows were sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -101,7 +103,7 @@ class Queue(msgspec.Struct):
 
 
 class Fragmentation(msgspec.Struct):
-    """requests: how many of the newest ones the demand is made of."""
+    """The fragmentation of pools. requests: number of newest requests that the demand is taken from."""
 
     as_of_ms: int
     requests: int
@@ -117,7 +119,7 @@ class Settled(msgspec.Struct):
 
 
 class StoredDecision(Decision, frozen=True, kw_only=True):
-    """A decision as it was answered, and what the ledger knows of it."""
+    """A decision as it was answered, with the facts of the ledger about it."""
 
     cursor: int
     time_ms: int = 0
@@ -126,7 +128,7 @@ class StoredDecision(Decision, frozen=True, kw_only=True):
 
 
 class Placements(msgspec.Struct):
-    """Decisions since a cursor, with job and attempt."""
+    """The decisions since a cursor, with job and attempt."""
 
     as_of_ms: int
     rows: list[StoredDecision]
@@ -157,7 +159,10 @@ class Audit(msgspec.Struct):
 
 
 class PlacerHealth(msgspec.Struct):
-    """The answer of the placer's `/healthz`. `doubts`: parts of the state that lack what another has seen."""
+    """The answer of the placer's `/healthz`.
+
+    `doubts`: parts of the state that lack facts which another part has seen.
+    """
 
     ok: bool = True
     warming: bool = False

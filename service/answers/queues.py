@@ -1,4 +1,4 @@
-"""Queues: how they stand, why a request waits, and charges."""
+"""Queues: their state, the reasons why a request waits, and charges."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,12 +7,13 @@ import msgspec
 
 
 class QueueState(msgspec.Struct, kw_only=True):
-    """A queue, or a user in it. Amounts are GPUs by resource: a model, or `gpu` for any.
+    """A queue, or a user in a queue. Amounts are GPUs by resource: a model, or `gpu` for any model.
 
-    share: of the fleet, by weight, as the order counts it; 0 within the guarantee. lent: what of its guarantee others
-    hold now. decayed, banked: GPU-seconds, of past use and in the bank. wait_s: quantiles of the requests that were
-    placed within seven days. share_7d: of all GPU-seconds that queues of the same parent held within seven days;
-    share_days: of each day, the oldest first, null where none of them held anything.
+    share: share of the fleet by weight, as used for the order. It is 0 within the guarantee. lent: the part
+    of its guarantee that others hold now. decayed, banked: GPU-seconds of past use, and in the bank. wait_s:
+    quantiles of the waits of requests that were placed within seven days. share_7d: share of all GPU-seconds
+    that queues of the same parent held within seven days. share_days: the same for each day, the oldest
+    first, null if no queue of that parent held anything.
     """
 
     queue: str
@@ -38,7 +39,11 @@ class QueueState(msgspec.Struct, kw_only=True):
 
 
 class QueuesAnswer(msgspec.Struct):
-    """`generation`: for If-Match; "" where all wait in one line. `refused`: why a newer file does not serve."""
+    """The state of all queues.
+
+    `generation`: for If-Match. It is "" if all requests wait in one line. `refused`: why a newer file is not
+    in use.
+    """
 
     as_of_ms: int
     generation: str
@@ -49,9 +54,9 @@ class QueuesAnswer(msgspec.Struct):
 
 
 class QueueChange(msgspec.Struct):
-    """The changes of another file. `applied` is false for a dry run.
+    """The changes that a new file makes. `applied` is false for a dry run.
 
-    stranded: queue → requests that wait in it and do not start until a file names it again.
+    stranded: queue → number of requests that wait in it and cannot start until a file names it again.
     """
 
     applied: bool
@@ -67,12 +72,15 @@ WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kep
 
 
 class WhyStep(msgspec.Struct):
-    """A step of the ladder. requests: some of those before it.
+    """One reason why a request waits, in the list from the requests before it to its start time.
 
-    stale: nothing is placed now; before: who comes first; limit, lent_out: its queue may hold, or borrow, no more;
-    window: nodes that a reservation or maintenance keeps; room: what is short; kept: what is kept for the head;
-    untried: the last pass had tried enough others; gone: the file does not name its queue any more; ends: the jobs that
-    it waits for; start: when it starts.
+    requests: some of the requests that come first.
+
+    stale: nothing is placed now. before: other requests come first. limit: the queue may hold no more.
+    lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room: a
+    resource is short. kept: room is reserved for the head. untried: the last pass had already tried enough
+    others. gone: the queue file no longer names the request's queue. ends: the jobs that the request waits for.
+    start: when the request starts.
     """
 
     code: WhyCode
@@ -81,9 +89,10 @@ class WhyStep(msgspec.Struct):
 
 
 class WhyWaiting(msgspec.Struct):
-    """The reasons why a request waits. sentence: of the last step. start_ms: p10, p50, p90, where known.
+    """The reasons why a request waits. sentence: that of the last step.
 
-    starts_as_of_ms: when start times were sampled, null before the first sampling.
+    start_ms: p10, p50 and p90, if known. starts_as_of_ms: when start times were sampled, null before the
+    first sampling.
     """
 
     as_of_ms: int
@@ -99,11 +108,11 @@ class WhyWaiting(msgspec.Struct):
 
 
 class ChargeRow(msgspec.Struct):
-    """GPU-seconds of one queue, user, class or pool within a time.
+    """The GPU-seconds of one queue, user, class or pool within a period.
 
-    granted = used + idle where telemetry saw the GPUs. promised: from the placement until the job began. lost: since
-    the last checkpoint of jobs that failed. waited: GPUs wanted times how long. money: of what was granted.
-    unseen: why used and idle are not all of it, or null.
+    granted = used + idle, for the GPUs that telemetry observed. promised: from the placement until the job
+    began. lost: since the last checkpoint of jobs that failed. waited: wanted GPUs times the waiting time.
+    money: the price of granted GPU-seconds. unseen: why used and idle do not add up to granted, or null.
     """
 
     name: str
@@ -119,7 +128,7 @@ class ChargeRow(msgspec.Struct):
 
 
 class Charges(msgspec.Struct):
-    """From `from_ms` until `to_ms`; what runs is counted until `as_of_ms`."""
+    """The charges from `from_ms` until `to_ms`. Running jobs are counted until `as_of_ms`."""
 
     as_of_ms: int
     from_ms: int

@@ -1,6 +1,6 @@
-"""Node risk: the ranking of all nodes, one node whole, and hard signals that came after the scores.
+"""Node risk: the ranking of all nodes, one node in full, and hard signals that came after the scores.
 
-NaN is unknown, and null in JSON; what is UNSET is left out.
+NaN means unknown, and is null in JSON. UNSET fields are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,10 @@ StateName = Literal["ok", "degraded", "drained", "lost", "stale", "unknown", "wi
 
 
 class RankedNode(msgspec.Struct):
-    """A node as the ranking shows it, without its probability; `parts`: what something speaks against."""
+    """A node in the ranking, without its probability.
+
+    `parts`: the GPUs, links, ports and rails of the node that show signs of trouble.
+    """
 
     node: str
     rack: str | None
@@ -30,7 +33,7 @@ class RankedNode(msgspec.Struct):
 
 
 class RiskRow(RankedNode, kw_only=True):
-    """One node at one horizon; `p` is null where nothing is known."""
+    """The risk of one node at one horizon. `p` is null if nothing is known."""
 
     p: float | None
     kind: RiskKind | None
@@ -38,7 +41,10 @@ class RiskRow(RankedNode, kw_only=True):
 
 
 class RiskNodes(msgspec.Struct):
-    """`calibration`: how true the service's own forecasts were; `usual`: the parts that no row names."""
+    """The ranking of nodes.
+
+    `calibration`: how accurate the service's own forecasts were. `usual`: the parts that no row names.
+    """
 
     as_of_ms: int
     model: str
@@ -49,10 +55,10 @@ class RiskNodes(msgspec.Struct):
 
 
 class CalibrationRecord(msgspec.Struct):
-    """The record of risk. `rows`: a horizon each. `history`: what the history hazard was fitted on.
+    """The calibration record of risk.
 
-    Until the site has a fit of its own, `times` in it is the multiple of that hazard that the fleet's own faults
-    explain.
+    `rows`: one for each horizon. `history`: the data that the history hazard was fitted on. Until the site
+    has a fit of its own, `times` in it is the multiple of that hazard that the fleet's own faults explain.
     """
 
     rows: Sequence[Calibration]
@@ -68,7 +74,7 @@ class NodeRisk(msgspec.Struct, gc=False):
 
 
 class NodeReason(msgspec.Struct):
-    """A measured value that speaks for a risk, beside its usual value."""
+    """A measured value that indicates a risk, with its usual value."""
 
     feature: str
     entity: str
@@ -81,7 +87,7 @@ class NodeReason(msgspec.Struct):
 
 
 class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
-    """A node event or an XID that the scores do not know of yet. `taken_ms`: since when it is on the board."""
+    """A node event or an XID that the scores do not cover yet. `taken_ms`: since when it is on the board."""
 
     node: str
     gpu: int | None = None
@@ -95,12 +101,12 @@ class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def identity(self) -> tuple[str, int | None, str, int | str | None, int]:
-        """The same signal again has the same."""
+        """The identity of the signal. A repetition of the same signal has the same identity."""
         return self.node, self.gpu, self.type, self.code, self.time_ms
 
 
 class UrgentSignals(msgspec.Struct):
-    """`doc.urgent`: the latest hard signals."""
+    """The section `doc.urgent`: the latest hard signals."""
 
     as_of_ms: int = 0
     rows: Sequence[HardSignal] = ()
@@ -110,7 +116,7 @@ HeldBy = Literal["unknown", "promise", "window", "reservation"]
 
 
 class GpuAnswer(msgspec.Struct, gc=False):
-    """The present state of one GPU of a node. No readings if none was ever heard.
+    """The present state of one GPU of a node. It has no readings if telemetry never reported the GPU.
 
     held_by, request: as in `fleet.FleetGpu`.
     """
@@ -130,7 +136,7 @@ class GpuAnswer(msgspec.Struct, gc=False):
 
 
 class HostAnswer(msgspec.Struct, gc=False):
-    """The host as node_exporter reports it. Shares are of time, rates per second."""
+    """The host, as node_exporter reports it. Shares are shares of time, and rates are per second."""
 
     cpu_idle: float | UnsetType = UNSET
     cpu_steal: float | UnsetType = UNSET
@@ -149,9 +155,9 @@ class HostAnswer(msgspec.Struct, gc=False):
 
 
 class NodeAnswer(msgspec.Struct, kw_only=True):
-    """One node. `urgent`: what came after the scores.
+    """One node in full. `urgent`: hard signals that came after the scores.
 
-    `withheld`: why schedulers, windows or reservations withhold it from other work.
+    `withheld`: why schedulers, windows or reservations withhold the node from other work.
     """
 
     node: str

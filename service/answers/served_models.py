@@ -4,7 +4,7 @@ import msgspec
 
 
 class InstanceLoad(msgspec.Struct):
-    """One engine behind one port; null where its pages do not say."""
+    """The load of one engine behind one port. Values that its pages do not report are null."""
 
     instance: str
     age_s: float
@@ -14,7 +14,10 @@ class InstanceLoad(msgspec.Struct):
 
 
 class TimeToFirstToken(msgspec.Struct):
-    """Seconds, of the last two minutes; null without requests, and beyond the histogram's last edge."""
+    """The time to first token in the last two minutes, in seconds.
+
+    Null without requests, and beyond the histogram's last edge.
+    """
 
     mean: float | None
     p50: float | None
@@ -23,7 +26,7 @@ class TimeToFirstToken(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """A model in a pool: sums over its instances, of the KV cache the mean."""
+    """A model in a pool. Values are sums over its instances, except for the KV cache, which is the mean."""
 
     pool: str
     model: str

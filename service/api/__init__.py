@@ -1,1 +1,1 @@
-"""The API process: the application, its routes, and what it knows of the board."""
+"""The API process: the application, its routes, and its view of the board."""

@@ -1,4 +1,7 @@
-"""Answer outside schedulers from the newest fresh board, or as each verb says without one."""
+"""The answers to outside schedulers, from the newest fresh board.
+
+Without a fresh board, each verb has its own stale answer.
+"""
 
 from fleet.clock import Clock
 from fleet.errors import StaleError
@@ -12,7 +15,7 @@ from service.weather import WeatherStation, rule_of
 
 
 class Answerers:
-    """The adapters that answer, of one api process."""
+    """The adapters of one api process that answer outside schedulers."""
 
     def __init__(self, config: Config, clock: Clock, cache: BoardCache) -> None:
         self._cache = cache
@@ -20,9 +23,9 @@ class Answerers:
         self._adapters = make_answerers()
 
     def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
-        """Return the answer and its board. None instead of the board: the stale answer.
+        """Return the answer and its board. The board is None if this is the stale answer.
 
-        Raises StaleError if there is no such answer, and any error of the verb for a bad body.
+        Raises StaleError if the verb has no stale answer, and any error of the verb for a bad body.
         """
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()

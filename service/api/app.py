@@ -1,4 +1,7 @@
-"""The API's FastAPI application over the board, the inbox and the placer; service.api.routes.all lists its routes."""
+"""The API's FastAPI application over the board, the inbox and the placer.
+
+`service.api.routes.all` lists its routes.
+"""
 
 import contextlib
 import dataclasses
@@ -26,7 +29,10 @@ from service.http.problems import as_problem, http_problem
 
 
 def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
-    """`writer` names its inbox segments; `access`: from the environment, ConfigError if too weak for `api.host`."""
+    """Make the application. Raises ConfigError if the access is too weak for `api.host`.
+
+    `writer` names its inbox segments. `access`: by default from the configuration and the environment.
+    """
     context = context_of(config, clock, access_of(config) if access is None else access)
 
     @contextlib.asynccontextmanager
@@ -42,7 +48,10 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     )
 
     async def admit(request: Request) -> None:
-        """For routes added with FastAPI's decorators; those of the table ask by themselves."""
+        """Admit the caller of a route that was added with FastAPI's decorators.
+
+        Routes of the table check their callers themselves.
+        """
         await context.access.admit(request, default_scope(request.method))
 
     app = FastAPI(
@@ -71,7 +80,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
 
 def _sent_on(row: Row) -> Row:
-    """Return a row of a replica: it forwards what changes something to the api that has a pipeline and a placer."""
+    """Return a row of a replica. A row that changes something forwards to the api that has the pipeline."""
     return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
 
 

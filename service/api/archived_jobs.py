@@ -1,6 +1,7 @@
-"""Jobs that ended and left the board, from the archive's events: from the newest day back, for a bounded time.
+"""Jobs that ended and left the board, read from the archive's events, from the newest day back.
 
-The search stops at the submission of the latest attempt. It skips steps: most events, but none says how a job ended.
+The search has a time limit, and stops at the submission of the latest attempt. It skips steps. They are
+most of the events, but none says how a job ended.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The latest attempt, if any. stopped_ms: how far back was looked, where the time ran out before the end."""
+    """The latest attempt, if any. stopped_ms: how far back the search came, if the time ran out first."""
 
     attempt: JobAttempt | None = None
     stopped_ms: int | None = None
 
 
 class ArchivedJobs:
-    """The look-ups of one api process, a few at once in threads."""
+    """The look-ups of one api process. A few run at once, in threads."""
 
     def __init__(self, config: Config) -> None:
         self.enabled = config.archive.enabled and config.archive.look_s > 0
@@ -41,7 +42,7 @@ class ArchivedJobs:
         self._waiting = 0
 
     async def find(self, job: str) -> Found:
-        """Find a job in the archive. Raises SourceError if the archive is unreadable, or too many callers search."""
+        """Find a job in the archive. Raises SourceError if the archive is unreadable or too many callers wait."""
         if self._waiting >= MOST_WAITING:
             raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
         self._waiting += 1
@@ -61,7 +62,11 @@ class ArchivedJobs:
 
 
 def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
-    """Return the latest attempt of a job. Blocking. Opens no file once `limit_s` seconds are over. Raises OSError."""
+    """Return the latest attempt of a job.
+
+    Blocks. Raises OSError.
+    Opens no further file once `limit_s` seconds have passed.
+    """
     until_s, table = time.monotonic() + limit_s, JobTable()
     for day in reversed(files.days("events")):
         hours = {name.hour for name in files.names("events", [day])}
@@ -76,7 +81,10 @@ def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
 
 
 def _told(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
-    """Return what an hour's files hold of a job. Compaction may replace files in between: then all are read again."""
+    """Return the records of a job in one hour's files.
+
+    Compaction may replace files while they are read. Then all of them are read again.
+    """
     for attempt in itertools.count(1):
         found: list[str] = []
         try:

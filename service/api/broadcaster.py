@@ -1,8 +1,10 @@
-"""EventBroadcaster: server-sent events from one reader of the board to any number of clients; a slow one skips boards.
+"""EventBroadcaster: server-sent events from one reader of the board to any number of clients.
 
-event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
-event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
-: heartbeat                               every 15 s of silence
+A slow client skips boards.
+
+    event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
+    event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
+    : heartbeat                               after every 15 s of silence
 """
 
 import asyncio
@@ -24,7 +26,10 @@ HARD_KEPT = 256
 
 
 class EventBroadcaster:
-    """All times are wall time. `close` ends every stream, so that a server can stop."""
+    """The broadcaster of one api process. All times are wall time.
+
+    `close` ends every stream, so that a server can stop.
+    """
 
     def __init__(self, cache: BoardCache, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.cache = cache
@@ -42,7 +47,7 @@ class EventBroadcaster:
         self._reader: asyncio.Task[None] | None = None
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the stream of one client."""
+        """Yield the server-sent events for one client."""
         self.clients += 1
         if self._reader is None:
             self._refresh()
@@ -77,7 +82,7 @@ class EventBroadcaster:
                     self._wake()
 
     def _refresh(self) -> bool:
-        """Read the board. Returns whether it or its urgent part is new."""
+        """Read the board. Returns whether the board or its urgent part is new."""
         try:
             board = self.cache.read()
         except OSError:  # such as no descriptor left: the next read may find one, and open streams must not end

@@ -1,6 +1,7 @@
-"""The answer to `POST /v1/jobs/estimate`: what similar jobs needed, and when the placer would start it. Pure.
+"""The answer to `POST /v1/jobs/estimate`: the needs of similar jobs, and the placer's start time.
 
-Run time and needs come from the board, so they need neither pipeline nor placer. `reasons` says why a field is null.
+All functions are pure. Run time and needs come from the board, so they need neither pipeline nor placer.
+`reasons` says why a field is null.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
 class StartAnswer(msgspec.Struct, frozen=True):
-    """The placer's answer about a start, a whole Estimate of another api, or the `detail` of its problem."""
+    """The placer's answer about a start.
+
+    It may also be the whole Estimate of another api, or the `detail` of a problem.
+    """
 
     start_ms: dict[str, int] | None = None
     as_of_ms: int | None = None
@@ -38,14 +42,14 @@ NO_START = StartAnswer()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The placer's answer, or `why` there is none."""
+    """The placer's answer, or the reason `why` there is none."""
 
     answer: StartAnswer | None
     why: str = ""
 
 
 def shape_of_request(request: PlacementRequest) -> JobShape:
-    """Return the job that a request would be, at its full size."""
+    """Return the shape of the job that a request asks for, at its full size."""
     return JobShape(
         user=request.user,
         name=request.job_name,
@@ -58,7 +62,7 @@ def shape_of_request(request: PlacementRequest) -> JobShape:
 
 
 def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:
-    """Return the body of the answer."""
+    """Return the estimate of a request, from the board and the placer's answer."""
     shape = shape_of_request(request)
     run, likely = run_time(board, shape), needs(board, shape)
     started = start.answer or NO_START
@@ -89,7 +93,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
 
 
 def _needed(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
-    """GPU memory (GiB of the fullest GPU) and power (W, of all its GPUs)."""
+    """Return GPU memory (GiB on the fullest GPU) and power (W of all its GPUs), None if unknown."""
     if likely is None:
         return None, None
     memory_gib = None if likely.gpu_memory_gib is None else round(likely.gpu_memory_gib, 1)
@@ -101,7 +105,10 @@ def _why(likely: Needs | None, what: str) -> str:
 
 
 def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) -> str:
-    """When it starts, and for how long it should run; its limit is named where that is what it runs into."""
+    """Return when the job starts and how long it should run, in words.
+
+    The limit is named if the job is expected to reach it.
+    """
     begins = start.answer.sentence if start.answer else f"when it starts is not known: {start.why}"
     if run is None:
         return f"{begins}. Nothing is known yet of how long such a job runs."

@@ -1,8 +1,8 @@
-"""The aggregated API of external metrics: a port of its own, for a Kubernetes API server alone.
+"""The aggregated API of external metrics, on a port of its own that only a Kubernetes API server uses.
 
-Whoever connects shows a certificate of the cluster's request-header authority, so what it says in X-Remote-User is
-true: the API server has admitted that user. Discovery never looks at a board: while it fails, no namespace of
-the cluster can be deleted.
+Every client shows a certificate of the cluster's request-header authority. So X-Remote-User is true: the
+API server has admitted that user. Discovery never reads a board, because while discovery fails, no
+namespace of the cluster can be deleted.
 """
 
 import asyncio
@@ -50,7 +50,10 @@ Handler = Callable[[Request], bytes]
 
 
 def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
-    """`names`: common names that the caller's certificate may have; empty: any."""
+    """Make the application of the external metrics.
+
+    `names`: common names that the caller's certificate may have. If empty, any name may call.
+    """
 
     def of(handler: Handler) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
@@ -85,7 +88,7 @@ def _always(body: bytes) -> Handler:
 
 
 def _admit(request: Request, names: tuple[str, ...]) -> None:
-    """Admit the API server. Raises HTTPException for a certificate that has expired since, or is another's."""
+    """Admit the API server. Raises HTTPException for a certificate that has expired or has another name."""
     shown: tuple[str, ...] = request.scope.get(NAMES, ())
     if not shown or not request.headers.get("x-remote-user"):
         raise HTTPException(401, "expected the API server's aggregator, with the user that asks in X-Remote-User")
@@ -113,7 +116,10 @@ def _told(error: Exception) -> tuple[int, str]:
 async def serve_external_metrics(
     context: Context, pool: ConnectionPool, ended: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Serve the port, if configured, while the context is open. Calls `ended` at its end. Raises ConfigError."""
+    """Serve the port, if one is configured, while the context is open. Raises ConfigError.
+
+    `ended` is called when the server ends.
+    """
     config = context.config.external_metrics
     if not config.port:
         yield

@@ -1,8 +1,9 @@
-"""The gRPC port of an api process: one asyncio server, a servicer for each foreign protocol.
+"""The gRPC port of an api process: one asyncio server, with a servicer for each foreign protocol.
 
-It has the api's address, certificate and callers. A servicer translates messages to the verbs of an answerer and back,
-and is answered at once, from the board in memory. Import this only where the extra is installed (`require_grpc`).
-`service/api/grpc_relay.py` accepts the connections, within the bounds of the process.
+It has the api's address, certificate and callers. A servicer translates messages to the verbs of an
+answerer and back. It answers at once, from the board in memory. Import this module only if the extra is
+installed (`require_grpc`). `service/api/grpc_relay.py` accepts the connections, within the bounds of the
+process.
 """
 
 import contextlib
@@ -44,13 +45,16 @@ IDLE_S = 300.0  # wall; then a connection without calls is closed, and its clien
 
 
 def grpc_tls(api: ApiConfig) -> Tls | None:
-    """Return the certificate of the port, if any. With `api.client_ca` every caller needs a certificate."""
+    """Return the TLS settings of the port, or None without a certificate.
+
+    With `api.client_ca`, every caller needs a certificate.
+    """
     return Tls(api, must_show=bool(api.client_ca), protocol="h2") if api.tls_cert else None
 
 
 @contextlib.asynccontextmanager
 async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) -> AsyncIterator[None]:
-    """Serve gRPC while the context is open. Raises ConfigError if the address is taken or not ours."""
+    """Serve gRPC while the context is open. Raises ConfigError if the address is in use or not ours."""
     api = context.config.api
     server = grpc.aio.server(options=_options(api), maximum_concurrent_rpcs=2 * api.max_connections)
     dropped = context.metrics.refused_connections.labels("no_tls").inc
@@ -138,7 +142,7 @@ def _make_stream_handler(guest: "_Guest", watch: Watch) -> Callable[[bytes, Any]
 
 
 class _Guest:
-    """The callers of one method."""
+    """The checks, counts and errors that all callers of one method share."""
 
     def __init__(self, service: GrpcService, name: str, context: Context, connections: GrpcConnections) -> None:
         self.context = context
@@ -146,7 +150,7 @@ class _Guest:
         self._route = f"/{service.service}/{name}"
 
     async def admit(self, rpc: Any) -> contextlib.AbstractContextManager[None]:
-        """Check the caller, who reads, as by HTTP. Problems 401, 403, 429.
+        """Admit a caller that reads, as over HTTP. Raises problems 401, 403 and 429.
 
         While the returned context is open, the caller's connection keeps its places.
         """
@@ -165,7 +169,7 @@ class _Guest:
         self.context.metrics.observe(self._route, "GRPC", status, time.perf_counter() - began)
 
     async def refuse(self, rpc: Any, error: Exception, began: float) -> NoReturn:
-        """Tell the caller why."""
+        """End the call with a status and the reason of the error."""
         status, why = BUG, "an error of ours; the log of the api has it"
         if isinstance(error, DecodeError):
             status, why = 422, f"no message of {self._route}: {error}"

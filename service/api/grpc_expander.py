@@ -9,7 +9,7 @@ from service.api.grpc_service import Ask, GrpcService, encoded
 
 
 def best_options(ask: Ask, body: bytes) -> bytes:
-    """Options go back without their pods: the autoscaler knows them by the ids of their groups."""
+    """Return the best options without their pods. The autoscaler knows options by the ids of their groups."""
     asked = BestOptionsRequest()
     asked.ParseFromString(body)
     nodes = asked.nodeBytesMap
@@ -27,7 +27,7 @@ def best_options(ask: Ask, body: bytes) -> bytes:
 
 
 def _labels(node: bytes | None) -> dict[str, str]:
-    """Return the labels of a template node. None if it is unreadable."""
+    """Return the labels of a template node. They are empty if the node is unreadable."""
     read = Node()
     try:
         read.ParseFromString(node or b"")

@@ -1,4 +1,4 @@
-"""Whether gRPC can be spoken here: its packages are an extra."""
+"""The check for gRPC's packages, which are an extra."""
 
 import importlib
 
@@ -6,7 +6,7 @@ from fleet.errors import ConfigError
 
 
 def require_grpc(port: int) -> None:
-    """Check that gRPC is installed. Raises ConfigError that names the extra."""
+    """Check that gRPC is installed. Raises a ConfigError that names the extra."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)

@@ -44,7 +44,10 @@ def is_active(ask: Ask, body: bytes) -> bytes:
 
 
 async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
-    """At once, then at each crossing. While nothing is known nothing is said: whoever polls is told."""
+    """Yield the activity at once, and then whenever it changes.
+
+    Yields nothing while the activity is unknown. A caller that polls receives that error.
+    """
     question, told = _question(_ref(body)), None
     while True:
         with contextlib.suppress(StaleError):

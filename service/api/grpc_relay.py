@@ -1,9 +1,10 @@
-"""Connections to the gRPC port: accepted within the bounds of the process, then relayed to the gRPC server.
+"""Connections to the gRPC port: accepted within the bounds of the process, then relayed to the server.
 
-The gRPC library accepts connections in threads of its own, without a bound by address and beside all others. So its
-server listens on a socket file in the state folder, which nobody else can reach. A door accepts the connections and
-ends their TLS, and each is relayed byte for byte. Each end on our side of that socket has a name, which the server
-sees as its peer: by that an RPC finds its connection, with the address and the certificate of its caller.
+The gRPC library accepts connections in its own threads, without a bound for each address and outside the
+bounds of all other connections. So its server listens on a socket file in the state folder, which no
+other user can reach. We accept the connections, end their TLS, and relay each byte for byte. Our end of
+each relayed connection has a name, which the server sees as its peer. By that name an RPC finds its
+connection, with the address and the certificate of its caller.
 """
 
 import asyncio
@@ -24,7 +25,10 @@ SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113
 
 
 class GrpcConnections:
-    """The open connections by the name that the gRPC server has for them. `refused` receives a status."""
+    """The open connections, by the names that the gRPC server has for them.
+
+    `refused` is called with the status of each refusal.
+    """
 
     def __init__(self, folder: Path, port: int, pool: ConnectionPool, refused: Callable[[int], None]) -> None:
         self.pool, self.refused = pool, refused
@@ -56,7 +60,10 @@ class GrpcConnections:
         self._by_peer.pop(peer, None)
 
     def find(self, peer: str) -> "GrpcConnection":
-        """Return the connection of an RPC. Raises Refusal for one that did not come by the port, or has gone."""
+        """Return the connection of an RPC.
+
+        Raises Refusal if the RPC did not come through the port, or its connection has closed.
+        """
         connection = self._by_peer.get(peer)
         if connection is None:
             raise Refusal("missing", 401, "unauthorized", "the call did not come by api.grpc_port", CHALLENGE)
@@ -64,7 +71,7 @@ class GrpcConnections:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """A caller's connection. Its bytes go to the gRPC server and back."""
+    """The connection of a caller. Its bytes are relayed to the gRPC server and back."""
 
     def __init__(self, connections: GrpcConnections, place: ConnectionPlace) -> None:
         self._connections, self._place = connections, place
@@ -81,7 +88,7 @@ class GrpcConnection(asyncio.Protocol):
         return self._certificate.names() if self._certificate is not None else ()
 
     def __enter__(self) -> None:
-        """Begin a call: the connection keeps its places until the call has ended."""
+        """Begin a call. The connection holds its places until the call has ended."""
         self._calls += 1
         self._connections.pool.work(self._place)
 
@@ -136,7 +143,7 @@ class GrpcConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _refuse(self) -> None:
-        """Tell the caller by a GOAWAY frame that there is no place, and close."""
+        """Send a GOAWAY frame that says that no place is free, and close."""
         limits = self._connections.pool.limits
         if self._place.refusal == "address":
             status, why = 429, f"{limits.max_connections_per_address:,} connections of {self._place.address} are open"
@@ -163,7 +170,7 @@ class GrpcConnection(asyncio.Protocol):
 
 
 class _Answers(asyncio.Protocol):
-    """The way back: the gRPC server's bytes go to the caller."""
+    """The way back, which relays the gRPC server's bytes to the caller."""
 
     def __init__(self, caller: asyncio.Transport) -> None:
         self._caller = caller
@@ -183,5 +190,5 @@ class _Answers(asyncio.Protocol):
 
 
 def _frame(kind: int, body: bytes) -> bytes:
-    """Return a frame of the whole connection (RFC 9113, 4.1)."""
+    """Return an HTTP/2 frame for the connection as a whole (RFC 9113, 4.1)."""
     return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

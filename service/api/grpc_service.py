@@ -1,4 +1,7 @@
-"""The parts of a gRPC servicer: calls, and streams, each from the bytes of a message to the bytes of another."""
+"""The parts of a gRPC servicer: calls and streams.
+
+Each maps the bytes of a message to those of another message.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +15,11 @@ Watch = Callable[[Ask, bytes], AsyncIterator[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """One foreign protocol. answerer: its name in the registry; service: `package.Service`; methods by their names.
+    """One foreign protocol.
 
-    A method raises DecodeError for what is no message, and what the verb raises.
+    answerer: its name in the registry. service: `package.Service`.
+    calls, streams: methods by name. A method raises DecodeError for an invalid message, and the errors of its
+    verb.
     """
 
     answerer: str

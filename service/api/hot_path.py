@@ -1,7 +1,8 @@
-"""The hottest request, `GET /v1/nodes/{node}`, answered as soon as its bytes are there.
+"""The hottest request, `GET /v1/nodes/{node}`, answered as soon as its bytes arrive.
 
-Parsing, scope, task and layers of an application cost ten times what the ready answer does. A plain
-request for a known node, alone in its packet, needs only its bytes. All others go the ordinary way, to equal answers.
+Parsing, scope, task and layers of an application cost ten times as much as the prebuilt answer does. A
+plain request for a known node, alone in its packet, needs only the answer's bytes. All other requests
+take the ordinary path, and get equal answers.
 """
 
 import math
@@ -34,14 +35,20 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HotPath:
-    """Answers without status line and server headers. It keeps parsed blocks of headers: clients repeat them."""
+    """The answers of the hot path, without status line and server headers.
+
+    It caches parsed blocks of headers, because clients repeat them.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._in_order: dict[bytes, Headers] = {}
 
     def answer(self, request: bytes, names: Sequence[str] = ()) -> bytes | None:
-        """Headers and body for one request, or None: not for the hot path. `names`: on the client's certificate."""
+        """Return headers and body for one request, or None if the hot path cannot answer it.
+
+        `names`: names on the client's certificate.
+        """
         if not request.startswith(BEGIN):
             return None
         began = time.perf_counter()
@@ -61,7 +68,10 @@ class HotPath:
         return ANSWER_HEADERS % (age_s, answers.sequence, len(body)) + body
 
     def _readable_node_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
-        """Return None if the caller may not read, before the first board, and if the board cannot be read."""
+        """Return the answers of all nodes, or None if the caller may not read them.
+
+        Also returns None before the first board, and if the board cannot be read.
+        """
         context = self.context
         try:
             if not context.access.is_open:
@@ -71,7 +81,10 @@ class HotPath:
             return None
 
     def _parse(self, block: bytes) -> Headers | None:
-        """Headers with lower-case names; None if they are special, or name a host that the ordinary way refuses."""
+        """Return the headers with lower-case names.
+
+        Returns None if they are special, or name a host that the ordinary path refuses.
+        """
         if len(block) > MAX_KEPT_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
         pairs = (line.partition(b":") for line in block.split(b"\r\n") if line)
@@ -87,7 +100,7 @@ class HotPath:
 
 
 class HotProtocol(LimitedProtocol):
-    """A connection with the hot path before its parser; `hot` is set by subclasses."""
+    """A connection that tries the hot path before its parser. Subclasses set `hot`."""
 
     hot: HotPath
 
@@ -114,7 +127,7 @@ class HotProtocol(LimitedProtocol):
         self.on_response_complete()
 
     def _is_free(self) -> bool:
-        """Nothing else is under way on this connection, and it is not one too many."""
+        """Return whether the connection is idle, can be written to, and is not one too many."""
         return not self.is_too_many and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
 
 

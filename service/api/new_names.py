@@ -1,14 +1,14 @@
-"""New names at the door: how many unknown jobs and nodes one api process lets in.
+"""New names at the API: how many unknown jobs and nodes one api process admits.
 
-A new name is a job's attempt or a node that neither the newest board nor this process knows. It passes where
+A new name is a job's attempt or a node that neither the newest board nor this process knows. It passes if:
 
-    live_jobs, unknown_nodes   what the board counts and this process took since leave room for it
+    live_jobs, unknown_nodes   the names on the board and those this process admitted since leave room for it
     its caller's share         of such a bound: a tenth, or an equal part among the callers of the last hour
     names_per_minute           its caller has a token left: `names_at_once` of them, refilled so many a minute
 
-Known names always pass. So does an attempt that the placer has placed, and it counts nowhere: the placer relies on
-hearing of its start. Other api processes and the board's age make this an estimate; the pipeline holds the hard bound
-(service.pipeline.state).
+Known names always pass. So does an attempt that the placer has placed, and it uses up no bound, because
+the placer must receive its start. Other api processes and the board's age make this an estimate. The
+pipeline enforces the hard bound (service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
@@ -39,7 +39,7 @@ Stream = tuple[str, str, str | int]
 
 @dataclass(slots=True)
 class _Purse:
-    """The tokens that a caller has left. at_ms: as of when, steady fleet time."""
+    """The tokens that a caller has left. at_ms: the time of that count, in steady fleet time."""
 
     tokens: float
     at_ms: int
@@ -47,9 +47,9 @@ class _Purse:
 
 @dataclass
 class _Known:
-    """The names on one board. live, ended: a line an attempt, "ATTEMPT JOB".
+    """The names on one board.
 
-    hosts: the first parts of names of nodes.
+    live, ended: one line "ATTEMPT JOB" for each attempt. hosts: the first parts of node names.
     """
 
     live: bytes = b""
@@ -60,7 +60,7 @@ class _Known:
 
     @cached_property
     def attempts(self) -> frozenset[bytes]:
-        """Made when the first new name asks: most boards are asked for none."""
+        """The attempts on the board. Computed for the first new name, because most boards are asked for none."""
         return frozenset((*self.live.split(b"\n"), *self.ended.split(b"\n")))
 
     @cached_property
@@ -76,7 +76,7 @@ class _Known:
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
-        """Return whether a node is known, as `ingest.node_names.known_name` finds it.
+        """Return whether a node is known, by the rule of `ingest.node_names.known_name`.
 
         Exporters print short or full names.
         """
@@ -85,7 +85,7 @@ class _Known:
 
 
 class _Owned:
-    """Which caller brought which names of one bound, while the names are live; `callers`: of the last hour."""
+    """The live names of one bound, with the caller that brought each. `callers`: those of the last hour."""
 
     def __init__(self) -> None:
         self.callers: OrderedDict[str, int] = OrderedDict()  # -> when its last new name came, steady fleet time
@@ -122,7 +122,7 @@ class _Owned:
 
 
 class NewNames:
-    """Use from one event loop."""
+    """The admission of new names. Use it from one event loop."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class NewNames:
         self._owned: dict[str, _Owned] = {LIVE_JOBS: _Owned(), UNKNOWN_NODES: _Owned()}
 
     def body(self, caller: str) -> "NamesOfBody":
-        """Return the judge of the records of one body."""
+        """Return the judge for the records of one body."""
         self._look()
         return NamesOfBody(self, caller)
 
@@ -159,7 +159,7 @@ class NewNames:
         return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
 
     def judge(self, event: JobEvent | NodeEvent, caller: str) -> str:
-        """Take the name of an event; the bound that forbids it, "" where none does."""
+        """Admit the name of an event. Return the bound that forbids it, or "" if it passes."""
         bound = self._bound_of(event)
         if bound is None:
             return ""
@@ -186,12 +186,15 @@ class NewNames:
         return owned.count[caller] >= share
 
     def wait_s(self, caller: str, names: int) -> float:
-        """Fleet seconds until the caller may tell of so many new names; a minute at most."""
+        """Return the fleet seconds until the caller may send this many new names, at most a minute."""
         missing = min(names, self.limits.names_at_once) - self._purse(caller).tokens
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _bound_of(self, event: JobEvent | NodeEvent) -> str | None:
-        """Return the bound that a name adds to, "" if it costs a token alone, None if it is known or placed."""
+        """Return the bound that a name uses up. Returns None if the name is known or placed.
+
+        Returns "" if it costs only a token.
+        """
         if identity(event)[:3] in self._recent.streams:
             return None
         if isinstance(event, NodeEvent):
@@ -215,7 +218,7 @@ class NewNames:
         return purse
 
     def _look(self) -> None:
-        """At the newest board: what it knows is no new name any more."""
+        """Read the newest board. Names on it are no longer new."""
         board = self._feed.latest()
         key = None if board is None else (board.as_of_ms, board.sequence)
         if board is None or key == self._sequence:
@@ -248,7 +251,10 @@ class NewNames:
 
 
 class NamesOfBody:
-    """The verdicts on one body. All records of a name share one: a refused name leaves none."""
+    """The verdicts on the names of one body.
+
+    All records of a name have the same verdict, and a refused name leaves no record.
+    """
 
     def __init__(self, names: NewNames, caller: str) -> None:
         self._names = names
@@ -268,7 +274,7 @@ class NamesOfBody:
         return not verdict
 
     def bounds(self) -> Iterator[tuple[str, int, str]]:
-        """(key, names refused, why) of each bound that was met."""
+        """Yield (key, number of refused names, reason) for each bound that was reached."""
         for bound, names in self.refused.items():
             most: int = getattr(self._names.limits, bound)
             why = f"limits.{bound} = {most:,}"
@@ -279,7 +285,10 @@ class NamesOfBody:
             yield bound, names, why
 
     def retry_after_s(self) -> int:
-        """Fleet seconds, at least one; a minute where there is no room, since that comes with a job's end."""
+        """Return the fleet seconds until a retry, at least one.
+
+        It is a minute if there is no room, because room comes when a job ends.
+        """
         if self.refused.keys() - {NAMES}:
             return round(LONGEST_WAIT_S)
         return max(1, ceil(self._names.wait_s(self._caller, self.refused[NAMES])))

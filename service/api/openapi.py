@@ -1,4 +1,7 @@
-"""The OpenAPI document: made from the route table and the types of the bodies, with an example a route."""
+"""The OpenAPI document, made from the route table and the types of the bodies.
+
+Each route has an example.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +38,10 @@ SCHEMES = {
 def document(
     rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None, *, needs_token: bool = False
 ) -> Json:
-    """OpenAPI 3.1 of the table, merged into `base` (FastAPI's). Without `needs_token`, `{}` makes scopes optional."""
+    """Return the OpenAPI 3.1 document of the table, merged into `base` (FastAPI's).
+
+    Without `needs_token`, `{}` makes scopes optional.
+    """
     types = list({id(kind): kind for row in rows for kind in (row.answer, *row.body) if _has_schema(kind)}.values())
     schemas, components = msgspec.json.schema_components([*types, ProblemBody], ref_template=REFERENCE)
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=False)}
@@ -57,7 +63,7 @@ def document(
 
 
 def _security(row: Row, needs_token: bool) -> Json:
-    """Return the scope that a route requires. None for an open one."""
+    """Return the security requirement of a route. It is empty for an open route."""
     if row.is_open:
         return {"security": []}
     ways: list[dict[str, list[str]]] = [] if needs_token else [{}]
@@ -92,7 +98,10 @@ def _operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
 
 
 def _body(row: Row, schema_of: Mapping[int, Any]) -> Json:
-    """One kind of object is itself; of several kinds, one object or an array."""
+    """Return the schema of a body.
+
+    A body with one kind of object is that object. With several kinds, it is one object or an array of them.
+    """
     kinds = [PLAIN.get(kind) or schema_of[id(kind)] for kind in row.body]
     if len(kinds) == 1:
         only: Json = kinds[0]

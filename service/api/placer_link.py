@@ -1,4 +1,7 @@
-"""The way to the placer on loopback or, from a replica, to the api that has one. HTTP, verbatim."""
+"""The link to the placer on loopback or, from a replica, to the api that has one.
+
+It forwards over HTTP, unchanged.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,7 +19,7 @@ KEPT_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "etag",
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The answer as it came."""
+    """The answer of the other side, unchanged."""
 
     status: int
     headers: dict[str, str]
@@ -24,9 +27,10 @@ class Forwarded:
 
 
 class PlacerLink:
-    """A pool of connections. Paths are those of the API without `/v1`, below `base`. Times are wall time.
+    """A pool of connections to the placer. Times are wall time.
 
-    `name`: of the other side, in sentences; `exit_reason`, called in a thread: why it ended, if known here.
+    Paths are those of the API without `/v1`, below `base`. `name`: the name of the other side in sentences.
+    `exit_reason`: called in a thread, returns why the other side ended, if that is known here.
     """
 
     def __init__(self, base: str, name: str = "the placer", exit_reason: Callable[[], str] = lambda: "") -> None:
@@ -43,7 +47,10 @@ class PlacerLink:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Forwarded:
-        """Ask; `path` is encoded. Raises SourceError without an answer, or if the other side has other tokens."""
+        """Forward a request and return the answer. `path` is encoded.
+
+        Raises SourceError without an answer, or if the other side has other tokens.
+        """
         if self._session is None:
             self._session = aiohttp.ClientSession(auto_decompress=False)
         url = URL(self._base + path, encoded=True)

@@ -1,4 +1,4 @@
-"""Whether an api can do its work: every condition by its name, with a sentence."""
+"""The conditions under which an api can do its work, each with a name and a sentence."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ ALL_KNOWN = "what runs where is known"
 
 
 class ReadinessCheck(msgspec.Struct, frozen=True):
-    """One condition. What is `ok` has a sentence, too: how much history there is, say."""
+    """One condition. The sentence is also set if `ok`, for example with the length of the history."""
 
     name: str
     ok: bool
@@ -31,7 +31,7 @@ class ReadinessCheck(msgspec.Struct, frozen=True):
 
 
 async def checks(context: Context) -> list[ReadinessCheck]:
-    """In the order in which a starting service meets them."""
+    """Return the conditions, in the order in which a starting service meets them."""
     meta = _meta(context)
     found = [_board(context), _occupancy(context, meta), _sources(context), _history(meta)]
     if context.mirror is not None:
@@ -41,7 +41,7 @@ async def checks(context: Context) -> list[ReadinessCheck]:
 
 
 def _mirror(mirror: BoardMirror) -> ReadinessCheck:
-    """Check the mirror: the other api also receives what a replica forwards."""
+    """Check the mirror. The same api also receives the requests that a replica forwards."""
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
 
@@ -66,7 +66,7 @@ def _board(context: Context) -> ReadinessCheck:
 
 
 def _ended(context: Context) -> str:
-    """Return why the pipelines ended, if they did. Nothing if they are another machine's."""
+    """Return why the pipelines ended, or "" if they did not or run on another machine."""
     if context.mirror is not None:
         return ""
     roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
@@ -75,7 +75,10 @@ def _ended(context: Context) -> str:
 
 
 def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
-    """GPUs at work for nobody known are no reason to be not ready: the placer leaves them alone."""
+    """Check that the running jobs are known.
+
+    GPUs at work without a known job do not fail the check, because the placer avoids them.
+    """
     if meta.get("occupancy_known", True):
         board = context.cache.latest()
         unknown = int((use_on(board) == Occupant.UNKNOWN).sum()) if board is not None and "gpu.job" in board else 0
@@ -86,7 +89,10 @@ def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 def _sources(context: Context) -> ReadinessCheck:
-    """Never a reason to be not ready: the others go on. Without the inbox, occupancy is not known."""
+    """Report failing sources. This check never fails, because the other sources continue.
+
+    Without the inbox, the occupancy is unknown, which is another check.
+    """
     board = context.cache.latest()
     told = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
     failing = [f"{row['name']} fails ({row['last_error']})" for row in told if row.get("failing")]
@@ -95,7 +101,10 @@ def _sources(context: Context) -> ReadinessCheck:
 
 
 def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
-    """Never a reason to be not ready: what there is, is scored, and hard signals need no history."""
+    """Report the length of the history. This check never fails.
+
+    The available history is scored, and hard signals need none.
+    """
     warming = meta.get("warming")
     if not warming:
         return ReadinessCheck("history", True, "there is as much history as the models want")
@@ -104,7 +113,7 @@ def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
-    """Check the placer, and what it says of the state's parts. It alone compares them."""
+    """Check the placer, and the placer's verdict on the parts of the state. Only the placer compares them."""
     unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
         answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
@@ -126,7 +135,7 @@ class _Detail(msgspec.Struct):
 
 
 def _detail(body: bytes) -> str:
-    """Return the content of a problem document, with its ledger's own reason."""
+    """Return the detail of a problem document. For the placer, it names the ledger's own reason."""
     try:
         return msgspec.json.decode(body, type=_Detail).detail
     except msgspec.MsgspecError:
@@ -141,7 +150,10 @@ def _health(body: bytes) -> PlacerHealth:
 
 
 def _inbox(context: Context) -> ReadinessCheck:
-    """Write a byte: only that finds a full disk, a quota and a file system that turned read-only."""
+    """Check the inbox by writing a byte.
+
+    Only a write detects a full disk, a quota or a file system that became read-only.
+    """
     if context.inbox is None:
         return ReadinessCheck("inbox", False, "the inbox is not open")
     probe = context.config.inbox / f"{PROBE}.{os.getpid()}"

@@ -1,4 +1,7 @@
-"""Recent events' identities: a second delivery costs no disk. Bounded: the fold drops what slips through."""
+"""Recent events' identities, so that a second delivery costs no disk.
+
+The number is bounded. The fold drops repeats that are not recognised here.
+"""
 
 from bisect import bisect_right
 from collections import OrderedDict
@@ -12,7 +15,10 @@ MAX_RUNS = 256
 
 
 class RecentIdentities:
-    """Sequences by stream (an attempt, or a node and source) as runs; the stream longest unused goes first."""
+    """The received sequences of each stream, as runs. A stream is an attempt, or a node and a source.
+
+    Beyond the bound, the stream that was unused for longest is dropped first.
+    """
 
     def __init__(self, max_streams: int = MAX_STREAMS) -> None:
         self._max_streams = max_streams
@@ -23,7 +29,7 @@ class RecentIdentities:
 
     @property
     def streams(self) -> Collection[Hashable]:
-        """Those of which something was taken."""
+        """The streams from which something was received."""
         return self._streams.keys()
 
     def __contains__(self, identity: Identity) -> bool:

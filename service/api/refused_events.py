@@ -1,7 +1,7 @@
-"""Connections that found no place, although their requests may have brought the start of a job.
+"""Connections that found no free place, although their requests may have carried the start of a job.
 
-Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send events can cause it.
-A stranger's refused connections pause nothing, however many there are.
+Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send events
+can cause it. Refused connections of a stranger pause nothing, however many there are.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is 
 
 
 def interrupt_for_refused_events(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
-    """Interrupt the api's statement if the request is one for events, from a caller that may send them.
+    """Interrupt the api's listening statement if the refused request was one for events.
 
-    `names`: those on the client's certificate.
+    Only a caller that may send events can cause it.
+
+    `names`: names on the client's certificate.
     """
     if (head.method, head.path) not in EVENT_ROUTES:
         return

@@ -1,4 +1,4 @@
-"""The API as a process: it listens, limits what clients may take, and ends on SIGTERM."""
+"""The API as a process: it listens, limits what clients may use, and ends on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ GRACE_S = 5
 
 
 class ApiServer(LimitedServer):
-    """Ends its event streams before it waits for open connections."""
+    """A server that ends its event streams before it waits for open connections."""
 
     def __init__(
         self,
@@ -83,7 +83,10 @@ def api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol
 
 
 async def serve(config: Config) -> None:
-    """Answer until SIGTERM or SIGINT, then finish what is under way. Run it on uvloop: `uvloop.run(serve(config))`."""
+    """Serve until SIGTERM or SIGINT, then finish the open requests.
+
+    Run it on uvloop: `uvloop.run(serve(config))`.
+    """
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     tls = Tls(config.api) if config.api.tls_cert else None

@@ -1,4 +1,7 @@
-"""Our Prometheus metrics: the API's, the pipeline's counts on the board (`doc.ingestion`), and the placer's page."""
+"""Our Prometheus metrics: those of the API, the pipeline's counts on the board, and the placer's page.
+
+The pipeline's counts are the section `doc.ingestion`.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +23,10 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 
 
 class ApiMetrics:
-    """The counts of one API process, in a registry of its own. Only its event loop counts, so there are no locks."""
+    """The counts of one API process, in a registry of its own.
+
+    Only its event loop counts, so there are no locks.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,7 +69,7 @@ class ApiMetrics:
         self._count_the_door()
 
     def _count_the_door(self) -> None:
-        """Count the connections that we refused, and the use of the others."""
+        """Create the counts of refused connections, callers and bodies, and gauges for those admitted."""
         self.refused_connections = Counter(
             "fleetcast_api_refused_connections",
             "Connections closed by us: too many (429: of one address), too slow, no HTTP, no TLS, or displaced.",
@@ -115,7 +121,10 @@ class ApiMetrics:
         self.refused_connections.labels(str(reason)).inc()
 
     def watch_certificate(self, until_s: Callable[[], float]) -> None:
-        """Tell when a certificate that is shown expires, of several the first; without TLS there is nothing to tell."""
+        """Publish when a shown certificate expires. If there are several, the earliest counts.
+
+        Without TLS, there is no such metric.
+        """
         self._certificates.append(until_s)
         if len(self._certificates) == 1:
             Gauge(
@@ -130,14 +139,20 @@ class ApiMetrics:
 
 @dataclass(slots=True)
 class Latency:
-    """The number of requests up to each of `LATENCY_BUCKETS_S` and no less. The last count is of those above."""
+    """The number of requests in each interval of `LATENCY_BUCKETS_S`.
+
+    The last count is that of the requests above all bounds.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
     sum_s: float = 0.0
 
 
 class _Requests(Collector):
-    """The requests as families. prometheus_client's own metrics cost four microseconds a request, these half a one."""
+    """The request counts as metric families.
+
+    prometheus_client's own metrics cost four microseconds a request, and these cost half a microsecond.
+    """
 
     def __init__(self, metrics: ApiMetrics) -> None:
         self._metrics = metrics
@@ -169,7 +184,7 @@ class _Families(Collector):
 def pipeline_page(
     ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
 ) -> str:
-    """Return the pipeline's numbers as exposition text. Leaves out what it does not state."""
+    """Return the pipeline's numbers as exposition text. Unknown numbers are left out."""
     families: list[Metric] = []
     _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
     _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
@@ -217,7 +232,7 @@ SOURCE_GAUGES = (
 
 
 def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
-    """Add how much of each bound on names is used."""
+    """Add the use of each bound on names, and the bound itself."""
     most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
     for bound, row in limits.items():
@@ -227,7 +242,7 @@ def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> 
 
 
 def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
-    """Add what became of samples and events in the archive. Nothing if it is off."""
+    """Add the outcomes of samples and events in the archive. Adds nothing if the archive is off."""
     for name, text in (
         ("rows", "Samples written to the archive."),
         ("events", "Events written to the archive."),
@@ -247,7 +262,10 @@ def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
 
 
 def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """Return each source's report of itself. One that reads many targets is up while any answers."""
+    """Return the metrics of each source's own report.
+
+    A source that reads many targets is up while any of them answers.
+    """
     labels = ("source", "kind")
     up = GaugeMetricFamily("fleetcast_source_up", "Whether a source answers.", labels=labels)
     bad = CounterMetricFamily("fleetcast_source_bad_records", "Records that a source skipped.", labels=labels)
@@ -300,7 +318,7 @@ def _s(time_ms: float | None) -> float | None:
 
 
 def merge_pages(*pages: str) -> str:
-    """Pages one after the other; a family that an earlier page has is left out, since a name may come only once."""
+    """Join pages. A family that an earlier page has is left out, because a name may occur only once."""
     seen: set[str] = set()
     lines: list[str] = []
     for page in pages:
@@ -311,7 +329,7 @@ def merge_pages(*pages: str) -> str:
 
 
 def _by_family(page: str) -> Iterator[tuple[str, list[str]]]:
-    """(name, lines) of each family of a page; every family begins with its HELP or TYPE line."""
+    """Yield (name, lines) for each family of a page. Every family begins with its HELP or TYPE line."""
     name, rows = "", list[str]()
     for line in page.split("\n"):  # a label may hold other line breaks
         words = line.split(" ", 3)

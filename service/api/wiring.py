@@ -1,4 +1,7 @@
-"""The shared objects of one API process's routes: made from the configuration, opened while it answers."""
+"""The shared objects of one API process's routes.
+
+They are made from the configuration, and are open while the process answers.
+"""
 
 import asyncio
 import contextlib
@@ -57,7 +60,7 @@ def context_of(config: Config, clock: Clock, access: Access) -> Context:
 
 
 def access_of(config: Config) -> Access:
-    """Return the callers, and how to name one with a certificate to the placer. Raises ConfigError."""
+    """Return the callers, and how to name a caller with a certificate to the placer. Raises ConfigError."""
     subjects = config.access.subjects
     try:
         link = link_key(config.folder) if subjects and not config.api.board else ""
@@ -104,6 +107,6 @@ async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
 
 
 def remember(context: Context) -> None:
-    """Remember the identities of the events still in the inbox, so that a retry across a restart counts once."""
+    """Record the identities of the events in the inbox, so that a retry across a restart counts once."""
     for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
         context.recent.add(identity(event))

@@ -1,8 +1,8 @@
-"""Judge whether a board is fresh enough to decide upon."""
+"""Check whether a board is fresh enough to decide upon."""
 
 
 def why_stale(age_s: float, limit_s: float) -> str:
-    """Return a sentence if a board is too old, or ahead of the clock by as much. Else "". Seconds are the fleet's.
+    """Return why a board is too old, or too far ahead of the clock, or "". Times are fleet seconds.
 
     >>> why_stale(59.0, 60.0), why_stale(-59.0, 60.0)
     ('', '')

@@ -1,17 +1,18 @@
 """The board: named sections in one file, atomically replaced, memory-mapped by readers.
 
-Layout: magic (8 bytes), header length (uint32, little endian), JSON header, then the sections, each aligned to
-64 bytes. A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON, or names joined by newlines.
+Layout: magic (8 bytes), header length (uint32, little endian), JSON header, then the sections, each
+aligned to 64 bytes. A section is an array (`dtype`, `shape`) or bytes (dtype "bytes"): JSON, or names
+joined by newlines.
 
-    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset}, "identity", "seen",
-             "board_lost", "snapshot_lost"} or null,
+    header  {"version": 2, "sequence": n, "as_of_ms": t, "standing": {"inbox": {segment: offset},
+             "identity", "seen", "board_lost", "snapshot_lost"} or null,
              "sections": [{"name", "dtype", "shape", "offset", "nbytes", "as_of_ms", "model"}]}
 
-A folder holds two such files: `board`, replaced each tick, and `urgent`, replaced at once by a hard signal. Of a
-section in both, the newer one wins. Readers ignore sections that they do not know.
+A folder holds two such files: `board`, replaced each tick, and `urgent`, replaced at once by a hard
+signal. If both have a section, the newer one wins. Readers ignore sections that they do not know.
 
-`standing`: the board has folded every record of the inbox before these offsets, and none behind them; the rest is for
-service.state_identity. Only the first pipeline's `board` has one.
+`standing`: the board has folded every record of the inbox before these offsets, and none after them. Its
+other fields are for service.state_identity. Only the first pipeline's `board` has a standing.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class Section:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The position of a whole board. `inbox`: segment -> offset of what is folded."""
+    """The position of a whole board. `inbox`: segment -> offset up to which it is folded."""
 
     inbox: dict[str, int] = {}
     identity: str = ""
@@ -58,7 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class BoardError(Exception):
-    """The file is not a whole board (torn, foreign or of another version)."""
+    """An error about a file that is not a whole board (torn, foreign or of another version)."""
 
 
 class _Row(TypedDict):
@@ -83,7 +84,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def _header_of(view: memoryview) -> _Header:
-    """Decode the header. Raises BoardError if it is none, or if a section does not lie within the file."""
+    """Decode the header. Raises BoardError if it is not a header, or if a section lies outside the file."""
     if len(view) < 12 or bytes(view[:8]) != MAGIC:
         raise BoardError("not a board file")
     (length,) = struct.unpack("<I", view[8:12])
@@ -100,7 +101,7 @@ def _header_of(view: memoryview) -> _Header:
 
 
 def _nbytes(row: _Row) -> int:
-    """Return the size that dtype and shape ask for. -1 if they are nonsense."""
+    """Return the size that dtype and shape require, or -1 if they make no sense."""
     try:
         dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
     except (TypeError, ValueError):
@@ -111,7 +112,7 @@ def _nbytes(row: _Row) -> int:
 
 
 class Board:
-    """One published board, immutable. Arrays are read-only views into the mapped file."""
+    """One published board, which never changes. Arrays are read-only views into the mapped file."""
 
     def __init__(self, buffer: bytes | mmap.mmap) -> None:
         view = memoryview(buffer)
@@ -128,7 +129,7 @@ class Board:
         return name in self._sections
 
     def overlaid(self, urgent: "Board | None") -> "Board":
-        """Return this board with the newer sections of `urgent` on top."""
+        """Return this board, with the sections of `urgent` where those are newer."""
         self._overlay = urgent
         return self
 
@@ -154,7 +155,7 @@ class Board:
         return board._view[row["offset"] : row["offset"] + row["nbytes"]]
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return the section as an array. Raises KeyError if the board has none of that name."""
+        """Return the section as an array. Raises KeyError if the board has no section of that name."""
         _, row = self._holder(name)
         array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
         array.flags.writeable = False
@@ -175,7 +176,7 @@ class Board:
 
 
 def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, standing: Standing | None = None) -> bytes:
-    """Return the container's bytes."""
+    """Return the bytes of a board file."""
     payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
 
     def header(base: int) -> bytes:
@@ -218,7 +219,7 @@ def join_names(names: Sequence[str]) -> bytes:
 
 
 class BoardWriter:
-    """The pipeline's end. Sections that are not published again stay as they were."""
+    """The writing side of a board. A section that is not republished keeps its value."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -232,7 +233,7 @@ class BoardWriter:
         self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
 
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
-        """Replace the board. It may run in a thread: `publish_urgent` may be called meanwhile."""
+        """Replace the board. It may run in a thread while another calls `publish_urgent`."""
         self._kept.update((section.name, section) for section in sections)
         self._replace("board", [*self._kept.values()], as_of_ms, standing)
 
@@ -240,13 +241,17 @@ class BoardWriter:
         self._replace("urgent", sections, as_of_ms)
 
     def _replace(self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
-        """`board` is fsynced: a power cut must not take back a number that the ledger noted. `urgent` is not."""
+        """Replace a file of the board.
+
+        `board` is fsynced, because a power cut must not undo a number that the ledger has recorded. `urgent` is
+        not.
+        """
         data = encode_board(sections, next(self._numbers), as_of_ms, standing)
         files.replace_file(self.folder / name, [data], "board", sync=name == "board")
 
 
 class BoardReader:
-    """A reader's end: `latest()` maps the file anew only when it was replaced."""
+    """The reading side of a board. `latest()` maps the file again only if it was replaced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -255,7 +260,10 @@ class BoardReader:
         self._board: Board | None = None
 
     def latest(self) -> Board | None:
-        """Return the newest whole board, None before the first. A torn file leaves the last good one in place."""
+        """Return the newest whole board, or None before the first.
+
+        After a torn file, the last good board remains.
+        """
         stamp = tuple(map(_stamp, self._polled))
         if stamp != self._stamp:
             board = _map(self.folder / "board")

@@ -1,4 +1,7 @@
-"""BoardCache: the newest board with its decoded documents and made answers, which all go when the next one comes."""
+"""BoardCache: the newest board with its decoded documents and prepared answers.
+
+All of these are dropped when the next board comes.
+"""
 
 import time
 from collections.abc import Callable
@@ -28,7 +31,10 @@ class NodeAnswers:
     struck: dict[bytes, bytes]  # bodies of the nodes that a hard signal struck since
 
     def body(self, name: bytes) -> bytes | None:
-        """None for an unknown node; empty for one that is too new to have an answer."""
+        """Return the body of a node's answer.
+
+        Returns None for an unknown node, and an empty body for a node that is too new to have an answer.
+        """
         row = self.rows.get(name)
         if row is None:
             return None
@@ -41,7 +47,7 @@ class NodeAnswers:
 
 
 class BoardCache:
-    """`hold_s` (wall): how long to go without looking at the file again."""
+    """A cache of the newest board. `hold_s` (wall): the least time between two polls of the file."""
 
     def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
         self.folder = folder
@@ -58,7 +64,7 @@ class BoardCache:
         return self.read() if time.monotonic() - self._polled_s >= self._hold_s else self._board
 
     def read(self) -> Board | None:
-        """Read the newest board from the file as it is now, for callers that know of a change."""
+        """Read the newest board from the file at once, for callers that know of a change."""
         self._polled_s = time.monotonic()
         board = self._reader.latest()
         if board is not self._board:
@@ -88,7 +94,7 @@ class BoardCache:
         return self.derived(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
     def derived(self, board: Board, key: Any, make: Callable[[], T]) -> T:
-        """`make()`, once a board and key."""
+        """Return `make()`, called once for each board and key."""
         if board is not self._board:
             return make()
         if key not in self._kept:
@@ -99,7 +105,7 @@ class BoardCache:
         return found
 
     def as_of_ms(self, board: Board, name: str) -> int:
-        """When a section was made; the board's own time for one that is not there."""
+        """Return when a section was made. A missing section has the board's own time."""
         try:
             return int(board.meta(name)["as_of_ms"])
         except KeyError:
@@ -123,7 +129,7 @@ class BoardCache:
         return answers
 
     def _rows_of(self, board: Board) -> dict[bytes, int]:
-        """Row of each node by name, rebuilt only when the names change."""
+        """Return the row of each node by name, computed again only when the names change."""
         names = bytes(self.section(board, "names.node"))
         if names != self._node_names:
             self._node_names = names

@@ -1,12 +1,13 @@
 """Expire intents whose jobs did not start in time.
 
-A start that was acknowledged in time may still wait in the inbox. So an intent expires upon a board that was made
-after its expiry, and has folded the inbox as far as it reached when the placer first found the intent's time over.
+A start that was acknowledged in time may still wait in the inbox. So the board that expires an intent
+must be newer than the intent's expiry. It must also have folded the inbox as far as it reached when the
+placer first found the intent's time over.
 
 A start that was sent in time may not have been received at all. So an intent also waits
 
-    for each source of starts   until the source has received everything up to the expiry, and for its whole time
-                                again after an interruption; at most `outage_pause_s` beyond the expiry
+    for each source of starts   until the source has received everything up to the expiry, and for its whole
+                                time again after an interruption; at most `outage_pause_s` beyond the expiry
     for its own refused start   for as long as the mark of it is there
 """
 
@@ -24,7 +25,10 @@ REFUSED = "refused"  # stands for a source where the start itself was refused
 
 
 class Expiry:
-    """Notes where the inbox ended. After a restart it notes later ends, which is as good."""
+    """The rule by which intents expire. It records where the inbox ended.
+
+    After a restart it records later ends, which is as good.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -34,7 +38,7 @@ class Expiry:
         self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
     def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
-        """Return the requests whose time is over, upon a board that knows of every start until then."""
+        """Return the requests whose time is over, if the board knows every start until then."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
             end = inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}

@@ -1,4 +1,7 @@
-"""Which GPUs of a board nothing is known on, as the operator has it: unknown use may be ignored."""
+"""The GPUs of a board that nothing is known to use.
+
+By the operator's settings, unknown use may be ignored.
+"""
 
 from collections import Counter
 
@@ -15,14 +18,17 @@ IGNORE = "ignore"
 
 
 def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
-    """(n, g) GPUs at work that no job holds; None where such use is ignored, and of a board that does not say."""
+    """Return (n, g) whether a GPU is at work although no job holds it.
+
+    Returns None if the operator ignores such use, or the board does not state it.
+    """
     if placer.unknown_use == IGNORE or "gpu.unknown_use" not in board:
         return None
     return board.array("gpu.unknown_use")
 
 
 def use_on(board: Board) -> NDArray[np.int8]:
-    """(n, g) Occupant of each GPU. Raises KeyError when the board does not say who holds what."""
+    """Return (n, g) Occupant of each GPU. Raises KeyError if the board does not state the holders."""
     if "gpu.use" in board:
         return board.array("gpu.use")
     holder = board.array("gpu.job")
@@ -32,20 +38,23 @@ def use_on(board: Board) -> NDArray[np.int8]:
 
 
 def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """(n, g) nothing is known to use the GPU. Raises KeyError when the board does not say who holds what."""
+    """Return (n, g) whether nothing is known to use the GPU.
+
+    Raises KeyError if the board does not state the holders.
+    """
     use = use_on(board)
     nothing: NDArray[np.bool_] = use == Occupant.NOTHING
     return nothing | (use == Occupant.UNKNOWN) if placer.unknown_use == IGNORE else nothing
 
 
 def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """(n,) nodes of the board on which something may be placed."""
+    """Return (n,) whether something may be placed on each node of the board."""
     state = board.array("node.state")
     return may_place(state, hearing(board, len(state), placer))
 
 
 def promises_on(board: Board, row: int) -> dict[str, int]:
-    """Return request → its GPUs that are promised on a node, in order of requests."""
+    """Return request → how many GPUs of a node are promised to it, in order of requests."""
     if "gpu.promise" not in board:
         return {}
     names = msgspec.json.decode(board.raw("promises"), type=list[str])
@@ -54,7 +63,10 @@ def promises_on(board: Board, row: int) -> dict[str, int]:
 
 
 def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
-    """Return (n,) nodes that a window or a reservation keeps now: none on a board that does not say."""
+    """Return (n,) whether a window or a reservation keeps each node now.
+
+    It is False for every node if the board does not state it.
+    """
     found = np.zeros(n, bool)
     if "node.kept" in board:
         stated = board.array("node.kept")[:n]
@@ -63,12 +75,15 @@ def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
 
 
 def kept_words(board: Board, node: str) -> str:
-    """Return what keeps a node, in words for people. Empty if nothing does."""
+    """Return a description of what keeps a node, or an empty text if nothing does."""
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 
 def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
-    """(n,) Hearing of each node, None of a board that does not say. Hosts without telemetry count if so configured."""
+    """Return (n,) Hearing of each node. None if the board does not state it.
+
+    Without `unheard = "ignore"`, hosts without telemetry count as such. With it, they count as unconfirmed.
+    """
     if "node.hearing" not in board:
         return None
     stated = board.array("node.hearing")[:n]

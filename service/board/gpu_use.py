@@ -1,12 +1,12 @@
 """Occupants of each GPU: the one answer for the map, nodes, drains, metrics and sentences.
 
-Of several the first counts:
+If several apply, the first counts:
 
     JOB       a job holds it, as events, labels or its training loop report
     PROMISE   a request was placed on it, and no event says yet that its job runs
     UNKNOWN   telemetry shows it at work, and no event says for whom
     WINDOW    its node is in maintenance: a scheduler says so, or a window of the file of queues is open
-    RESERVATION   its node is reserved: a scheduler says so, or the file of queues reserves it for a queue now
+    RESERVATION   its node is reserved: a scheduler says so, or the queue file reserves it for a queue now
     NOTHING   none of these is known
 """
 
@@ -38,15 +38,18 @@ def gpu_use(
 ) -> NDArray[np.int8]:
     """Return (n, g) Occupant.
 
-    holder, promise: (n, g) number of the job and of the request, NOBODY; unknown_use: (n, g); kept: (n,) WINDOW,
-    RESERVATION or NOTHING of each node.
+    holder, promise: (n, g) number of the job and of the request, or NOBODY. unknown_use: (n, g). kept: (n,)
+    WINDOW, RESERVATION or NOTHING for each node.
     """
     uses = [holder != NOBODY, promise != NOBODY, unknown_use]
     return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
 
 
 def use_sentence(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
-    """Say what is on GPUs beside jobs; empty where there is nothing. promises: requests with their GPUs here."""
+    """Describe what uses GPUs apart from jobs, or return an empty text.
+
+    unknown: the number of GPUs at unknown work. promises: requests with the number of their GPUs here.
+    """
     parts = []
     if unknown:
         parts.append(f"{gpus(unknown)} {'is' if unknown == 1 else 'are'} at work; no event says for whom")

@@ -1,10 +1,11 @@
 """Run times and peaks by job kind as board sections: written by the pipeline, read by api and placer.
 
-    kinds.run          (k,) uint64 keys, sorted             kinds.run.run_s      (k, LEVELS) seconds from the start
-                                                            kinds.run.runs       (k,) ended runs
-    kinds.peak         (k,) uint64 keys, sorted             kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
+    kinds.run    (k,) uint64 keys, sorted    kinds.run.run_s      (k, LEVELS) seconds from the start
+                                             kinds.run.runs       (k,) ended runs
+    kinds.peak   (k,) uint64 keys, sorted    kinds.peak.likely    (k, 3) GiB a GPU, W a GPU, runs seen
 
-`features.similarity` makes the keys. The most specific known kind answers; for run times, one with an ended run.
+`features.similarity` makes the keys. The answer comes from the most specific known kind. For run times, a
+kind with an ended run has priority.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,10 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Quantiles of a run time at LEVELS, in seconds. kind: whose they are; runs: how many have ended."""
+    """Quantiles of a run time at LEVELS, in seconds.
+
+    kind: the kind of jobs that they belong to. runs: how many of its runs have ended.
+    """
 
     run_s: tuple[float, ...]
     kind: Kind
@@ -41,7 +45,7 @@ class RunTime:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The peak that nine in ten jobs of a kind stay below; None where telemetry shows none."""
+    """The peak that nine in ten jobs of a kind stay below. A value is None if telemetry shows none."""
 
     gpu_memory_gib: float | None
     power_w: float | None
@@ -50,20 +54,23 @@ class Needs:
 
 
 def quantiles_of(run_s: tuple[float, ...] | Array) -> dict[str, float]:
-    """p50, p90 and p99 of quantiles at LEVELS, to the second."""
+    """Return p50, p90 and p99 of quantiles at LEVELS, rounded to seconds."""
     return {name: float(round(float(run_s[at]))) for name, at in (("p50", P50), ("p90", P90), ("p99", P99))}
 
 
 def table_sections(
     names: tuple[str, str], keys: NDArray[np.uint64], values: Array, as_of_ms: int, model: str = ""
 ) -> list[Section]:
-    """keys: (k,), sorted; values: (k, column)."""
+    """Return the two sections of a table. keys: (k,), sorted. values: (k, column)."""
     rows = np.ascontiguousarray(values, np.float32)
     return [Section(names[0], keys, as_of_ms, model), Section(names[1], rows, as_of_ms, model)]
 
 
 def run_time(board: Board, shape: JobShape) -> RunTime | None:
-    """Return how long such a job should run, at most its limit. None while no job is known."""
+    """Return how long a job of this shape should run, at most its limit.
+
+    Returns None while no similar job is known.
+    """
     found = list(_rows_of(board, RUN, kinds(shape)))
     if not found:
         return None
@@ -75,7 +82,7 @@ def run_time(board: Board, shape: JobShape) -> RunTime | None:
 
 
 def needs(board: Board, shape: JobShape) -> Needs | None:
-    """Return what such a job should need of each GPU. None if telemetry saw no job like it."""
+    """Return what a job of this shape should need of each GPU. None if telemetry saw no similar job."""
     found = next(_rows_of(board, PEAK, kinds(shape)), None)
     if found is None:
         return None
@@ -89,7 +96,7 @@ def _known(value: float) -> float | None:
 
 
 def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
-    """Yield the table's rows of these kinds, in their order. None without a table."""
+    """Yield the table's rows of these kinds, in their order. Yields none without a table."""
     try:
         keys, values = (board.array(name) for name in names)
     except KeyError:

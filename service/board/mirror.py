@@ -1,4 +1,7 @@
-"""Copy the board of another host's api into a folder. The last copy stays while that api sends no whole board."""
+"""Copy the board of another host's api into a folder.
+
+The last copy remains while that api sends no whole board.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +27,10 @@ CHUNK_BYTES = 2**18
 
 
 class BoardMirror:
-    """`problem` says why the newest board is missing; empty while it is here."""
+    """A mirror of another host's board.
+
+    `problem` says why the newest board is missing. It is empty while the board is present.
+    """
 
     def __init__(self, url: str, folder: Path, token: str = "") -> None:
         self.url = url
@@ -34,7 +40,7 @@ class BoardMirror:
         self._tags: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Copy the board again and again until the task is cancelled."""
         self.folder.mkdir(parents=True, exist_ok=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -43,7 +49,7 @@ class BoardMirror:
                 await asyncio.sleep(POLL_S)
 
     async def _poll(self, session: aiohttp.ClientSession) -> str:
-        """Look at both parts once. Returns why that failed; empty when it did not."""
+        """Poll both parts once. Returns why that failed, or an empty text."""
         try:
             for part in PARTS:
                 await self._fetch(session, part)

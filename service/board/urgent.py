@@ -1,4 +1,7 @@
-"""Hard signals: reports that are published at once, as `doc.urgent`, and that readers put on top of older scores."""
+"""Hard signals: reports that are published at once as `doc.urgent`.
+
+Readers apply them on top of older scores.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,18 +27,21 @@ decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
 
 
 class HardSignals:
-    """Finds new hard signals. Remembers each GPU's last XID, since the gauge is sticky."""
+    """A detector of new hard signals. It stores each GPU's last XID, because the gauge is sticky."""
 
     def __init__(self, entities: Entities) -> None:
         self._gpus = entities[EntityKind.GPU]
         self._last_xid = np.zeros(0)
 
     def rows(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
-        """Rows of `doc.urgent`. `fresh`: the new node events of a batch; `samples`: all of its samples."""
+        """Return rows of `doc.urgent`.
+
+        fresh: the new node events of a batch. samples: all of its samples.
+        """
         return [_event_row(event) for event in fresh if _is_hard(event)] + self._new_xids(samples)
 
     def _new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
-        """XIDs that appeared on a GPU whose last scrape showed another code."""
+        """Return the XIDs that appeared on a GPU whose last scrape showed another code."""
         if len(self._last_xid) < len(self._gpus):
             grown = np.full(len(self._gpus) + 64, np.nan)
             grown[: len(self._last_xid)] = self._last_xid
@@ -69,7 +75,8 @@ class HardSignals:
 def _is_hard(event: NodeEvent) -> bool:
     """Return whether an event is a hard signal.
 
-    That is a node that goes or comes back, an XID that is more than an application's error, health that is fatal.
+    A hard signal is a node that goes or comes back, an XID worse than an application's error, or a fatal
+    health check.
     """
     if event.type == "health":
         return gravity(event) == "fatal"
@@ -77,7 +84,7 @@ def _is_hard(event: NodeEvent) -> bool:
 
 
 class UrgentRows:
-    """The latest hard signals, as the board shows them: `taken_ms` says since when."""
+    """The latest hard signals, as the board shows them. `taken_ms`: when each was last published."""
 
     def __init__(self, board: BoardWriter) -> None:
         self._board = board
@@ -90,7 +97,7 @@ class UrgentRows:
         return len(self._rows)
 
     def publish(self, rows: Sequence[HardSignal], now_ms: int) -> None:
-        """Publish rows as of now; a row that was published before moves to the end."""
+        """Publish rows as of now. A row that was published before moves to the end."""
         fresh = {row.identity: msgspec.structs.replace(row, taken_ms=now_ms) for row in rows}
         kept = [row for row in self._rows if row.identity not in fresh]
         self._rows = [*kept, *fresh.values()][-ROWS_KEPT:]
@@ -118,7 +125,10 @@ def _event_row(event: NodeEvent) -> HardSignal:
 
 
 def struck(board: Board) -> dict[str, list[HardSignal]]:
-    """Node -> rows of `doc.urgent` since the scores, oldest first. A node that is back is not struck."""
+    """Return node -> rows of `doc.urgent` since the scores, oldest first.
+
+    A node that is back has no earlier rows.
+    """
     try:
         scored_ms, as_of_ms = board.meta("node.state")["as_of_ms"], board.meta("doc.urgent")["as_of_ms"]
     except KeyError:
@@ -137,12 +147,15 @@ def struck(board: Board) -> dict[str, list[HardSignal]]:
 
 
 def forbids(row: HardSignal) -> bool:
-    """Return whether nothing should be placed on the node of a row: it is away, or its hardware failed."""
+    """Return whether a row means that nothing should be placed on its node.
+
+    That is so if the node is away, or its hardware failed.
+    """
     return row.type in AWAY or row.fatal
 
 
 def state_of(state: str, rows: Sequence[HardSignal]) -> str:
-    """Return the state of a node whose scores say `state`, with what came after them."""
+    """Return the state of a node: that of its scores, updated by the rows that came later."""
     for row in reversed(rows):
         if row.type in AWAY:
             return AWAY[row.type]

@@ -1,15 +1,16 @@
 """Access control. Closed by default: loopback without a token, any other address only with tokens.
 
-Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`, or in the file that
-`FLEETCAST_TOKENS_FILE` names; a line each, `#` begins a comment:
+Tokens come from the environment, never from configuration or a command line: in `FLEETCAST_TOKENS`, or in
+the file that `FLEETCAST_TOKENS_FILE` names. Each token has its own line, and `#` begins a comment:
 
-    name scope[,scope] token            grafana read 0f6c2e…        scopes: read, events, place, admin (all of them)
+    name scope[,scope] token            grafana read 0f6c2e…    scopes: read, events, place, admin (all)
     name read token queues=NAME[,NAME]  nlp-lead read 93ab17… queues=research/nlp
 
-A token that is bound to queues reads what is theirs, and what is below them: jobs, requests, charges and audit lines.
-A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as password and any user (for programs that only
-take a URL, `http://user:TOKEN@host`). With our own TLS a client's certificate may replace a token (`[access]
-subjects`). Without either every caller that reaches us may do everything, except pages of other sites in a browser.
+A token that is bound to queues may read the jobs, requests, charges and audit lines of these queues and
+of the queues below them. A caller sends `Authorization: Bearer TOKEN`, or Basic with the token as
+password and any user (for programs that only accept a URL, `http://user:TOKEN@host`). With our own TLS, a
+client's certificate may replace a token (`[access] subjects`). Without tokens and subjects, every caller
+that reaches us may do everything, except pages of other sites in a browser.
 """
 
 import asyncio
@@ -65,9 +66,9 @@ def default_scope(method: str) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whom a token or a certificate belongs to; the name goes into the audit trail.
+    """The owner of a token or a certificate. Its name goes into the audit trail.
 
-    queues: he reads of these, and of those below them, alone; none: of all.
+    queues: the caller may read only these queues and those below them. If empty, it may read all queues.
     """
 
     name: str
@@ -87,17 +88,21 @@ ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says
 
 
 def viewer_of(request: Request) -> Caller:
-    """Return the caller that was admitted, or an open one where none is required."""
+    """Return the caller that was admitted for a request.
+
+    If no tokens are required, returns a caller that may do everything.
+    """
     found = request.scope.get(ADMITTED, ANYBODY)
     assert isinstance(found, Caller)
     return found
 
 
 class Access:
-    """A process's tokens, as digests, and callers of certificates by name. Without any it `is_open`.
+    """The tokens of a process, as digests, and the callers with certificates, by name.
 
-    `link`: the key that api and placer share (link_key.py); `heeds_link`: its bearer speaks for others.
-    `failed` hears why we refuse: missing, unknown, slowed (one unknown too many), subject (of no known caller), scope.
+    Without any of them, it `is_open`. `link`: the key that api and placer share (link_key.py). `heeds_link`:
+    a caller with this key speaks for others. `failed` receives the reason of each refusal: missing, unknown,
+    slowed (one unknown too many), subject (of no known caller), scope.
     """
 
     def __init__(
@@ -119,7 +124,10 @@ class Access:
         return [*(caller.name for _, caller in self._callers), *self._subjects]
 
     async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
-        """Return the caller that `check` finds. Counts refusals, and delays them for guessers."""
+        """Return the caller that `check` finds.
+
+        Refusals are counted, and delayed for addresses that send many unknown tokens.
+        """
         names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
         caller = await self.admit_from(host, request.method, request.scope["headers"], scope, names, by_queue)
         request.scope[ADMITTED] = caller
@@ -134,7 +142,7 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """Admit the caller of a request that is not HTTP's. host: where it came from."""
+        """Admit the caller of a request that is not HTTP. host: the address that it came from."""
         try:
             return self.check(method, headers, scope, names, by_queue)
         except Refusal as refusal:
@@ -147,7 +155,7 @@ class Access:
         raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
 
     def on_behalf(self, request: Request) -> dict[str, str]:
-        """Headers by which the placer knows the caller that was admitted."""
+        """Return the headers by which the placer recognises the admitted caller."""
         caller = request.scope.get(ADMITTED)
         if isinstance(caller, Caller) and caller.by_certificate:
             if not self._link:
@@ -165,11 +173,10 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """Return the caller, if it may do `scope` (None: any token will do). Raises problems 401, 403.
+        """Return the caller if it may do `scope`. Raises problems 401 and 403.
 
-        A token outranks `names`.
-
-        by_queue: the route answers a caller of some queues with what is theirs: then the scope `read` suffices.
+        scope: None accepts any token. A token outranks `names`. by_queue: the route shows a bound caller only the
+        data of its own queues. Then the scope `read` is enough.
         """
         self.check_site(method, headers)
         if self.is_open:
@@ -188,7 +195,10 @@ class Access:
         return caller
 
     def check_site(self, method: str, headers: Headers) -> None:
-        """Raise a 403 problem for a browser that asks on behalf of a page that is not ours. Open routes call this."""
+        """Raise a 403 problem for a browser that sends a request for a page that is not ours.
+
+        Open routes call this.
+        """
         if method not in SAFE_METHODS:
             refuse_other_sites(headers)
         if self.is_open:
@@ -221,7 +231,7 @@ class Access:
 
 
 class Refusal(Problem):
-    """The caller may not; `reason` is a short label."""
+    """A problem that refuses a caller. `reason` is a short label."""
 
     def __init__(self, reason: str, status: int, code: str, detail: str, challenge: str) -> None:
         super().__init__(status, code, detail, headers={"www-authenticate": challenge})
@@ -229,7 +239,7 @@ class Refusal(Problem):
 
 
 def _bound(caller: Caller, scope: Scope | None) -> Refusal:
-    """For what tells of more than the queues of a caller."""
+    """Return the refusal for a caller bound to queues that asks for an answer about others."""
     detail = (
         f"{caller.name} reads of {', '.join(caller.queues)} alone, and this tells of more: "
         "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/jobs or /v1/audit"
@@ -243,7 +253,10 @@ def _unauthorized(reason: str, detail: str, challenge: str) -> Refusal:
 
 
 def vouched_for(headers: Headers) -> Caller:
-    """Return the caller that the api names after checking its certificate. Raises problem 401 if it names none."""
+    """Return the caller that the api names after checking its certificate.
+
+    Raises problem 401 if the api names none.
+    """
     told = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
     queues = tuple(queue for value in told for queue in value.split(","))
     for name, value in headers:
@@ -272,7 +285,7 @@ def presented(authorization: bytes) -> bytes | None:
 
 
 def refuse_other_sites(headers: Headers) -> None:
-    """Raise a 403 problem for what a browser sends on behalf of a page that is not ours."""
+    """Raise a 403 problem for a request that a browser sends for a page that is not ours."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
     ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
@@ -281,7 +294,10 @@ def refuse_other_sites(headers: Headers) -> None:
 
 
 def refuse_other_names(headers: Headers, *, reads: bool) -> None:
-    """403 if the Host is a name not ours (a page may have its own name lead here); readers may use any address."""
+    """Raise a 403 problem if the Host header is a name that is not ours.
+
+    A page may direct its own name here. Readers may use any IP address.
+    """
     allowed = READERS_HOST if reads else LOOPBACK_HOST
     for name, host in headers:
         if name == b"host" and not allowed.fullmatch(host):
@@ -299,9 +315,9 @@ def load_access(
     link: str = "",
     heeds_link: bool = False,
 ) -> Access:
-    """Load the environment's tokens, and `subjects`.
+    """Load the tokens of the environment, and `subjects`.
 
-    Raises ConfigError: malformed, or none while `host` is not loopback.
+    Raises ConfigError if they are malformed, or if there are none while `host` is not loopback.
     """
     text, path = environ.get(TOKENS, ""), environ.get(TOKENS_FILE, "")
     if text.strip() and path:
@@ -321,7 +337,7 @@ def load_access(
 
 
 def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
-    """Callers by a name of their certificate. ConfigError."""
+    """Return the callers by a name on their certificate. Raises ConfigError."""
     callers = {}
     for name, scopes in subjects.items():
         if not SUBJECT.fullmatch(name):
@@ -350,7 +366,10 @@ def _read(path: str) -> str:
 
 
 def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
-    """Callers by the SHA-256 of their token. ConfigError names the line, never a word of it: it may be the token."""
+    """Return the callers by the SHA-256 of their token.
+
+    Raises ConfigError that names the line, but none of its words, because any may be the token.
+    """
     callers: dict[bytes, Caller] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -385,7 +404,10 @@ def _parse_line(words: list[str], where: str) -> tuple[Caller, str]:
 
 
 def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
-    """Parse the queues of `queues=a,b/c`. Raises ConfigError without the word: it may be a token in the wrong place."""
+    """Parse the queues of `queues=a,b/c`.
+
+    Raises ConfigError without the word itself, which may be a token in the wrong place.
+    """
     queues = tuple(word.removeprefix(QUEUES).split(","))
     if not word.startswith(QUEUES) or not all(part for queue in queues for part in queue.split("/")):
         raise ConfigError(f"{where}: behind the token only {QUEUES}NAME[,NAME] may stand, such as {QUEUES}research/nlp")

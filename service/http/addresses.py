@@ -1,4 +1,4 @@
-"""Addresses of clients: which count as one, and which are trusted to speak for others."""
+"""Addresses of clients: which ones count as one client, and which ones may speak for others."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ NOWHERE = "unknown"
 
 @lru_cache(maxsize=4096)
 def counted_as(host: str) -> str:
-    """Return the address that a client counts with. All names and other non-addresses count as one.
+    """Return the address under which a client is counted. All names and other non-addresses count as one.
 
     >>> counted_as("10.0.0.7"), counted_as("::ffff:10.0.0.7"), counted_as("2001:db8::5"), counted_as("unix")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown')
@@ -30,7 +30,7 @@ def counted_as(host: str) -> str:
 
 
 class Networks:
-    """Addresses and networks of a configuration. ConfigError for anything else."""
+    """A set of addresses and networks from a configuration. Raises ConfigError for anything else."""
 
     def __init__(self, names: Sequence[str], key: str = "networks") -> None:
         try:

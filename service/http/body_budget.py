@@ -1,4 +1,7 @@
-"""One budget for all requests' bodies, sent and unpacked. A lease counts pieces as they come; its handler ends it."""
+"""One budget for the bodies of all requests, sent and unpacked.
+
+A lease counts pieces as they come, and the handler of its request releases it.
+"""
 
 import math
 import threading
@@ -11,7 +14,10 @@ CLOSING = {"connection": "close"}  # a rest of the body that was not read is no 
 
 
 class BodyBudget:
-    """`limit_bytes` for all leases together; threads may let theirs grow. `refused` hears of each refusal."""
+    """A budget of `limit_bytes` for all leases together.
+
+    Threads may grow their leases. `refused` is called for each refusal.
+    """
 
     def __init__(self, limit_bytes: float = math.inf, refused: Callable[[], None] = lambda: None) -> None:
         self.limit_bytes = limit_bytes
@@ -23,7 +29,7 @@ class BodyBudget:
         return Lease(self)
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there was room for it."""
+        """Take bytes from the budget. Returns whether there was room."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -48,7 +54,10 @@ class Lease:
         self._lock = threading.Lock()
 
     def grow(self, size_bytes: int) -> None:
-        """Take more. Problems: 413 for what would not fit even alone, 503 while others have the room."""
+        """Take more bytes.
+
+        Raises problems: 413 if the body would not fit even alone, 503 while other bodies use the room.
+        """
         with self._lock:
             wanted_bytes = self.size_bytes + size_bytes
             if not self._released and self.budget.take(size_bytes):
@@ -62,7 +71,7 @@ class Lease:
         raise Problem(503, "busy", detail, headers={"retry-after": str(RETRY_AFTER_S), **CLOSING})
 
     def release(self) -> None:
-        """Give everything back. May be called twice."""
+        """Return all bytes to the budget. It may be called twice."""
         with self._lock:
             self.budget.give_back(self.size_bytes)
             self.size_bytes, self._released = 0, True

@@ -1,4 +1,4 @@
-"""Read certificates: until when one is valid, and which names a client's holds."""
+"""Reading of certificates: how long one is valid, and which names a client's certificate has."""
 
 import ssl
 import time
@@ -14,7 +14,10 @@ ALTERNATIVES = frozenset({"DNS", "URI", "email", "IP Address"})
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """`all_names`: the common name, then the alternative ones. `until_s`: seconds since 1970."""
+    """The names and the expiry of a client's certificate.
+
+    `all_names`: the common name, then the alternative ones. `until_s`: seconds since 1970.
+    """
 
     all_names: tuple[str, ...]
     until_s: float
@@ -28,9 +31,9 @@ class ClientCertificate:
 
 
 def client_certificate(tls: Any) -> ClientCertificate | None:
-    """Return the certificate of a connection's other end, verified by its handshake.
+    """Return the certificate of a connection's client, verified by the handshake.
 
-    None without TLS or a certificate.
+    Returns None without TLS, or without a certificate.
     """
     told = tls.getpeercert() if tls is not None else None
     if not told:
@@ -41,7 +44,10 @@ def client_certificate(tls: Any) -> ClientCertificate | None:
 
 
 def validity_s(pem: str) -> tuple[float, float]:
-    """From when until when the first certificate of a file in PEM is valid. ValueError where there is none."""
+    """Return from when until when the first certificate of a PEM file is valid.
+
+    Raises ValueError if there is none.
+    """
     begin, end = pem.find(BEGIN), pem.find(END)
     if not 0 <= begin < end:
         raise ValueError("there is no certificate in it")
@@ -52,7 +58,11 @@ def validity_s(pem: str) -> tuple[float, float]:
 
 
 def _validity_s(der: bytes) -> tuple[float, float]:
-    """Certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280, 4.1)."""
+    """Return the validity of a certificate in DER.
+
+    A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC 5280,
+    4.1).
+    """
     _, at, _ = _element(der, _element(der, 0)[1])
     for _ in range(4 if der[at] == VERSION_TAG else 3):
         at = _element(der, at)[2]
@@ -61,7 +71,7 @@ def _validity_s(der: bytes) -> tuple[float, float]:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """(tag, where the content begins, where it ends)."""
+    """Return (tag, index at which the content begins, index at which it ends)."""
     tag, size, at = der[at], der[at + 1], at + 2
     if size & 0x80:
         bytes_of_size = size & 0x7F
@@ -70,7 +80,10 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _time_s(der: bytes, at: int) -> float:
-    """UTCTime has two digits of the year, from 1950 on; GeneralizedTime has four."""
+    """Return a time in DER as Unix seconds.
+
+    UTCTime has two digits of the year, from 1950 on. GeneralizedTime has four.
+    """
     tag, begin, end = _element(der, at)
     text = der[begin:end].decode("ascii")
     if tag == UTC_TIME:

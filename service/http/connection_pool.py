@@ -1,14 +1,17 @@
 """The open connections of a process, over all of its listeners, and the descriptors that they may use.
 
-Every listener enters its connections here. A connection holds places, one for each descriptor that it costs.
+Every listener enters its connections here. A connection holds places, one for each descriptor that it
+costs.
 
-    silent    it has not yet sent a whole request     the oldest of these gives way first to a new connection
-    resting   its last request has been answered      gives way when no connection is silent
-    working   a request is under way                  keeps its places
-    refused   no place was left                       waits to be refused in its own protocol; the oldest gives way
+    silent    it has not yet sent a whole request   the oldest of these gives way first to a new connection
+    resting   its last request has been answered    gives way when no connection is silent
+    working   a request is under way                keeps its places
+    refused   no place was left                     waits to be refused in its own protocol; the oldest
+                                                    gives way
 
-None gives way within its first `GRACE_S`, the time to send a request: until then, new ones wait in their listener's
-backlog. So connections that ask for nothing keep nobody out, wherever they come from.
+No connection gives way within its first `GRACE_S`, the time to send a request. Until then, new ones wait
+in their listener's backlog. So connections that send no request keep no other client out, wherever they
+come from.
 """
 
 import logging
@@ -57,7 +60,10 @@ class ConnectionPlace:
 
 
 class ConnectionPool:
-    """The places of one process. `count` receives a label for each connection that gives way to another one."""
+    """The places of one process.
+
+    `count` receives a label for each connection that gives way to another one.
+    """
 
     def __init__(self, limits: ConnectionLimits, count: Callable[[str], None] = lambda reason: None) -> None:
         self.limits = limits
@@ -77,7 +83,10 @@ class ConnectionPool:
         return len(self._refused) < self.limits.max_refused or _is_due(self._refused)
 
     def enter(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
-        """Give a new connection its places. Without room, the place has a `refusal` that its protocol must send."""
+        """Assign places to a new connection.
+
+        Without room, the returned place has a `refusal` that its protocol must send.
+        """
         address = counted_as(host) if host and host not in self.limits.trusted else ""
         place = ConnectionPlace(address, files, close)
         place.refusal = self._make_room(place)
@@ -129,7 +138,7 @@ class ConnectionPool:
         return ""
 
     def _displace(self, places: dict[ConnectionPlace, None]) -> None:
-        """Close the connection that has been among these for longest."""
+        """Close the connection that has been longest among these."""
         place = next(iter(places))
         self.leave(place)
         self._count(DISPLACED)
@@ -142,9 +151,9 @@ def _is_due(places: dict[ConnectionPlace, None]) -> bool:
 
 
 def fit_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
-    """Raise the soft limit of open files as far as the limits need it and the system allows, or reduce the limits.
+    """Raise the soft limit of open files as far as needed and allowed, or reduce the limits.
 
-    Raises ConfigError if the system allows too few files to serve anybody.
+    Raises ConfigError if the system allows too few files to serve any client.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + limits.max_refused + RESERVED_FILES

@@ -1,9 +1,9 @@
 """The HTTP connections of a server: how long each may take, and how one without a place is refused.
 
 uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its body,
-`WRITE_TIMEOUT_S` to take some of an answer (wall time). One check of all
-connections a second: a request costs no timer.
-`service/http/connection_pool.py` says which connections find a place.
+and `WRITE_TIMEOUT_S` for the client to receive some of an answer (wall time). All connections are checked
+once a second, so a request needs no timer of its own. `service/http/connection_pool.py` decides which
+connections get a place.
 
     too many connections    503 and Retry-After    a head or body that comes too slowly    408
     too many of an address  429 and Retry-After    what is no HTTP                         400
@@ -35,9 +35,10 @@ TICKS_PER_TICK = 10  # what uvicorn counts meanwhile: its own main loop ticks te
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. Subclasses set `pool`, and `refused`, which is called with the status of each refusal.
+    """One HTTP connection with limits.
 
-    `turned_away` is called with the request of a connection without a place, and the names on its certificate.
+    Subclasses set `pool`, and `refused`, which is called with the status of each refusal. `turned_away` is
+    called with the request of a connection without a place, and the names on its certificate.
     """
 
     pool = ConnectionPool(ConnectionLimits())
@@ -72,7 +73,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self.pool.leave(self.place)
 
     def _give_way(self) -> None:
-        """Close the connection so that another one finds a place. A client that has begun a request is told."""
+        """Close the connection so that another one gets its place.
+
+        A client that has begun a request gets an answer.
+        """
         if self._in_head and not self.is_too_many and self.scheme == "http":
             self.refuse(503, "too_many_connections", "the place was needed before the head of the request was complete")
         elif self.is_too_many or self.scheme == "https" or self.cycle is None:
@@ -139,7 +143,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def sweep(self, now: float) -> None:
-        """Close the connection if it is late; `now` is the monotonic clock."""
+        """Close the connection if it is past a deadline. `now` is the monotonic clock."""
         if self.transport.is_closing():
             return
         if now > self._deadline:
@@ -162,7 +166,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(408, "too_slow", f"the {part} of the request did not arrive in time")
 
     def refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer with a problem, unless another answer is under way, and close."""
+        """Answer with a problem, unless another answer has begun, and close."""
         self.refused(status)
         head_is_next = self._idle() and not self.pipeline
         body_is_read = not self._in_head and not self.pipeline and self.cycle and not self.cycle.response_started
@@ -175,7 +179,7 @@ HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
 def _answer(problem: Problem) -> bytes:
-    """Return the bytes of an answer after which the connection is closed."""
+    """Return the bytes of an answer that also closes the connection."""
     response = problem.response("")
     head = [b"HTTP/1.1 %d %b" % (problem.status, problem.body("")["title"].encode())]
     head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
@@ -187,15 +191,16 @@ def protocol_of(
     refused: Callable[[int], None] = lambda status: None,
     turned_away: Callable[[RequestHead, Sequence[str]], None] = lambda head, names: None,
 ) -> type[LimitedProtocol]:
-    """Make the class for `uvicorn.Config(http=…)`."""
+    """Make the protocol class for `uvicorn.Config(http=…)`."""
     own = {"pool": pool, "refused": staticmethod(refused), "turned_away": staticmethod(turned_away)}
     return type("Protocol", (LimitedProtocol,), own)
 
 
 class LimitedServer(uvicorn.Server):
-    """Serves one listening socket through a door, and sweeps its connections.
+    """A server of one listening socket, which also checks the deadlines of its connections.
 
-    It leaves signals to its caller: uvicorn would raise them again at its end. Calls `on_started` once it answers.
+    It leaves signals to its caller: uvicorn would raise them again at its end. It calls `on_started` once it
+    can answer.
     """
 
     def __init__(
@@ -243,7 +248,7 @@ class LimitedServer(uvicorn.Server):
             self._exit.clear()
 
     async def main_loop(self) -> None:
-        """Tick once a second until `should_exit`, which ends the wait at once."""
+        """Run a tick once a second until `should_exit`, which ends the wait at once."""
         counter = 0
         while not await self.on_tick(counter):
             counter += TICKS_PER_TICK

@@ -1,7 +1,8 @@
-"""The listening socket of a port: accepts connections, enters them in the process's pool, hands them to a protocol.
+"""The listening socket of a port.
 
-The event loop's own servers accept all connections that wait before any of them can be counted. Here each is counted
-as it is accepted, so the descriptors of a process have a bound.
+It accepts connections, enters them in the process's pool, and hands them to a protocol. The event loop's
+own servers accept all waiting connections before any of them can be counted. Here each is counted when it
+is accepted, so the descriptors of a process are bounded.
 """
 
 import asyncio
@@ -24,9 +25,11 @@ SHUTDOWN_S = 1.0  # wall; a TLS client's time to answer our goodbye
 
 
 class Listener:
-    """`make` returns the protocol of a connection. `dropped` is called for each that failed its TLS handshake.
+    """A listening socket that accepts and counts connections.
 
-    A connection in its handshake holds its places and has `header_timeout_s`. `files`: descriptors of a connection.
+    `make` returns the protocol of a connection. `dropped` is called for each connection that failed its TLS
+    handshake. A connection in its handshake holds its places and has `header_timeout_s`. `files`: descriptors
+    of a connection.
     """
 
     def __init__(
@@ -44,14 +47,14 @@ class Listener:
         self._arriving: dict[asyncio.Task[None], socket.socket] = {}
 
     def open(self) -> None:
-        """Accept connections from now on."""
+        """Begin to accept connections."""
         self._sock.setblocking(False)
         self._sock.listen(BACKLOG)
         self._is_open = True
         self._watch()
 
     async def close(self) -> None:
-        """Accept none any more, and end the handshakes under way."""
+        """Stop accepting connections, and end the handshakes in progress."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._sock)

@@ -1,6 +1,7 @@
 """A key that only the api and the placer of one state folder know.
 
-With it the api vouches for a caller with a certificate: `x-fleetcast-caller` says who he is and what he may do.
+With it the api vouches for a caller with a certificate. The header `x-fleetcast-caller` gives the
+caller's name and scopes.
 """
 
 import os
@@ -11,7 +12,7 @@ FILE = "placer.key"
 
 
 def link_key(folder: Path) -> str:
-    """Return the key in a state folder. The first call makes it. Raises OSError."""
+    """Return the key in a state folder. The first call creates it. Raises OSError."""
     path = folder / FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

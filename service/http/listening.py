@@ -6,7 +6,7 @@ from fleet.errors import ConfigError
 
 
 def listen(host: str, port: int, keys: str) -> socket.socket:
-    """Bind the address. Raises ConfigError, which names the keys, if it is taken or not ours."""
+    """Bind the address. Raises ConfigError, which names the keys, if it is taken or not on this host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -37,7 +37,7 @@ MOST_ERRORS = 50
 
 
 class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One offending key or parameter: what it was, and what was expected."""
+    """One wrong key or parameter: its value, and what was expected."""
 
     field: str
     value: Any = None
@@ -45,7 +45,7 @@ class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of every error."""
+    """The body of every error answer."""
 
     type: str
     title: str
@@ -56,7 +56,10 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(FleetcastError):
-    """An error that knows its HTTP answer. `code` ends the type URN, `extra` are further members of the body."""
+    """An error with its HTTP answer.
+
+    `code` is the end of the type URN. `extra`: further members of the body.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,10 @@ class Problem(FleetcastError):
         self.extra = dict(extra or {})
 
     def body(self, instance: str) -> dict[str, Any]:
-        """Return the members, bounded: an answer is no copy of what was sent."""
+        """Return the members of the body.
+
+        Long texts are cut, so that an answer never repeats all of a request.
+        """
         body = {
             "type": TYPE_PREFIX + self.code,
             "title": HTTPStatus(self.status).phrase,
@@ -119,7 +125,9 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
 
 
 def as_problem(error: FleetcastError) -> Problem:
-    """Return the problem of an error of our tree. An error that no request can cause is a bug and raises itself.
+    """Return the problem of an error of our own classes.
+
+    An error that no request can cause is a bug and is raised again.
 
     >>> as_problem(UnknownEntity("no node 'n9'")).status
     404
@@ -137,7 +145,7 @@ def as_problem(error: FleetcastError) -> Problem:
 
 
 async def http_problem(request: Request, error: Exception) -> Response:
-    """Starlette's handler of its own errors: no such path, or not with this method."""
+    """Answer errors that Starlette raises: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
     return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
@@ -149,7 +157,7 @@ def is_out_of_files(error: BaseException) -> bool:
 
 
 def unexpected(error: Exception, path: str) -> Response:
-    """Answer an error that no code expected. Call it while the exception is being handled."""
+    """Answer an unexpected error. Call it while the exception is being handled."""
     if is_out_of_files(error):
         logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
         detail = "no file descriptor is left for this request: try again"
@@ -158,7 +166,10 @@ def unexpected(error: Exception, path: str) -> Response:
 
 
 def bug(path: str) -> Response:
-    """Return a 500 that the log can be searched for. Call it while the exception is being handled."""
+    """Log the exception and return a 500 with an id to search the log for.
+
+    Call it while the exception is being handled.
+    """
     number = uuid.uuid4().hex[:12]
     logger.exception("answered 500 with id %s", number)
     detail = f"an error of ours; the log has it under {number}"
@@ -166,7 +177,7 @@ def bug(path: str) -> Response:
 
 
 def unprocessable(field: str, value: Any, expected: str) -> Problem:
-    """422 for one bad key, with what it held and what was expected."""
+    """Return a 422 problem for one bad key, with its value and what was expected."""
     detail = f"{field} = {_shown(value)}: expected {expected}"
     return Problem(422, "bad_request", detail, errors=[FieldError(field, value, expected)])
 

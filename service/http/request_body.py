@@ -1,4 +1,7 @@
-"""Request bodies: read and inflate at most the limit, whatever headers promise; body_budget counts them."""
+"""Request bodies: read and inflate at most the limit, whatever the headers claim.
+
+The bytes count in `body_budget`.
+"""
 
 import asyncio
 import contextlib
@@ -30,7 +33,10 @@ def lease_of(request: Request) -> Lease:
 
 
 def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode a JSON body. Problems: 422 names every wrong key with what it held, 400 is no JSON."""
+    """Decode a JSON body.
+
+    Raises problem 422, which names every wrong key with its value, or 400 if the body is not JSON.
+    """
     try:
         try:
             return decoder.decode(body)
@@ -41,7 +47,10 @@ def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def unprocessable_body(faults: Sequence[Fault]) -> Problem:
-    """422 for the faults of a body: all of them in `errors`, the unknown keys or else the first in the sentence."""
+    """Return a 422 problem for the faults of a body.
+
+    All of them are in `errors`. The sentence has the unknown keys if there are several, else the first fault.
+    """
     unknown = [fault for fault in faults if fault.label == "unknown_key"]
     names = ", ".join(fault.field for fault in unknown)
     detail = f"unknown keys: {names}" if len(unknown) > 1 else faults[0].sentence
@@ -50,7 +59,7 @@ def unprocessable_body(faults: Sequence[Fault]) -> Problem:
 
 
 def _said_back(value: Any) -> Any:
-    """Return a value of a body for a problem: lists, objects and huge numbers as short text."""
+    """Return a value of a body as a problem may repeat it: lists, objects and huge numbers as short text."""
     if value is MISSING:
         return None
     is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
@@ -60,7 +69,7 @@ def _said_back(value: Any) -> Any:
 async def read_body(request: Request, most: int) -> bytes:
     """Return the body, inflated if it came as gzip or deflate.
 
-    Problems: 413 too large, 400 broken, 415 unknown coding.
+    Raises problems: 413 too large, 400 broken, 415 unknown coding.
     """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
@@ -73,7 +82,10 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def read_raw(request: Request, most: int) -> bytes:
-    """Return the body as it came. Problems: 413 if it has more than `most` bytes, 503 while others use all room."""
+    """Return the body as it came.
+
+    Raises problems: 413 if it has more than `most` bytes, 503 while other requests use all the room.
+    """
     chunks, lease = request.stream(), lease_of(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
@@ -97,7 +109,10 @@ async def read_raw(request: Request, most: int) -> bytes:
 
 
 async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
-    """Discard a bounded part of the rest: a client still sending would see a reset, not the answer."""
+    """Discard a bounded part of the rest of a body.
+
+    Otherwise a client that still sends would get a reset instead of the answer.
+    """
     if "100-continue" in request.headers.get("expect", "").lower():
         return  # it waits for our word before it sends
     size = 0
@@ -110,12 +125,18 @@ async def _discard(request: Request, chunks: AsyncIterator[bytes]) -> None:
 
 
 def too_large(what: str, most: int) -> Problem:
-    """Return a problem that closes the connection: an unread rest of the body is no next request."""
+    """Return a 413 problem that closes the connection.
+
+    The unread rest of the body must not be read as the next request.
+    """
     return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
 
 
 def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:
-    """Inflate at most `most` bytes; several gzip members in a row are one body. `grow` hears of each piece's size."""
+    """Inflate at most `most` bytes. Several gzip members in a row are one body.
+
+    `grow` is called with the size of each piece.
+    """
     bits = GZIP if "gzip" in coding else ZLIB if data[:1] and data[0] & 0x0F == 8 else RAW_DEFLATE
     parts: list[bytes] = []
     at = size = members = 0

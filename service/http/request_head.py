@@ -9,7 +9,7 @@ import httptools
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """Method, path and headers. Header names are in lower case."""
+    """The method, path and headers of a request. Header names are in lower case."""
 
     method: str
     path: str
@@ -17,7 +17,7 @@ class RequestHead:
 
 
 class _Recorder:
-    """The callbacks of the parser."""
+    """The callbacks of the parser, which record what it finds."""
 
     def __init__(self) -> None:
         self.url = b""

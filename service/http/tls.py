@@ -1,4 +1,4 @@
-"""TLS of our own: new connections get the newest context, made once changed files fit together."""
+"""Our own TLS. New connections get the newest context, which is made once changed files fit together."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,10 @@ LOOK_S = 2.0  # wall
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A context, until when its certificate is valid (seconds since 1970), and what the files were then."""
+    """A TLS context made from files.
+
+    until_s: when its certificate expires (seconds since 1970). stamp: the stamp of the files then.
+    """
 
     context: ssl.SSLContext
     until_s: float
@@ -30,7 +33,7 @@ class Made:
 
 
 class TlsKeys(Protocol):
-    """The keys of a section of the configuration: paths of PEM files."""
+    """The TLS keys of a section of the configuration: paths of PEM files."""
 
     @property
     def tls_cert(self) -> str: ...
@@ -43,9 +46,11 @@ class TlsKeys(Protocol):
 
 
 class Tls:
-    """Raises ConfigError where the files cannot be used; later on it goes on with what it had.
+    """The TLS context of a listener, replaced when its files change.
 
-    must_show: a client without a certificate of `client_ca` is dropped in the handshake. protocol: its ALPN name.
+    Raises ConfigError if the files cannot be used at the start. Later it keeps the context that it has.
+    must_show: a client without a certificate of `client_ca` is dropped in the handshake. protocol: its ALPN
+    name.
     """
 
     def __init__(
@@ -61,16 +66,16 @@ class Tls:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """Return a stamp of the files that the context was made of. Changes with them."""
+        """A stamp of the files that the context was made from. It changes with them."""
         return self._made.stamp
 
     @property
     def until_s(self) -> float:
-        """When the certificate that is shown now expires."""
+        """The time at which the present certificate expires, in seconds since 1970."""
         return self._made.until_s
 
     def look(self) -> None:
-        """Take over what the files hold, if it is new and can be used."""
+        """Load the files if they are new and can be used."""
         try:
             if stamp_of(self._keys) == self._made.stamp:
                 return
@@ -85,7 +90,7 @@ class Tls:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look after the files meanwhile."""
+        """Reload the files when they change, while the context is open."""
         work = asyncio.ensure_future(self._look_forever())
         try:
             yield
@@ -99,7 +104,7 @@ class Tls:
 
 
 def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
-    """Make the context of the files. Raises ConfigError that names the key, the file and what to do."""
+    """Make the context from the files. Raises ConfigError that names the key, the file and the fix."""
     stamp = stamp_of(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
     until_s = _check_dates(cert, keys.tls_cert)
@@ -125,7 +130,10 @@ def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1
 
 
 def _ask_for_certificates(context: ssl.SSLContext, told: str, path: str) -> None:
-    """Certificates are optional, but those of other authorities are refused. `told`, here and below: key and path."""
+    """Ask clients for certificates, which are optional. Those of other authorities are refused.
+
+    `told`, here and below: key and path.
+    """
     _read(told, path)
     try:
         context.load_verify_locations(path)
@@ -136,7 +144,7 @@ def _ask_for_certificates(context: ssl.SSLContext, told: str, path: str) -> None
 
 
 def _check_dates(told: str, path: str) -> float:
-    """Until when the certificate is valid; ConfigError when that is over."""
+    """Return until when the certificate is valid. Raises ConfigError if it has expired."""
     try:
         from_s, until_s = validity_s(_read(told, path))
     except ValueError as error:
@@ -168,7 +176,10 @@ def _refuse_passphrase(told: str) -> NoReturn:
 
 
 def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
-    """Return a stamp that changes with any of the files. A link that leads elsewhere now is another file."""
+    """Return a stamp that changes with any of the files.
+
+    A link that now leads elsewhere counts as another file.
+    """
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):
         try:

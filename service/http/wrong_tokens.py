@@ -1,6 +1,8 @@
-"""Wrong tokens by address: forgives a bucket of `BURST`, refilled by one every `REFILL_S`; delays refusals after that.
+"""Limits on wrong tokens by address.
 
-Right tokens never wait, even at the same address. The table is bounded: the address heard of longest ago makes room.
+An address may send `BURST` wrong tokens, and one more every `REFILL_S`. After that, refusals are delayed.
+Right tokens never wait, even at the same address. The table is bounded: the address with the oldest last
+attempt makes room.
 """
 
 import math
@@ -17,7 +19,7 @@ MOST_ADDRESSES = 4096
 
 
 class WrongTokens:
-    """`now_s`: a clock that is never set back."""
+    """The wrong tokens of each address. `now_s`: a clock that is never set back."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -27,7 +29,10 @@ class WrongTokens:
         return len(self._buckets)
 
     def count(self, host: str) -> int | None:
-        """Take note of one. None while it is forgiven, else after how many seconds the next one will be."""
+        """Count a wrong token.
+
+        Returns None while such tokens are forgiven, else the seconds until the next one will be.
+        """
         address, now_s = counted_as(host), self._now_s()
         left, then_s = self._buckets.pop(address, (BURST, now_s))
         left = min(BURST, left + (now_s - then_s) / REFILL_S)

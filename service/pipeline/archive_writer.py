@@ -1,11 +1,13 @@
-"""Write the archive beside a running pipeline, in threads, one flush at a time.
+"""The writer of the archive, alongside a running pipeline. It works in threads, one flush at a time.
 
-every snapshot     waiting rows are handed over in the moment of the positions, and are on disk before the snapshot is
-in between         when a quarter of `archive.buffer_bytes` waits
-full               sources wait until a flush has succeeded: nothing is lost, nothing grows
-now and then       closed hours are compacted, days beyond `archive.keep_days` go
+    every snapshot     the waiting rows are handed over at the moment of the positions.
+                       They are on disk before the snapshot is
+    in between         a flush begins when a quarter of `archive.buffer_bytes` waits
+    full               sources wait until a flush has succeeded, so nothing is lost and nothing grows
+    now and then       closed hours are compacted, and days beyond `archive.keep_days` are deleted
 
-Flushes go on while a snapshot is written and while hours are merged: a large fleet fills the buffer within seconds.
+Flushes continue while a snapshot is written and while hours are merged, because a large fleet fills the
+buffer within seconds.
 """
 
 import asyncio
@@ -33,7 +35,10 @@ RECENT_DAYS = 3  # of those, hours are compacted
 
 
 class ArchiveWriter:
-    """Owns the archive of one pipeline, if it is enabled. `saved_ms`: as in `Archive`."""
+    """The owner of one pipeline's archive, if the archive is enabled.
+
+    `saved_ms`: as in `Archive`.
+    """
 
     def __init__(self, config: Config, state: FleetState, clock: Clock, share: Share, saved_ms: int) -> None:
         self.still = asyncio.Lock()  # who holds it, flushes
@@ -54,7 +59,7 @@ class ArchiveWriter:
 
     @property
     def holds_up(self) -> bool:
-        """A source waits, or has to."""
+        """Return whether a source waits for room in the archive, or would have to."""
         return self.full or self._held > 0
 
     async def room(self) -> None:
@@ -74,13 +79,13 @@ class ArchiveWriter:
         logger.info("the archive has room again after %.1f s", time.monotonic() - began)
 
     def hand_over(self) -> Callable[[], None]:
-        """Work for a thread: write what waits now. Hold `still` to call it."""
+        """Return work for a thread that writes the rows waiting now. The caller holds `still`."""
         if self.archive is None:
             return _nothing
         return self.archive.hand_over(self._state.topology, self._clock.now_ms())
 
     def health(self) -> ArchiveHealth | None:
-        """Its part of the ingestion document; None where it is off."""
+        """Return the archive's part of the ingestion document. Returns None if the archive is off."""
         return None if self.archive is None else self.archive.health()
 
     def close(self) -> None:
@@ -88,12 +93,12 @@ class ArchiveWriter:
             self.archive.close()
 
     async def flush(self) -> None:
-        """Write what waits. After an OSError, it waits on."""
+        """Write the waiting rows. After an OSError they still wait."""
         async with self.still:
             await in_thread(self.hand_over())
 
     async def flush_forever(self) -> None:
-        """Write early when much waits; after an error, try again ever more seldom."""
+        """Flush whenever enough rows wait. After an error, retry at growing intervals."""
         retry_s = RETRY_WALL_S[0]
         while self.archive is not None:
             await asyncio.sleep(POLL_WALL_S)
@@ -118,7 +123,10 @@ class ArchiveWriter:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 
     async def tidy(self, archive: Archive) -> None:
-        """Compact the closed hours of the last days, and prune, once this pipeline owns the files. Raises OSError."""
+        """Compact the closed hours of the last days, and delete old days.
+
+        Does nothing until this pipeline owns the files. Raises OSError.
+        """
         if not archive.claimed:
             return
         now_ms = self._clock.now_ms()

@@ -1,4 +1,7 @@
-"""CAPABILITIES: all that a pipeline adds to its ticks, in order; each line may use Setting and those before it."""
+"""CAPABILITIES: everything that a pipeline adds to its ticks, in order.
+
+Each line may use the Setting and the capabilities before it.
+"""
 
 import asyncio
 import contextlib
@@ -39,7 +42,7 @@ C = TypeVar("C", bound=Capability)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The objects that capabilities are made of."""
+    """The objects that capabilities are built from."""
 
     config: Config
     clock: Clock
@@ -78,7 +81,10 @@ def _run_model(at: Setting) -> ServedRunModel:
 
 
 class Capabilities:
-    """The capabilities of one pipeline, in order; `capabilities[DemandForecasts]` is one of them."""
+    """The capabilities of one pipeline, in order.
+
+    `capabilities[DemandForecasts]` returns the one of that class.
+    """
 
     def __init__(self, setting: Setting, makes: Sequence[Make] = CAPABILITIES) -> None:
         self._made: dict[type[Any], Any] = {}  # by class, in order
@@ -94,7 +100,7 @@ class Capabilities:
         return iter(self._made.values())
 
     def sections(self, tick: Tick) -> list[Section]:
-        """All capabilities' sections, with the metrics of the fleet."""
+        """Return the sections of all capabilities, and the section with the metrics of the fleet."""
         sections = [section for each in self for section in each.sections(tick)]
         return [*sections, Section("metrics.fleet", self.page(tick), tick.now_ms)]
 
@@ -103,7 +109,7 @@ class Capabilities:
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """While this is entered, no thread changes what a snapshot saves of them."""
+        """Keep threads from changing what a snapshot saves of the capabilities, while the context is open."""
         async with contextlib.AsyncExitStack() as stack:
             for each in self:
                 await stack.enter_async_context(each.still())

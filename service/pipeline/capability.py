@@ -1,4 +1,7 @@
-"""Capability: what a pipeline does beside taking in batches and scoring nodes (service.pipeline.capabilities)."""
+"""Capability: a pipeline's tasks other than ingesting batches and scoring nodes.
+
+`service.pipeline.capabilities` lists them.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
@@ -9,20 +12,29 @@ from service.pipeline.tick import Tick
 
 
 class Capability:
-    """Adds sections and metrics to every tick, and works beside the ticks. A subclass overrides what it has."""
+    """A part of a pipeline that adds sections and metrics to each tick, and works between ticks.
+
+    A subclass overrides the methods that it needs.
+    """
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        """Sections for the board. Called once a tick, in the thread that scores."""
+        """Return sections for the board. The pipeline calls this once a tick, in the thread that scores."""
         return ()
 
     def page(self, tick: Tick) -> bytes:
-        """Metrics in Prometheus' text format. Called after the `sections` of all capabilities, in the same thread."""
+        """Return metrics in Prometheus' text format.
+
+        The pipeline calls this after the `sections` of all capabilities, in the same thread.
+        """
         return b""
 
     async def work(self, state: FleetState) -> None:
-        """Run in the event loop beside the ticks until cancelled. A capability without such work returns."""
+        """Run in the event loop alongside the ticks until cancelled.
+
+        A capability without such work returns at once.
+        """
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """While this is entered, no thread changes what a snapshot saves of this capability."""
+        """Keep threads from changing what a snapshot saves of this capability, while the context is open."""
         yield

@@ -1,4 +1,4 @@
-"""Convert scores into the JSON rows that the API serves.
+"""The conversion of scores into the JSON rows that the API serves.
 
 Numbers are rounded to the digits that are known. All functions are pure.
 """
@@ -32,7 +32,10 @@ STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering;
 
 
 def no_telemetry(ingestion: Ingestion) -> str | None:
-    """Say that none of the exporters is read, and why the first is not. Returns None while one is, or without any."""
+    """Return a sentence if no exporter can be read, with the reason of the first.
+
+    Also return one if no sample ever arrived and the records have unread names. Returns None otherwise.
+    """
     up, down = (ingestion.targets.get(state, 0) for state in ("up", "down"))
     if down and not up:
         failing = [row for source in ingestion.sources for row in source.get("targets_failing", ())]
@@ -46,17 +49,20 @@ def no_telemetry(ingestion: Ingestion) -> str | None:
 
 
 def number(value: float, digits: int = 3) -> float | None:
-    """Return a float for JSON: rounded, null if unknown."""
+    """Return a value as a rounded float for JSON. Returns None if it is unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
 def probability(value: float) -> float | None:
-    """Three significant digits: a base rate of 0.0002 must not round to zero."""
+    """Round a probability to three significant digits, so that a base rate of 0.0002 is not zero.
+
+    Returns None if it is unknown.
+    """
     return None if not math.isfinite(value) else float(f"{value:.3g}")
 
 
 def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
-    """(n,) nodes whose action asks for more than watching."""
+    """Return (n,) whether each node's action asks for more than watching."""
     mask = np.zeros(n, bool)
     rows = [row for row, action in risk.actions.items() if action.code not in UNFLAGGED]
     mask[rows] = True
@@ -64,7 +70,10 @@ def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
 
 
 def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
-    """(n,) 1 where the exporters of a node answer, 0 where they do not, NaN never heard. rows: (n, g) of `gpu`."""
+    """Return (n,) 1 if the exporters of a node answer, 0 if they do not, NaN if none ever did.
+
+    rows: (n, g) rows of `gpu`.
+    """
     up = np.full(n, np.nan)
     if len(node.values):
         up[: len(node.values)] = node.column("scrape_up")[:n]
@@ -78,7 +87,10 @@ def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n:
 
 
 def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]) -> NDArray[np.int8]:
-    """(n,) index into STATES. node_state: (n,) NodeState; up: what `answering` says."""
+    """Return (n,) the index of each node's state in STATES.
+
+    node_state: (n,) NodeState. up: the answer of `answering`.
+    """
     found = {
         "drained": node_state == NodeState.DRAINED,
         "lost": node_state == NodeState.LOST,
@@ -91,7 +103,7 @@ def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDAr
 
 
 def risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
-    """values: (kind, horizon) of one node."""
+    """Return the risk rows of one node. values: (kind, horizon)."""
     return [
         NodeRisk(cast(RiskKind, kind), horizon_s, probability(values[k, h]))
         for k, kind in enumerate(RISK_KINDS)
@@ -100,7 +112,10 @@ def risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
 
 
 def encoded_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
-    """JSON of every node's `risk_rows`. Most nodes have the same ones: each is rendered once."""
+    """Return the JSON of every node's `risk_rows`.
+
+    Most nodes have the same rows, so each set of rows is rendered once.
+    """
     made: dict[bytes, Sequence[NodeRisk]] = {}
     answer = []
     for values in np.ascontiguousarray(risk.values.transpose(2, 0, 1)):
@@ -131,7 +146,8 @@ def gpu_answers(
 ) -> list[list[GpuAnswer]]:
     """Return the GPUs of each node.
 
-    rows: (n, g) rows of `gpu`, -1 was never heard. gpus: (n,). holder: (n, g) into `jobs`. use: (n, g) Occupant.
+    rows: (n, g) rows of `gpu`, -1 if telemetry never reported the GPU. gpus: (n,) number of GPUs.
+    holder: (n, g) index into `jobs`. use: (n, g) Occupant.
     """
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
@@ -177,7 +193,7 @@ MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a C
 
 
 def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
-    """(n,) each node's host, None where nothing is known. Such counters are good for four digits."""
+    """Return (n,) each node's host, None if nothing is known. Values have four significant digits."""
     answers: list[HostAnswer | None] = [None] * n
     if node is None:
         return answers
@@ -191,7 +207,10 @@ def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
 
 
 def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
-    """Return what `/v1/risk/nodes` says of each node. The API adds the probabilities as it ranks."""
+    """Return the row of each node in `/v1/risk/nodes`, encoded, without its probabilities.
+
+    The API adds the probabilities when it ranks.
+    """
     racks = domain_of(topology, Level.RACK)
     rows = []
     for row, node in enumerate(topology.nodes):
@@ -210,7 +229,7 @@ def ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateNam
 
 
 def domain_of(topology: Topology, level: Level) -> list[str | None]:
-    """Domain name of each node at a level, None where no source placed it."""
+    """Return the name of each node's domain at a level, None if no source placed the node."""
     names = topology.domain_names[level]
     return [names[index] if index >= 0 else None for index in topology.domain[level].tolist()]
 
@@ -218,7 +237,10 @@ def domain_of(topology: Topology, level: Level) -> list[str | None]:
 def job_row(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, issued: IssuedRunTime | None = None
 ) -> JobRow:
-    """One row of `/v1/jobs`. Without a forecast, the remaining time is that of jobs of its size."""
+    """Return one row of `/v1/jobs`.
+
+    If the job has no forecast, its remaining time is that of past jobs of its size.
+    """
     left = left_s(attempt, now_ms, durations, issued) if attempt.state == "running" else None
     submission = attempt.submission
     return JobRow(
@@ -252,7 +274,10 @@ def left_s(
 
 
 def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
-    """Return what `/v1/jobs/{id}` adds to the row: placement, phase, forecast at submission, the last events."""
+    """Return the fields that `/v1/jobs/{id}` adds to the row.
+
+    They are the placement, the phase, the forecast at submission and the last events.
+    """
     run_s = issued.quantiles if issued else None
     return JobDetail(
         placement=attempt.ranks or [PlacedRank(node) for node in attempt.nodes],
@@ -268,7 +293,7 @@ def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobD
 
 
 def asked_of(attempt: JobAttempt) -> Asks:
-    """Return what the job's submission asks for. Empty without a submission."""
+    """Return the resources that the job's submission asks for. Returns empty Asks without a submission."""
     told = attempt.submission
     if told is None:
         return Asks()
@@ -287,7 +312,11 @@ def asked_of(attempt: JobAttempt) -> Asks:
 
 
 def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
-    """p50 and p90 of finished jobs of this size less the time run; an overrun gets as long again as it has had."""
+    """Return p50 and p90 of the run times of finished jobs of this size, less the time run so far.
+
+    A job that has run longer than a quantile gets as much time again as it has run.
+    Returns None if nothing is known.
+    """
     by_gpus = durations.get("by_gpus")
     known = (by_gpus.get(str(attempt.gpus)) if by_gpus else None) or durations.get("all")
     if not known or attempt.started_ms is None or not known.get("n"):

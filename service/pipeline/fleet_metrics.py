@@ -1,7 +1,8 @@
-"""Metrics of the fleet for Prometheus: the board section `metrics.fleet`, in base units and fleet time.
+"""Metrics of the fleet for Prometheus, the board section `metrics.fleet`.
 
-Totals are complete. Only so many single entities have series: the flagged and the riskiest nodes, the largest queues,
-pools and slow jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out` count the others.
+They are in base units and fleet time. Totals are complete. A limited number of single entities have
+series of their own: the flagged and riskiest nodes, the largest queues and pools, and the largest slow
+jobs. `fleetcast_metrics_left_out` and `…_demand_pools_left_out` count the others.
 """
 
 import math
@@ -40,7 +41,7 @@ FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 
 
 def fleet_page(tick: Tick) -> bytes:
-    """Nodes, GPUs, jobs and queues as of a tick."""
+    """Make the metrics of nodes, GPUs, jobs and queues at a tick."""
     page = Page()
     gpus = gpu_states(tick)
     _add_fleet(page, tick, gpus)
@@ -104,7 +105,7 @@ def _add_fleet(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) ->
 
 
 def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
-    """Power and utilization of the GPUs with fresh readings."""
+    """Add the power and the utilization of the GPUs with fresh readings."""
     busy = tick.gpu_column("gpu_util")
     page.number("power_watts", "Power of all GPUs.", _total(tick.gpu_column("power_w")))
     page.gauge(
@@ -115,7 +116,7 @@ def _add_usage(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
 
 
 def nodes_shown(tick: Tick) -> NDArray[np.intp]:
-    """Rows of the nodes with series of their own, the most pressing first."""
+    """Return the rows of the nodes that have series of their own, the most pressing first."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     return np.lexsort((-worst, ~tick.flagged))[:NODES_SHOWN]
 
@@ -162,7 +163,10 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
 
 
 def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
-    """Return the labels of a flag. They name the oldest hard reason, so that a second one begins no second alert."""
+    """Return the labels of a flag.
+
+    They name the oldest hard reason, so that a second reason begins no second alert.
+    """
     reasons = tick.fleet.risk.reasons.get(row, ())
     hard = [reason for reason in reasons if isinstance(reason, HardReason)]
     first = min(hard, key=lambda reason: reason.since_ms or tick.now_ms, default=reasons[0] if reasons else None)
@@ -279,7 +283,7 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 
 
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
-    """Add the slow jobs, and return how many have no series of their own."""
+    """Add the slow jobs, and return how many of them have no series of their own."""
     told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
     running = [row for row in tick.events.running if row.job in told]
     gpus = {row.job: tick.sizes.get((row.job, row.attempt), row.gpus) for row in running}

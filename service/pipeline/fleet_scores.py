@@ -1,4 +1,7 @@
-"""The scores of the fleet as a whole: risk, occupancy and jobs, the topology, and what the pipeline says of itself."""
+"""The scores of the fleet as a whole.
+
+They are risk, occupancy, jobs, the topology, and the pipeline's report on itself.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from service.pipeline.unknown_use import UnknownUse
 
 
 class FleetScores(Capability):
-    """Publishes a tick's scores, and the topology when it is another one than was published last."""
+    """The capability that publishes a tick's scores, and the topology whenever it has changed."""
 
     def __init__(self) -> None:
         self._generation = -1
@@ -45,7 +48,10 @@ class FleetScores(Capability):
 
 
 class FleetScorer:
-    """Scores the fleet. It writes the memory of the rules: nobody else may meanwhile."""
+    """The scorer of the fleet.
+
+    It writes the state of the risk rules, which nothing else may change while it runs.
+    """
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
@@ -62,7 +68,7 @@ class FleetScorer:
         return found if self._share.instances == 1 else replace(found, own=self._own_rows.own()[: len(found.nodes)])
 
     def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
-        """Return the fleet, by the evidence and the readings of all pipelines."""
+        """Return the scored tick, from the evidence and the readings of all pipelines."""
         self._risk.refresh()
         inputs, evidence = others.join(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)

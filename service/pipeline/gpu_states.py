@@ -1,4 +1,4 @@
-"""The state of each GPU, one answer for `/v1/fleet` and `/metrics`."""
+"""The state of each GPU, computed in one place for `/v1/fleet` and `/metrics`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from service.pipeline.tick import Tick
 def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """Return state → (n, g) mask. Every GPU that exists is in exactly one state.
 
-    A GPU that has vanished from its page is `unusable`, unless a job holds it, it is promised or it is at work.
+    A GPU that has vanished from its exporter's page is `unusable`, unless a job holds it, a request was
+    promised it, or it is at work.
     """
     use, usable = tick.gpu_use, tick.usable
     nothing = tick.exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))

@@ -1,4 +1,4 @@
-"""GPU time of running attempts as telemetry sees it: how long their GPUs were watched, and how long they were busy."""
+"""GPU time of running attempts, measured by telemetry: how long their GPUs were watched and busy."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class GpuTime:
-    """GPU-seconds on the GPUs that it is on since `placed_ms`; a GPU at 30 % for a second was busy for .3 of it."""
+    """The GPU-seconds of an attempt on the GPUs that it has held since `placed_ms`.
+
+    A GPU at 30 % for one second adds 1 to `seen` and 0.3 to `used`.
+    """
 
     placed_ms: int | None
     used: float = 0.0
@@ -56,7 +59,10 @@ class GpuTimes(Capability, Stateful):
     def fold(
         self, now_ms: int, running: Sequence[JobAttempt], holder: NDArray[np.int32], busy: NDArray[np.float64]
     ) -> None:
-        """Take in the time since the last tick. holder (n, g): index, -1; busy (n, g): 0 to 1, NaN unknown."""
+        """Add the time since the last tick.
+
+        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown.
+        """
         before, self._last_ms = self._last_ms, now_ms
         if before is None or not 0 < now_ms - before <= LONGEST_GAP_MS:
             return
@@ -73,7 +79,7 @@ class GpuTimes(Capability, Stateful):
             known.used += worked * passed_s
 
     def _of(self, attempt: JobAttempt) -> GpuTime:
-        """Return what is known of an attempt. Nothing if it was moved to other GPUs since."""
+        """Return the GPU time of an attempt. It starts at zero again if the attempt has moved to other GPUs."""
         key = attempt.job, attempt.attempt
         known = self._known.get(key)
         if known is None or known.placed_ms != attempt.placed_ms:
@@ -81,7 +87,10 @@ class GpuTimes(Capability, Stateful):
         return known
 
     def _forget(self, shown: Set[Key]) -> None:
-        """Forget the other attempts. shown: the same object while these attempts stay."""
+        """Forget all attempts that are not in `shown`.
+
+        shown: the caller passes the same object as long as these attempts stay the same.
+        """
         if shown is not self._shown:
             for key in self._known.keys() - shown:
                 del self._known[key]
@@ -94,10 +103,10 @@ class GpuTimes(Capability, Stateful):
         return [(*key, row.placed_ms, row.used, row.seen) for key, row in self._known.items()], {}
 
     def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Raises msgspec.ValidationError."""
+        """Restore the result of `dump` into an empty object. Raises msgspec.ValidationError."""
         rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
         self._known = {(job, attempt): GpuTime(*row) for job, attempt, *row in rows}  # type: ignore[arg-type]
 
     def move(self, by_ms: int) -> None:
-        """Forget the time until the next tick, since a set clock makes it unknown."""
+        """Forget the time of the last tick: after the clock was set, the time until the next is unknown."""
         self._last_ms = None

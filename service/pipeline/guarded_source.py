@@ -1,8 +1,9 @@
-"""Guard the pipeline against a source: count and log its errors, and start it again.
+"""A guard around each source of a pipeline: it counts and logs errors, and starts the source again.
 
-    next() raises what it may not ── counted, logged once ── wait 1 s, 2 s, … 60 s ── make it anew ── seek ── next()
+    next() raises a forbidden error ── counted, logged once ── wait 1 s, 2 s, … 60 s ── make it again ── seek ── next()
 
-The new source goes on at the last noted position. Batches since then come twice, which changes nothing.
+The new source continues at the last recorded position. Batches after that position arrive twice, which
+changes nothing.
 """
 
 import asyncio
@@ -38,7 +39,10 @@ Makers = Callable[[Entities], Sequence[Source]]
 
 
 def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
-    """Return the sources, each with a way to make it again. Errors of the first making are the configuration's."""
+    """Return the sources, each with a way to make it again.
+
+    An error of the first making is an error of the configuration, so it is raised here.
+    """
 
     def again(number: int) -> Source:
         return make_all(entities)[number]
@@ -47,7 +51,10 @@ def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
 
 
 async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
-    """All batches to its end, while there is `room`. A source that is away is asked again, which is logged once."""
+    """Yield all batches of a source until its end, waiting for `room` before each.
+
+    If the source is away, poll it again. This is logged once.
+    """
     trouble = ""
     while True:
         await room()
@@ -69,12 +76,15 @@ async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) 
 
 
 def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
-    """Node → GPU model, of nodes that only telemetry knows."""
+    """Return node → GPU model, for nodes that only telemetry knows."""
     return {node: model for source in sources for node, model in source.models().items()}
 
 
 def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
-    """Node → what the sources say of it; of several, the first one that says something counts."""
+    """Return node → NodeSpec as the sources report it.
+
+    For each fact, the first source that reports it counts.
+    """
     found: dict[str, NodeSpec] = {}
     for source in sources:
         for name, spec in source.nodes().items():
@@ -83,14 +93,18 @@ def stated_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
 
 
 def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int]]:
-    """Job → node → GPUs that it holds before it starts. Of several sources, the first one that knows the job counts."""
+    """Return job → node → GPUs that it holds before it starts.
+
+    If several sources know the job, the first one counts.
+    """
     return {job: on_nodes for source in reversed(sources) for job, on_nodes in source.bound().items()}
 
 
 async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
-    """Wait until what is on disk was folded: before the first board, else the GPUs of jobs in there would look free.
+    """Wait until the records on disk are folded. Otherwise GPUs of their jobs would look free at first.
 
-    It gives up on a backlog that shrinks no more (a torn tail, fast senders), unless the archive holds up the sources.
+    Gives up if the backlog no longer shrinks (a torn tail, fast senders), unless the archive holds up the
+    sources.
     """
     left, polls = _backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
     while left and polls < CATCH_UP_POLLS:
@@ -101,21 +115,25 @@ async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bo
 
 
 def _backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
-    """Bytes on disk that the sources have not read yet."""
+    """Return the bytes on disk that the sources have not read yet."""
     return sum(source.backlog_bytes() for source in sources)
 
 
 def unread_inbox(sources: "Sequence[GuardedSource]") -> str:
-    """Return a sentence while the inbox is unreadable, since unknown jobs may run. Else ""."""
+    """Return a sentence while the inbox is unreadable, because unknown jobs may run. Otherwise return ""."""
     troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
     return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
 
 
 class GuardedSource:
-    """A Source around a source. Its only error is SourceError, so the pipeline waits and calls `next` again."""
+    """A source wrapped so that its only error is SourceError, after which the pipeline waits and retries."""
 
     def __init__(self, source: Source, make: Callable[[], Source], now_s: Callable[[], float] = time.monotonic) -> None:
-        """`make` gives the source anew, as it is before its first `next`; `now_s` is wall time that never goes back."""
+        """Wrap a source.
+
+        `make` makes the source again, in its state before its first `next`. `now_s` is a wall clock that never goes
+        back.
+        """
         self.name = source.name
         self.errors = 0
         self.last_error = ""
@@ -166,13 +184,13 @@ class GuardedSource:
         return batch
 
     def trouble(self) -> str:
-        """Return a sentence while it is broken, or was a moment ago. Else ""."""
+        """Return a sentence while the source is broken, or was a moment ago. Otherwise return ""."""
         if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
             return ""
         return f"the source {self.name} fails ({self.last_error}), {self.errors} errors so far; it is started again"
 
     def position(self) -> dict[str, Any]:
-        """Return the source's position. While it is broken, the one from which it will start again."""
+        """Return the source's position. While it is broken, return the position from which it will restart."""
         noted = None if self._broken else self._ask("position()", lambda: _encoded(self._source.position()))
         if noted is not None:
             self._position, self._noted_s = noted, self._now_s()
@@ -186,7 +204,10 @@ class GuardedSource:
             self._fail(error)
 
     def health(self) -> list[SourceHealth]:
-        """Its rows; the first also has `errors` and `records` (since the start), `last_error` and `failing`."""
+        """Return the source's rows for the ingestion document.
+
+        The first row also has `errors` and `records` (since the start), `last_error` and `failing`.
+        """
         self._health = self._ask("health()", lambda: _rows(self.name, self._source.health())) or self._health
         rows: list[SourceHealth] = self._health or [{"name": self.name}]
         failing = bool(self.trouble())
@@ -197,19 +218,19 @@ class GuardedSource:
         return [{**rows[0], **told}, *rows[1:]]
 
     def models(self) -> dict[str, str]:
-        """Node → GPU model; the last answer while the source fails."""
+        """Return node → GPU model. While the source fails, return its last answer."""
         told = self._ask("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
         self._models = self._models if told is None else told
         return self._models
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Node → what the source says of it; the last answer while it fails."""
+        """Return node → NodeSpec as the source reports it. While the source fails, return its last answer."""
         stated = self._ask("nodes()", lambda: _checked_nodes(self._source.nodes()))
         self._nodes = self._nodes if stated is None else stated
         return self._nodes
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Job → node → GPUs held before the start; the last answer while the source fails."""
+        """Return job → node → GPUs held before the start. While the source fails, return its last answer."""
         stated = self._ask("bound()", lambda: msgspec.convert(self._source.bound(), dict[str, dict[str, int]]))
         self._bound = self._bound if stated is None else stated
         return self._bound
@@ -227,7 +248,7 @@ class GuardedSource:
         await self._close(self._source)
 
     def _ask(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
-        """Return the source's answer, or None if it fails, which is counted."""
+        """Return the source's answer. If the source fails, count the error and return None."""
         try:
             return ask()
         except Exception as error:
@@ -250,7 +271,10 @@ class GuardedSource:
             self._note("close()", error)
 
     def _fail(self, error: BaseException) -> SourceError:
-        """Broken from now on. A minute without an error begins the back-off anew."""
+        """Mark the source as broken, and return the error to raise.
+
+        A minute without an error resets the back-off.
+        """
         self._note("next()", error)
         now_s = self._now_s()
         rested = now_s > self._failed_s + self._back_off_s + LONGEST_S
@@ -259,7 +283,10 @@ class GuardedSource:
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
     def _note(self, where: str, error: BaseException) -> None:
-        """Count it; the log has the traceback of one that is new. Anybody may read `last_error` at `/readyz`."""
+        """Count an error. Log the traceback if the error differs from the last one.
+
+        Every client may read `last_error` at `/readyz`.
+        """
         self.errors += 1
         said = redacted(f"{where}: {type(error).__name__}: {error}")[:ERROR_CHARACTERS]
         if said != self.last_error:
@@ -286,13 +313,13 @@ def _encoded(position: Any) -> bytes:
 
 
 def _checked_nodes(answer: Any) -> Mapping[str, NodeSpec]:
-    """Return the table of nodes. Raises TypeError if the answer is none."""
+    """Return the table of nodes. Raises TypeError if the answer is not such a table."""
     if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
         raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")
     return answer
 
 
 def _rows(name: str, answer: Any) -> list[SourceHealth]:
-    """Rows that the ingestion document can hold. Raises TypeError, ValueError."""
+    """Return the answer as rows that the ingestion document can hold. Raises TypeError and ValueError."""
     rows = [{"name": name, **row} for row in (answer if isinstance(answer, list) else [answer])]
     return list(msgspec.json.decode(msgspec.json.encode(rows)))

@@ -1,4 +1,4 @@
-"""The topology of the fleet, from files, from what schedulers say of nodes, and from boards that exporters count."""
+"""The topology of the fleet, from files, from schedulers, and from the boards that exporters count."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,11 +13,10 @@ from ingest.topology.load import merged
 
 
 class FleetInventory:
-    """The maker of each generation of a topology.
+    """The maker of each generation of the topology.
 
-    Files win over schedulers, and what an exporter counts over larger numbers. faults: nodes that there was no room
-    for,
-    until the caller takes them.
+    Files win over schedulers, and the number of boards that exporters count wins if it is larger.
+    faults: nodes for which there was no room, until the caller takes them out.
     """
 
     def __init__(self, entities: Entities, files: Topology) -> None:
@@ -34,9 +33,10 @@ class FleetInventory:
         gpus: Mapping[str, int] | None = None,
         stated: Mapping[str, NodeSpec] | None = None,
     ) -> Topology:
-        """Return the next generation, or `before` if nothing changed. Registers nodes with GPUs that schedulers report.
+        """Return the next generation of the topology, or `before` if nothing has changed.
 
-        models: node → GPU model; gpus: node → boards that other pipelines saw; stated: node → what schedulers say.
+        Registers nodes with GPUs that schedulers report. models: node → GPU model. gpus: node → boards that other
+        pipelines counted. stated: node → NodeSpec from the schedulers.
         """
         stated, gpus = stated or {}, gpus or {}
         if stated != self._stated:
@@ -62,11 +62,11 @@ class FleetInventory:
         return before if found.nodes == before.nodes and placed == before.placed.tolist() else found
 
     def _learn_names(self) -> None:
-        """Join what is reported under host names and addresses of a node with the node.
+        """Register the host names and addresses that schedulers report as other names of the same node.
 
-        A topology file decides the name, else the scheduler in whose pods the other one runs, else the first source.
-        Nodes of two sources that share a name are one machine. A name that two nodes of one source have stands for
-        neither.
+        A topology file decides the name of the node. Otherwise the scheduler decides in whose pods the other one
+        runs, and otherwise the first source. Nodes of two sources that share a name are one machine. A name that
+        two nodes of one source have stands for neither.
         """
         found: dict[str, str] = {}
         claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
@@ -82,11 +82,14 @@ class FleetInventory:
         self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
 
     def _may_own(self, name: str, spec: NodeSpec) -> bool:
-        """Return whether a name may be another one of a node: no loopback, and no other node of its source."""
+        """Return whether a name may be another name of this node.
+
+        It must not be a loopback name, and no other node of the same source may have it.
+        """
         return not is_local(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
     def _register(self) -> None:
-        """Register the nodes with GPUs that schedulers report. No bound of senders applies to them."""
+        """Register the nodes with GPUs that schedulers report. The limit for senders does not apply to them."""
         for name, spec in self._stated.items():
             if spec.gpus:
                 try:
@@ -96,18 +99,21 @@ class FleetInventory:
 
 
 def both_stated(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """Merge what two schedulers say of a machine. If one runs in pods of the other, it reports the jobs in them."""
+    """Merge two schedulers' facts about a machine.
+
+    No GPU counts as lent: if one scheduler runs in pods of the other, it reports the jobs in them.
+    """
     return replace(merged(one, other), lent_gpus=0)
 
 
 def _spec(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:
-    """Merge what a file and a scheduler say of a node, under the fleet's name of it."""
+    """Merge the facts of a file and of the schedulers about a node, under the fleet's name for it."""
     found = NodeSpec(name) if stated is None else replace(stated, name=name)
     return found if file is None else merged(file, found)
 
 
 def gpu_counts(names: Iterable[str]) -> dict[str, int]:
-    """Node → GPUs there; names: NODE/GPU."""
+    """Return node → number of its GPUs. names: NODE/GPU."""
     counts: dict[str, int] = {}
     for name in names:
         node, _, index = name.rpartition("/")

@@ -1,8 +1,10 @@
-"""The job table on disk: a file with what changed since the last save, beside links to the earlier ones.
+"""The job table on disk: one file with the changes since the last save, and links to earlier files.
 
-    000001.jobs …   magic, crc32 and length of the rest; then msgpack rows (job, at rest, its attempts); the newest wins
+    000001.jobs …   magic, crc32 and length of the rest, then msgpack rows (job, at rest, its attempts).
+                    The newest row of a job wins
 
-So a save costs the jobs of a minute, not of 35 days. After SEGMENTS files, or a failed save, one file has every job.
+So a save costs the jobs of a minute, not of 35 days. After SEGMENTS files, or after a failed save, one file
+has every job.
 """
 
 import contextlib
@@ -26,7 +28,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """One job. `attempts`: as `encode_job` makes them; of a job at rest, as the table keeps them."""
+    """One job in a file.
+
+    `attempts`: encoded by `encode_job`. For a job at rest, these are the bytes that the table holds.
+    """
 
     job: str
     resting: bool
@@ -34,15 +39,16 @@ class _Row(msgspec.Struct, array_like=True):
 
 
 class JobFiles:
-    """The files of one table."""
+    """The files of one job table."""
 
     def __init__(self) -> None:
         self._files: list[Path] = []  # of the last save; empty: the next one writes everything
 
     def saving(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
-        """Copy what the next save must write. The work that is returned writes it, in any thread, and gives file names.
+        """Copy the changes for the next save. Returns work that writes them and returns the file names.
 
-        It raises OSError; then the next save writes everything. `becomes`: where the caller will move the folder to.
+        The work may run in any thread. If it raises OSError, the next save writes everything. `becomes`: where the
+        caller will move the folder to.
         """
         earlier = self._files
         earlier = earlier if len(earlier) < SEGMENTS and all(path.exists() for path in earlier) else []
@@ -71,7 +77,10 @@ class JobFiles:
 
 
 def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
-    """Write a msgpack array of encoded rows as they come, behind a head that shows a torn file; then fsync."""
+    """Write encoded rows as one msgpack array while they arrive, then fsync.
+
+    The head in front of the array reveals a torn file.
+    """
     with contextlib.closing(files.create(path, AREA)) as file:
         file.write(_HEAD.pack(b"", 0, 0))
         crc = length = 0
@@ -85,7 +94,10 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
 
 
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
-    """Load saved jobs into an empty table. Raises ValueError for a torn file, msgspec's errors, OSError."""
+    """Load saved jobs into an empty table.
+
+    Raises ValueError for a torn file, OSError, and msgspec's errors.
+    """
     awake: dict[str, bytes] = {}
     for name in names:
         for row in _read_rows(folder / name):

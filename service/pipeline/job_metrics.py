@@ -1,7 +1,8 @@
-"""Prometheus metrics of jobs: gang risk, checkpoints, load peaks, sessions that do nothing.
+"""Prometheus metrics of jobs: gang risk, checkpoints, load peaks, and jobs that do nothing.
 
-The page is made once in MADE_EVERY_MS; RENEWED jobs a tick get a new checkpoint interval, in turn. The gravest rows of
-each kind have series (GANGS_SHOWN, ROWS_SHOWN); `fleetcast_job_metrics_left_out` counts the others.
+The page is made once in MADE_EVERY_MS. In each tick, RENEWED jobs get a new checkpoint interval, in turn.
+The gravest rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN). `fleetcast_job_metrics_left_out`
+counts the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,14 +37,18 @@ PrintOf = Callable[[JobAttempt], Fingerprint | None]
 
 
 class CheckpointInterval(NamedTuple):
-    """Between a job's checkpoints. ratio: over the best one; lost: share of its time that it loses against that one."""
+    """The interval between a job's checkpoints, compared with the best one.
+
+    ratio: the interval divided by the best one. lost: share of the job's time that it loses against the best
+    one.
+    """
 
     ratio: float
     lost: float
 
 
 class JobMetrics:
-    """`page`: bytes that are made anew now and then."""
+    """The maker of the page of job metrics, which it renews once in MADE_EVERY_MS."""
 
     def __init__(self) -> None:
         self._made_ms: int | None = None
@@ -51,7 +56,10 @@ class JobMetrics:
         self._intervals = Intervals()
 
     def page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
-        """sections: the latest of fingerprints. print_of: the fingerprint of a job, None if it has none."""
+        """Return the page of job metrics.
+
+        sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or None.
+        """
         self._intervals.renew(tick, print_of)
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
             told = {section.name: section.data for section in sections if section.name in READ}
@@ -61,7 +69,10 @@ class JobMetrics:
 
 
 class Intervals:
-    """`of`: attempt -> how far its checkpoints are from their best interval, as of its last turn."""
+    """The checkpoint intervals of the running jobs.
+
+    `of`: attempt -> its interval compared with the best one, when its turn last came.
+    """
 
     def __init__(self) -> None:
         self.of: dict[Attempt, CheckpointInterval] = {}
@@ -79,7 +90,10 @@ class Intervals:
         self._turn = iter(tick.events.running)
 
     def _renew(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
-        """Whether it worked out a risk of nodes. Without a fingerprint, the last interval stays."""
+        """Renew the interval of one attempt. Returns whether a gang risk was computed.
+
+        Without a fingerprint, the last interval stays.
+        """
         if seen is None:
             return False
         key = attempt.job, attempt.attempt
@@ -95,7 +109,10 @@ class Intervals:
 
 
 def job_page(tick: Tick, told: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
-    """told: the documents named in READ, decoded; any may be missing."""
+    """Make the page of job metrics.
+
+    told: the decoded documents named in READ. Any of them may be missing.
+    """
     page = Page()
     left = {
         "gangs": _add_gangs(page, tick),
@@ -122,7 +139,10 @@ def _add_gangs(page: Page, tick: Tick) -> int:
 
 
 def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
-    """By what their members' hazards within an hour add up to; of equal ones the larger first."""
+    """Sort gangs by the sum of their members' hazards within an hour, the highest first.
+
+    If the sums are equal, the larger gang comes first.
+    """
     values = tick.fleet.risk.values
     hazard = hazard_within(np.where(np.isfinite(values), values, tick.usual_risk[:, :, None]), RISK_HORIZONS_S, HOUR_S)[
         FAIL
@@ -136,7 +156,10 @@ def _riskiest(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
 
 
 def _interrupted(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
-    """Within an hour, and the weakest node."""
+    """Return the probability that the gang is interrupted within an hour, and its weakest node.
+
+    Returns (None, "") if no member is known.
+    """
     members = [name for name in attempt.hosts if name in tick.rows]
     if not members:
         return None, ""
@@ -145,7 +168,7 @@ def _interrupted(attempt: JobAttempt, tick: Tick) -> tuple[float | None, str]:
 
 
 def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
-    """Risk of known nodes together, with the faults that their domains share."""
+    """Return the joint risk of known nodes, including faults that their domains share."""
     at = np.array([tick.rows[name] for name in members])
     topology = tick.topology
     powers = [topology.nodes[row].power_domain for row in at.tolist()]
@@ -157,7 +180,10 @@ def _risk_of(members: Sequence[str], tick: Tick, duration_s: float) -> GangRisk:
 
 
 def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
-    """Add how far jobs are from their best interval, where both are known. Return how many are left out."""
+    """Add each job's interval compared with its best one, if both are known.
+
+    Returns how many are left out.
+    """
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
     found = [(told.lost, told.ratio, job) for job, told in known if told is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
@@ -200,7 +226,7 @@ def _add_use(page: Page, uses: Rows) -> int:
 
 
 def _add_spikes(page: Page, spikes: Rows) -> int:
-    """Add load peaks, and return how many are left out. Without a capacity a peak has no ratio."""
+    """Add load peaks, and return how many are left out. A peak without a known capacity has no ratio."""
     known = [row for row in spikes if row.get("capacity")]
     shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
     page.gauge(

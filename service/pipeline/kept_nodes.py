@@ -1,6 +1,7 @@
-"""Nodes that a maintenance window or a reservation keeps now, as schedulers and the served file of queues say.
+"""Nodes that a maintenance window or a reservation withholds now.
 
-A node that is drained, lost or withheld for another reason is out of service and does not count as kept.
+Schedulers and the served file of queues name them. A node that is drained, lost or withheld for another
+reason is out of service, and does not count here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,10 @@ BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant
 
 @dataclass(frozen=True, slots=True)
 class KeptNodes:
-    """use: (n,) WINDOW, RESERVATION or NOTHING of each node. words: node → why it gets no other work, for people.
+    """The nodes that a maintenance window or a reservation withholds.
 
-    `words` names the reasons of nodes that are out of service, too.
+    use: (n,) WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other work, for
+    people. `words` also has the reasons of nodes that are out of service.
     """
 
     use: NDArray[np.int8]
@@ -37,9 +39,9 @@ class KeptNodes:
         windows: Sequence[Window],
         now_ms: int,
     ) -> "KeptNodes":
-        """Join what schedulers say, (n,) `state` and `records`, and the windows that are open now.
+        """Combine the facts of schedulers, (n,) `state` and `records`, with the windows that are open now.
 
-        A maintenance window counts before a reservation.
+        If a node has both, maintenance counts and the reservation does not.
         """
         use = np.full(len(topology), Occupant.NOTHING, np.int8)
         words = {name: [record.withheld_for] for name, record in records.items() if record.withheld}

@@ -20,7 +20,10 @@ from service.pipeline.tick import Tick
 
 
 class PipelineMetrics:
-    """Times of ticks, rates, and lag: wall milliseconds from a batch's arrival to the board that knows of it."""
+    """Times of ticks, rates, and the lag of a pipeline.
+
+    The lag is the wall milliseconds from a batch's arrival until a board with that batch is published.
+    """
 
     def __init__(self) -> None:
         self.ticks = 0
@@ -33,18 +36,21 @@ class PipelineMetrics:
         self._arrived.append(time.monotonic())
 
     def arrivals(self) -> list[float]:
-        """Return times of arrivals since the last call. The tick that folds them passes them to `record_tick`."""
+        """Return the times of arrivals since the last call.
+
+        The tick that folds them passes them to `record_tick`.
+        """
         arrived, self._arrived = self._arrived, []
         return arrived
 
     def record_tick(self, took_ms: float, arrived: Sequence[float]) -> None:
-        """Record that a board was published, with `arrived` on it."""
+        """Record that a board was published. arrived: the times of the arrivals that are on it."""
         self.ticks += 1
         self._tick_ms.append(took_ms)
         self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
     def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
-        """Return the document of the same name."""
+        """Return the ingestion document."""
         health = [row for source in sources for row in source.health()]
         return Ingestion(
             as_of_ms=now_ms,
@@ -89,7 +95,7 @@ class Rates:
 
 
 class PipelinePage(Capability):
-    """Metrics of the pipeline's process: CPU and memory, how far the inbox is read, its disk."""
+    """Metrics of the pipeline's process: CPU and memory, its backlog in the inbox, and its disk."""
 
     def __init__(self, folder: Path, sources: Sequence[GuardedSource]) -> None:
         self._folder, self._sources = folder, sources
@@ -107,7 +113,10 @@ class PipelinePage(Capability):
         return page.encode() + generate_latest(self._registry)
 
     def _saved_s(self) -> float | None:
-        """When the newest snapshot was finished; they come and go in a thread meanwhile."""
+        """Return when the newest snapshot was finished, in wall time. Returns None without a snapshot.
+
+        A thread may write and delete snapshots at the same time.
+        """
         times = []
         for path in (self._folder / "snapshot").glob("[0-9]*/state.arrays"):
             with contextlib.suppress(FileNotFoundError):
@@ -116,7 +125,7 @@ class PipelinePage(Capability):
 
 
 def percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
-    """p50 and p99 in the unit of the values, null when there are none."""
+    """Return p50 and p99 in the unit of the values. Both are None if there are no values."""
     if not values:
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.fromiter(values, np.float64), (50, 99))
@@ -124,6 +133,9 @@ def percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
 
 
 def _targets(rows: Sequence[Mapping[str, object]], key: str) -> int:
-    """Return the sum of a number of targets. A source from outside may put anything there."""
+    """Return the sum of one count of targets over all rows.
+
+    A source that is a plugin may put anything there, so values that are no numbers are skipped.
+    """
     counts = [row.get(key) for row in rows]
     return sum(int(count) for count in counts if isinstance(count, int | float))

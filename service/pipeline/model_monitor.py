@@ -1,4 +1,7 @@
-"""Compare the serving models with their cards, and say which want a new fit (`fleetcast train demand --if-drift`)."""
+"""The comparison of the serving models with their cards.
+
+It reports which models need a new fit (`fleetcast train demand --if-drift`).
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,7 +31,10 @@ BANDED = ("demand", "duration")
 
 
 class ModelMonitor:
-    """Looks at the registry whenever it is asked to; a card is read again when another version serves."""
+    """A monitor of the serving models' drift.
+
+    It polls the registry at each review. It reads a card again when another version serves.
+    """
 
     def __init__(self, registry: Registry, limits: DriftLimits) -> None:
         self.page = b""
@@ -51,10 +57,11 @@ class ModelMonitor:
         risk_shadow: ShadowModel | None = None,
         loaded: Mapping[str, str] | None = None,
     ) -> FittedModels:
-        """`GET /v1/models`: a row for each kind that has a version serving.
+        """Return the answer of `GET /v1/models`: a row for each kind that has a serving version.
 
-        demand: rows of `/v1/demand`; runs, risk: what came of run times and of risk. loaded: kind -> the model that
-        really speaks, as `demand-0003`: where the registry's version is damaged, it is another one.
+        demand: rows of `/v1/demand`. runs, risk: recent outcomes of run times and of risk. loaded: kind -> the
+        model that really forecasts, such as `demand-0003`. It differs from the registry's version if that one is
+        damaged.
         """
         recent = {
             "demand": recent_of(row.record for row in demand),
@@ -86,7 +93,7 @@ class ModelMonitor:
 
 
 class ServingModels(Capability):
-    """The versions that serve, with what came of the pipeline's own forecasts."""
+    """The serving versions, with the outcomes of the pipeline's own forecasts."""
 
     def __init__(
         self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch, sharing: Sharing

@@ -15,7 +15,7 @@ SECTION = "node.load"  # (level, load, n) float32 of models.node_load
 
 
 class NodeLoads(Capability):
-    """The forecast of a tick; nothing is kept from one to the next."""
+    """The capability that forecasts each node's load. It has no state between ticks."""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
         gpus = GpuUse.of(tick.frames.gpu, tick.gpu_rows, held_s(tick))
@@ -23,9 +23,9 @@ class NodeLoads(Capability):
 
 
 def held_s(tick: Tick) -> NDArray[np.float64]:
-    """Return (n, g) for how many seconds each GPU's holder has it, NaN free.
+    """Return (n, g) the seconds that each GPU's holder has held it, NaN if the GPU is free.
 
-    Work without a known job has always been there. A promised GPU will be used from now on.
+    Work without a known job counts as infinitely old. A promised GPU counts as held from now on.
     """
     since_ms = [row.placed_ms or row.started_ms for row in tick.events.running]
     ages_s = [np.inf if then is None else max(0.0, (tick.now_ms - then) / 1000) for then in since_ms]

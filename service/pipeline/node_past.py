@@ -1,11 +1,12 @@
-"""The timeline of each node: changes only, so that hours of many nodes cost little.
+"""The timeline of each node. It has changes only, so that hours of many nodes take little space.
 
     scores    a step where a probability moved by more than a person would notice
     signals   a spell of ticks with the same reason, with its values
-    actions   advice, from when until when      states   the same of ok, degraded, drained, …
+    actions   advice, with its begin and end      states   the same for ok, degraded, drained, …
     stays     attempts of jobs, from their start to their end
 
-Node events are in the node table. Each list is bounded: older scores and values get sparser, of the rest the oldest go.
+Node events are in the node table. Each list is bounded. Older scores and values are thinned out, and in
+the other lists the oldest entries are dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,10 @@ Item = TypeVar("Item")
 
 
 class Spell(msgspec.Struct, gc=False):
-    """A reason as long as it was given; points: [Unix ms, value] where the value moved. share: the last one told."""
+    """A reason, for as long as it holds.
+
+    points: [Unix ms, value] where the value moved. share: as of the last such point.
+    """
 
     feature: str
     entity: str
@@ -57,7 +61,7 @@ class Spell(msgspec.Struct, gc=False):
 
 
 class PastSpan(msgspec.Struct, gc=False):
-    """A span of a node's past: an action's code and sentence, or a state and nothing."""
+    """A span of a node's past: an action with its code and sentence, or a state with an empty sentence."""
 
     code: str
     sentence: str
@@ -66,7 +70,7 @@ class PastSpan(msgspec.Struct, gc=False):
 
 
 class Stay(msgspec.Struct, gc=False):
-    """An attempt of a job on a node; gpus: that it held there, None where nobody told which."""
+    """An attempt of a job on a node. gpus: how many it held there, None if no event named them."""
 
     job: str
     attempt: int
@@ -92,7 +96,7 @@ class NodePast(msgspec.Struct):
 
 
 class Shown(NodePast):
-    """The piece of a node on the board."""
+    """The timeline of one node as the board has it, with its events."""
 
     node: str = ""
     events: Sequence[NodeEvent] = ()
@@ -103,7 +107,10 @@ Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
 
 
 class NodePasts(Capability, Stateful):
-    """All nodes of a fleet. `sections`, `dump` and `move` are never called at the same time."""
+    """The timelines of all nodes of a fleet.
+
+    `sections`, `dump` and `move` are never called at the same time.
+    """
 
     def __init__(self) -> None:
         self.of: dict[str, NodePast] = {}
@@ -119,11 +126,11 @@ class NodePasts(Capability, Stateful):
         self._names: tuple[str, ...] = ()
 
     def dump(self) -> Dump:
-        """All of it, packed at once: a copy of so many objects would take longer."""
+        """Return all timelines, packed at once, because a copy of so many objects would take longer."""
         return None, {"pasts": np.frombuffer(msgspec.msgpack.encode(self.of), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Raises msgspec.MsgspecError."""
+        """Restore the result of `dump` into an empty object. Raises msgspec.MsgspecError."""
         self.of = msgspec.msgpack.decode(arrays["pasts"].tobytes(), type=dict[str, NodePast])
         for name, past in self.of.items():
             open_ones = [row for row in past.signals if row.ended_ms is None]
@@ -134,14 +141,20 @@ class NodePasts(Capability, Stateful):
                     self._on.setdefault((stay.job, stay.attempt), set()).add(name)
 
     def missed(self, since_ms: int) -> None:
-        """Nobody looked from then until the next tick: to be called after `load`."""
+        """Record that nothing was observed from `since_ms` until the next tick.
+
+        The caller calls this after `load`.
+        """
         for past in self.of.values():
             _begin_span(past.states, "unknown", "", since_ms)
             nothing: list[float | None] = [None] * len(HORIZONS_S)
             _add(past.steps, (since_ms, nothing), MOST_STEPS)
 
     def move(self, by_ms: int) -> None:
-        """Move all scores, and all that goes on, with a clock that was set. The rest stays where it was."""
+        """Shift the times of all scores by `by_ms`, after the clock was set.
+
+        The times of signals, actions and states in progress shift too. Everything else stays.
+        """
         for past in self.of.values():
             past.began_ms += by_ms
             past.steps = [(time_ms + by_ms, step) for time_ms, step in past.steps]
@@ -155,7 +168,7 @@ class NodePasts(Capability, Stateful):
         self._pieces = {}
 
     def sections(self, tick: Tick) -> list[Section]:
-        """Take in a tick. Returns sections where anything changed."""
+        """Fold a tick. Returns the sections, or nothing if no timeline changed."""
         changed = self._observe(tick)
         names = tick.topology.names
         missing = [name for name in names if name not in self._pieces]
@@ -175,7 +188,7 @@ class NodePasts(Capability, Stateful):
         return encode(Shown(**fields, node=name, events=record.events if record else ()))
 
     def _observe(self, tick: Tick) -> set[str]:
-        """Names of the nodes of which something changed."""
+        """Fold a tick, and return the names of the nodes whose timelines changed."""
         for name in tick.topology.names:
             if name not in self.of:
                 self.of[name] = NodePast(tick.now_ms)
@@ -269,7 +282,7 @@ class NodePasts(Capability, Stateful):
         return new | gone
 
     def _visit(self, attempt: JobAttempt) -> set[str]:
-        """Add the stays of an attempt that is over, on nodes that do not know of it."""
+        """Add the stays of an ended attempt to the nodes that have no record of it."""
         key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
         if began_ms is None or over_ms is None:
             return set()
@@ -295,14 +308,14 @@ class NodePasts(Capability, Stateful):
 
 
 def _keep(stays: list[Stay], stay: Stay) -> None:
-    """Append a stay. Beyond MOST_STAYS, the oldest goes, those that are over first."""
+    """Append a stay. Beyond MOST_STAYS, drop the oldest ended stay, or else the oldest."""
     stays.append(stay)
     if len(stays) > MOST_STAYS:
         stays.remove(min(stays, key=lambda row: (row.ended_ms is None, row.began_ms)))
 
 
 def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
-    """Node -> GPUs of an attempt there."""
+    """Return node -> GPUs of an attempt there, None if no event named them."""
     if not attempt.ranks:
         return dict.fromkeys(attempt.nodes)
     counts: dict[str, int | None] = {}
@@ -312,7 +325,7 @@ def _gpus_by_node(attempt: JobAttempt) -> dict[str, int | None]:
 
 
 def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
-    """Signals as the reasons of now have them; whether anything changed."""
+    """Update the signals to the current reasons. Return whether anything changed."""
     latest = {(spell.feature, spell.entity): spell for spell in signals}
     given = {(reason.feature, reason.entity): reason for reason in reversed(reasons)}  # the first of two is the firmer
     changed = False
@@ -337,20 +350,23 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
 
 
 def _is_other(spell: Spell, reason: Reason) -> bool:
-    """Return whether a reason of the same metric is a new signal: another code, or hard where it was not."""
+    """Return whether a reason of the same metric is a new signal.
+
+    It is new if it has another code, or if it is hard and the old one was not.
+    """
     is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
     return is_code or (isinstance(reason, HardReason) and not spell.fault)
 
 
 def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
-    """Return a new spell. after_ms: the end of the one whose place it takes."""
+    """Return a new spell. after_ms: the end of the spell that it replaces."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
 def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
-    """Continue a spell, and return whether it is back, or its value moved."""
+    """Continue a spell. Return whether it had ended before, or its value moved."""
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
     scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))
@@ -362,7 +378,7 @@ def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
 
 
 def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) -> bool:
-    """End the last span and begin another, if the code differs."""
+    """End the last span and begin another, if the code differs. Return whether anything changed."""
     last = spans[-1] if spans else None
     if last is not None and last.ended_ms is None:
         if last.code == code:
@@ -377,7 +393,7 @@ def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) ->
 
 
 def _add(rows: list[Item], row: Item, most: int) -> None:
-    """Append a row. Beyond `most`, every second row of the older half goes, but not the first."""
+    """Append a row. Beyond `most`, drop every second row of the older half, but not the first row."""
     rows.append(row)
     if len(rows) > most:
         half = len(rows) // 2
@@ -385,7 +401,7 @@ def _add(rows: list[Item], row: Item, most: int) -> None:
 
 
 def _forget(past: NodePast, before_ms: int) -> None:
-    """Drop what was over by then."""
+    """Drop everything that had ended by then."""
     tables: tuple[list[Any], ...] = (past.signals, past.actions, past.states, past.stays)
     for rows in tables:
         rows[:] = [row for row in rows if row.ended_ms is None or row.ended_ms >= before_ms]

@@ -1,7 +1,7 @@
-"""Occupancy of GPUs as arrays: observed from job events, never assumed from decisions.
+"""Occupancy of GPUs as arrays. It is observed from job events, never assumed from decisions.
 
-If the events and the snapshots that had folded them are lost, the last board says it. Without it, nothing may be
-placed.
+If the events and the snapshots that had folded them are lost, the occupancy comes from the last board.
+Without that board, nothing may be placed.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -31,14 +31,18 @@ UNKNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 free.
+    """The attempts that hold the GPUs of a fleet.
 
-    parts: (k, 4) int32 of GPUs of which jobs hold a part: job, node, GPU, thousandths. Its holder is the first of them.
-    sizes: index into `jobs` → GPUs held, of attempts on nodes of the fleet that hold another number than their events
-    state: these name no GPUs, GPUs that the node lacks, a GPU for several members, or GPUs that a later attempt names.
-    Every count of such an attempt's GPUs is this one.
+    holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 if free.
+    parts: (k, 4) int32 job, node, GPU, thousandths, for GPUs that jobs hold only in part. The first such job is
+    the GPU's holder.
+    sizes: index into `jobs` → GPUs held. It lists attempts on nodes of the fleet whose number of GPUs differs
+    from the number that their events state. This happens if the events name no GPUs, GPUs that the node lacks,
+    one GPU for several members, or GPUs that a later attempt names. Every count of such an attempt's GPUs uses
+    this number.
     guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
-    displaced: indices into `jobs` of the attempts that hold less than they state, because others hold their GPUs.
+    displaced: indices into `jobs` of the attempts that hold fewer GPUs than they state, because other attempts
+    hold their GPUs.
     """
 
     holder: NDArray[np.int32]
@@ -61,10 +65,13 @@ def observe(
 ) -> Occupancy:
     """Fold the running attempts onto the GPUs that the topology knows. `index`: node name -> row.
 
-    An attempt that names nodes but no GPUs takes as many as `unnamed_gpus` states of those there that no attempt names,
-    first those that telemetry shows `at_work`, (n, g). So does one that names GPUs that the node lacks: it runs there,
-    and a launcher may count GPUs in its own way. A part of a GPU shares the fullest GPU that has room for it.
-    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold those GPUs.
+    An attempt that names nodes but no GPUs gets as many GPUs there as `unnamed_gpus` states. It gets GPUs
+    that no attempt names, first those that telemetry shows `at_work`, (n, g). The same holds for an attempt
+    that names GPUs that the node lacks: it runs there, and a launcher may number GPUs in its own way. A part
+    of a GPU shares the fullest GPU that has room for it.
+
+    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold those
+    GPUs.
     """
     stated = _stated(running, topology, index, given)
     folded = _Holders(running, topology, stated)
@@ -89,8 +96,10 @@ def observe(
 class _Stated:
     """The GPUs that events and promises state.
 
-    named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it. parts: (number, row, GPU,
-    thousandths). unnamed: (number, row, thousandths, GPUs) to guess after all named ones. 0 GPUs: as many as usual.
+    named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it.
+    parts: (number, row, GPU, thousandths).
+    unnamed: (number, row, thousandths, GPUs) to guess after all named GPUs. If GPUs is 0, the usual number is
+    guessed.
     """
 
     named: list[tuple[int, int, int]] = field(default_factory=list)
@@ -155,7 +164,7 @@ class _Holders:
             self._share(*part)
 
     def guess_parts(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt share GPUs of a node that have room for a part. works: (g,) which are at work."""
+        """Let an attempt share GPUs of a node that have room for a part. works: (g,) whether each is at work."""
         for _ in range(gpus or unnamed_gpus(self.running[number], self.names[row])):
             gpu = _gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
             if gpu >= 0:
@@ -164,7 +173,7 @@ class _Holders:
                 self.displaced.add(number)
 
     def guess_whole(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt hold free GPUs of a node. works: (g,) which are at work."""
+        """Let an attempt hold free GPUs of a node. works: (g,) whether each is at work."""
         free = _likeliest_free(self.holder[row], self.counts[row], works)
         wanted = gpus or _unnamed_whole(self.running[number], works[free])
         self.holder[row, free[:wanted]] = number
@@ -181,7 +190,7 @@ class _Holders:
 
 
 class OccupancyMemory:
-    """Remembers the last occupancy while nothing that it depends on has changed."""
+    """A cache of the last occupancy, valid while none of its inputs has changed."""
 
     def __init__(self) -> None:
         self._found: Occupancy | None = None
@@ -189,7 +198,10 @@ class OccupancyMemory:
         self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
 
     def given_back(self, running: Container[str]) -> NDArray[np.bool_] | None:
-        """Return (n, g) GPUs that jobs held at the last tick which do not run any more. None if there are none."""
+        """Return (n, g) the GPUs that were held at the last tick by jobs that no longer run.
+
+        Returns None if all those jobs still run.
+        """
         jobs = self._found.jobs if self._found is not None else ()
         over = [number for number, job in enumerate(jobs) if job not in running]
         return np.isin(self._found.holder, over) if self._found is not None and over else None
@@ -203,7 +215,7 @@ class OccupancyMemory:
         at_work: NDArray[np.bool_],
         given: Mapping[tuple[str, int], Sequence[RankPlacement]],
     ) -> Occupancy:
-        """Return what `observe` finds. placements: those of `running`."""
+        """Return the result of `observe`, from the cache if nothing changed. placements: those of `running`."""
         found, of = self._found, self._of
         if (
             found is None
@@ -221,8 +233,8 @@ class OccupancyMemory:
 def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:
     """Return, for each running attempt, node → thousandths of GPUs that it holds there.
 
-    The occupancy says it for nodes whose GPUs are known, so that jobs add up with the GPUs in use. For other nodes, the
-    events of the attempt say it.
+    For nodes with a known number of GPUs, these come from the occupancy, so that jobs add up to the GPUs in
+    use. For other nodes, they come from the attempt's events.
     """
     counts = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
     found: list[dict[str, int]] = []
@@ -241,7 +253,10 @@ def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topol
 
 
 def _ranks_of(attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]) -> Sequence[RankPlacement]:
-    """Return the ranks that our placer gave an attempt, if it runs on these nodes; else those of its events."""
+    """Return the ranks that our placer gave an attempt, if it runs on exactly those nodes.
+
+    Otherwise return the ranks of its events.
+    """
     ranks = given.get((attempt.job, attempt.attempt), ())
     return ranks if ranks and {rank.node for rank in ranks} == set(attempt.hosts) else attempt.ranks
 
@@ -256,10 +271,10 @@ def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
 def _sizes(
     running: Sequence[JobAttempt], holder: NDArray[np.int32], sharing: set[int], topology: Topology
 ) -> dict[int, int]:
-    """Return number → GPUs held, of attempts that hold another number of GPUs than their events state.
+    """Return number → GPUs held, for attempts that hold another number of GPUs than their events state.
 
-    sharing: numbers of attempts that hold parts of GPUs. They, and attempts on nodes whose GPUs are not known, are left
-    out: their events say it.
+    sharing: numbers of attempts that hold parts of GPUs. These attempts are left out, as are attempts on
+    nodes without a known number of GPUs. For them, the events count.
     """
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
     known = {node.name for node in topology.nodes if node.gpus}
@@ -292,7 +307,10 @@ def _likeliest_free(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_])
 
 
 def _unnamed_whole(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
-    """Return how many of a node's free GPUs a member holds if its events name none. works: which are at work."""
+    """Return how many of a node's free GPUs a member holds if its events name none.
+
+    works: which of these GPUs are at work.
+    """
     if attempt.source == "sdk":  # it says nothing of how many
         return max(1, int(np.count_nonzero(works)))
     return attempt.submission.gpus_per_node if attempt.submission else len(works)
@@ -302,7 +320,10 @@ decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
 
 
 def running_on(board: Board) -> list[JobAttempt] | None:
-    """Return the attempts that ran when a board was made, at sequence 0: any event is news. None if it cannot say."""
+    """Return the attempts that ran when a board was made. Returns None if the board does not say.
+
+    They have sequence 0, so that any event is newer.
+    """
     try:
         if not board.json("meta").get("occupancy_known", True):
             return None
@@ -325,7 +346,7 @@ def running_on(board: Board) -> list[JobAttempt] | None:
 
 
 def parts_on(board: Board) -> NDArray[np.int32]:
-    """(k, 4) as `Occupancy.parts`; none on a board of before there were any."""
+    """Return (k, 4) as `Occupancy.parts`. It is empty on a board of a version without parts."""
     return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
 
 

@@ -1,7 +1,8 @@
-"""Open requests of the placer's ledger, as attempts beside those that job events tell of.
+"""Open requests of the placer's ledger, as attempts that join those of job events.
 
-A job waits once: its request in our own queue stands for it, whatever events say of its waiting. A job whose GPUs are
-promised does not wait. Once events say that it runs or has ended, its request says nothing any more.
+A job waits once. Its request in our own queue represents it, even if events say that it waits. A job
+whose GPUs are promised does not wait. Once events say that the job runs or has ended, its request no
+longer counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ Key = tuple[str, int]  # job, attempt
 
 @dataclass(frozen=True, slots=True)
 class OpenView:
-    """The waiting and promised requests, each once. waiting: attempts, in order of arrival, requests first.
+    """The waiting and promised requests, each once.
 
-    promised: attempts with the ranks of their promise. requests: those promises, in the same order. requested: all
-    attempts that have an open request.
+    waiting: attempts in order of arrival, requests first. promised: attempts with the ranks of their promise.
+    requests: those promises, in the same order. requested: all attempts that have an open request.
     """
 
     waiting: Sequence[JobAttempt]
@@ -37,7 +38,7 @@ class OpenView:
 
     @classmethod
     def of(cls, open_requests: Sequence[OpenRequest], events: EventView) -> "OpenView":
-        """Join the open requests and what events tell of the attempts that wait."""
+        """Combine the open requests with the attempts that wait by events."""
         if not open_requests:
             return cls(events.queued)
         over = {(row.job, row.attempt) for row in (*events.running, *events.ended)}
@@ -54,10 +55,10 @@ class OpenView:
 def beside_jobs(
     requests: Sequence[OpenRequest], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> Sequence[OpenRequest]:
-    """Return the requests, each with those of its promised GPUs that no job holds.
+    """Return the requests, with only those promised GPUs that no job holds.
 
-    Another job may have started on them, so that each GPU counts once. Parts of GPUs stay: jobs share those.
-    held: (n, g) GPUs that jobs hold. rows: node name → row.
+    Another job may have started on a promised GPU, and each GPU must count once. Parts of GPUs stay, because
+    jobs share them. held: (n, g) whether a job holds the GPU. rows: node name → row.
     """
     if not any(request.is_promised for request in requests):
         return requests
@@ -67,7 +68,10 @@ def beside_jobs(
 def _left(
     ranks: tuple[RankPlacement, ...], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> tuple[RankPlacement, ...]:
-    """Return the ranks that have GPUs left, with these; if none has any, all ranks without GPUs."""
+    """Return the ranks that have GPUs left, with only those GPUs.
+
+    If no rank has any left, return all ranks without GPUs.
+    """
     found = []
     for rank in ranks:
         row = rows.get(rank.node)
@@ -78,7 +82,10 @@ def _left(
 
 
 def _attempt(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
-    """Return a request as an attempt. It waits since events first said so, if they did."""
+    """Return a request as an attempt.
+
+    It waits since its request, or since its submission by events if earlier.
+    """
     request = row.request
     since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)
     has_gpus = not row.is_promised or any(rank.gpus for rank in row.ranks)

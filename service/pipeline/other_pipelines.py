@@ -1,9 +1,9 @@
-"""Read the boards of the other pipelines and join their evidence to the first one's.
+"""The reader of the other pipelines' boards. It joins their evidence to that of the first pipeline.
 
     pipeline-1/board/board ── at its ticks ──> evidence and readings of its nodes, joined by names into the fleet's
     pipeline-1/board/urgent ── at once ──────> its hard signals, on the fleet's board within a tenth of a second
 
-The last report of a pipeline that is away stays and ages: after `stale_after_s` its nodes are stale.
+If a pipeline is away, its last report stays and ages. After `stale_after_s` its nodes are stale.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SUMMED = ("samples_per_s", "events_per_s", "bad_total", "samples_total", "late_t
 
 @dataclass(slots=True)
 class OtherPipeline:
-    """One other pipeline. urgent: its hard signals that its report does not know of yet."""
+    """One other pipeline. urgent: its hard signals that its own report does not cover yet."""
 
     instance: int
     reader: BoardReader
@@ -60,7 +60,7 @@ class OtherPipeline:
     _observed: list[HardSignal] = field(default_factory=list)  # hard signals as of the last poll
 
     def poll(self) -> list[HardSignal]:
-        """Read the board anew if it was replaced; the hard signals that came since the last poll."""
+        """Read the board if it was replaced. Return the hard signals that have arrived since the last poll."""
         board = self.reader.latest()
         if board is None or board is self._board:
             return []
@@ -96,7 +96,10 @@ def _urgent_rows(board: Board) -> list[HardSignal]:
 
 
 def _check(report: Report) -> None:
-    """Check that columns fit each other, so that no tick fails on them half-way. Raises ValueError."""
+    """Check that the columns of a report fit each other. Raises ValueError.
+
+    This way no tick fails halfway through a report.
+    """
     local = report.local
     nodes = len(local.nodes)
     if missing := set(GPU_CHANNELS) - set(local.gpu.last):
@@ -122,12 +125,15 @@ def _check(report: Report) -> None:
 
 
 class OtherPipelines(Capability):
-    """All other pipelines; none where there is one."""
+    """All other pipelines. It is empty if there is only one pipeline."""
 
     def __init__(
         self, config: Config, clock: Clock, publish: Callable[[Sequence[HardSignal]], None], wake: asyncio.Event
     ) -> None:
-        """publish: publishes hard signals at once; wake: set when scores cover signals that were published."""
+        """Prepare to read the boards of the other pipelines.
+
+        publish: publishes hard signals at once. wake: set when scores cover signals that were published.
+        """
         self._publish, self._wake = publish, wake
         self.stale_after_ms = round(config.stale_after_s(clock) * 1000)
         self.each = [
@@ -142,7 +148,7 @@ class OtherPipelines(Capability):
         return (other.report for other in self.each if other.report is not None)
 
     async def work(self, state: FleetState) -> None:
-        """Look at the boards of the others, so that no hard signal waits for a tick."""
+        """Poll the boards of the others as soon as they change, so that no hard signal waits for a tick."""
         changes = FileChanges({other.reader.folder: REPLACED for other in self.each}, POLL_WALL_S)
         with contextlib.closing(changes):
             while self.each:
@@ -151,25 +157,28 @@ class OtherPipelines(Capability):
                     self._wake.set()
 
     def poll(self) -> bool:
-        """Publish hard signals that came since the last poll; whether scores came of signals from before it."""
+        """Publish the hard signals that have arrived since the last poll.
+
+        Return whether a pipeline's scores now cover all the signals that were urgent before.
+        """
         waiting = [other for other in self.each if other.urgent]
         if rows := [row for other in self.each for row in other.poll()]:
             self._publish(rows)
         return any(not other.urgent for other in waiting)
 
     def republish_unscored(self) -> None:
-        """Publish once more the hard signals that no report knows of yet: a new board has them no longer."""
+        """Publish again the hard signals that no report covers yet, because a new board lacks them."""
         if rows := [row for other in self.each for row in other.urgent]:
             self._publish(rows)
 
     def nodes(self) -> Iterator[str]:
-        """Names of the nodes that the others have heard of."""
+        """Yield the names of the nodes from which the others have received samples."""
         for report in self.reports():
             known = report.local.known.tolist()
             yield from (name for name, heard in zip(report.local.nodes, known, strict=True) if heard)
 
     def gpus(self) -> dict[str, int]:
-        """Node -> GPUs that the others have seen there."""
+        """Return node -> number of GPUs that the others have observed there."""
         counts: dict[str, int] = {}
         for other in self.each:
             for node, count in other.gpus.items():
@@ -177,14 +186,17 @@ class OtherPipelines(Capability):
         return counts
 
     def labelled(self) -> Iterator[LabelHold]:
-        """Yield the holders of the GPUs that the others hear of, as labels say."""
+        """Return the holders of the others' GPUs, as labels of their samples name them."""
         return (hold for report in self.reports() for hold in report.about.labelled)
 
     def models(self) -> dict[str, str]:
         return {node: model for report in self.reports() for node, model in report.about.models.items()}
 
     def join(self, inputs: TickInputs, local: Local) -> tuple[TickInputs, list[Local]]:
-        """Join the readings of all pipelines by rows of the fleet's topology. Return also the evidence of each."""
+        """Join the readings of all pipelines by rows of the fleet's topology.
+
+        Also return the evidence of each.
+        """
         reports = [self._aged(report, inputs.now_ms) for report in self.reports()]
         if not reports:
             return inputs, [local]
@@ -199,7 +211,10 @@ class OtherPipelines(Capability):
         ]
 
     def _aged(self, report: Report, now_ms: int) -> Report:
-        """Return a report with its readings as old as they are now. Nodes of a pipeline that is away are down."""
+        """Return a report with the ages that its readings have now.
+
+        If the pipeline has been away for too long, its nodes are down.
+        """
         for_ms = max(0, now_ms - report.local.time_ms)
         gpu, node = report.gpu.copy(), report.node.copy()
         gpu[:, AGE[GPU]] += for_ms / 1000
@@ -231,7 +246,7 @@ class OtherPipelines(Capability):
         return own
 
     def page(self, tick: Tick) -> bytes:
-        """Metrics: how old the word of each is."""
+        """Return the metrics of the reports' ages, one for each other pipeline."""
         if not self.each:
             return b""
         page = Page()
@@ -245,7 +260,7 @@ def _age_s(report: Report | None, now_ms: int) -> float | None:
 
 
 def _archives(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
-    """Join the shares of two pipelines in the archive: counts are summed, the worse state counts."""
+    """Combine the archive health of two pipelines. Counts are summed, and the worse state counts."""
     summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
 
@@ -257,7 +272,10 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
 def _joined_gpus(
     inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]
 ) -> tuple[FeatureFrame, NDArray[np.int32]]:
-    """Return the readings of all GPUs, one pipeline's after the other's, and where (n, g) each node's are."""
+    """Return the readings of all pipelines' GPUs, and (n, g) the row of each node's GPUs in them.
+
+    If several pipelines report a GPU, its row is that of the youngest reading.
+    """
     values, nodes = [shown(inputs.frames.gpu)], [inputs.frames.gpu.node]
     at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
     at[at >= offset] = -1  # registered since the frame was made
@@ -279,7 +297,7 @@ def _joined_gpus(
 
 
 def _joined_nodes(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
-    """Return the readings of all nodes by rows of the topology, each of the pipeline that heard of it last."""
+    """Return the readings of all nodes by rows of the topology. The youngest reading of each node counts."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
     own = shown(inputs.frames.node)[: len(rows)]
     values[: len(own)] = own
@@ -292,7 +310,7 @@ def _joined_nodes(inputs: TickInputs, reports: list[Report], rows: Mapping[str, 
 
 
 def _places(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
-    """(node there,) row of the topology, -1 where it has none of that name."""
+    """Return the row in the topology of each node of the report, -1 if the topology has no such name."""
     return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
 
 

@@ -5,12 +5,14 @@ Everything that writes state runs in one event loop with no await in between, so
     pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick, as do the
                                first samples of a node)
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
-    capabilities               add to every tick, and work beside it (service.pipeline.capabilities)
+    capabilities               add to every tick, and work alongside it (service.pipeline.capabilities)
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
-    archive                    what was taken is in files before a snapshot says so (service.pipeline.archive_writer)
+    archive                    ingested rows are in files before a snapshot covers them
+    (service.pipeline.archive_writer)
 
-Of several pipelines each takes a share of the nodes (ingest.shares). The first folds the events, joins what the others
-publish on boards of their own (`reports.py`, `other_pipelines.py`) to what it knows, and scores the fleet.
+If there are several pipelines, each ingests a share of the nodes (ingest.shares). The first pipeline
+folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`) with its own
+evidence, and scores the fleet.
 """
 
 import asyncio
@@ -48,7 +50,7 @@ from service.thread_work import in_thread
 
 
 class Pipeline:
-    """One pipeline process. `sources` makes its sources once the entities of a snapshot are known."""
+    """One pipeline process. `sources` makes its sources once the entities of the snapshot are known."""
 
     def __init__(
         self,
@@ -83,7 +85,10 @@ class Pipeline:
         self.capabilities = Capabilities(setting, makes)
 
     async def run(self) -> None:
-        """Until cancelled. A bug ends the process, which is restarted and replays, unless it is one of a source."""
+        """Run until cancelled. A bug ends the process, except a bug in a source.
+
+        After a restart, the process reads its sources again from the last snapshot on.
+        """
         async with asyncio.TaskGroup() as group:
             for work in self._works():
                 group.create_task(work)
@@ -101,7 +106,7 @@ class Pipeline:
             await asyncio.sleep(0)
 
     def take(self, batch: Batch) -> None:
-        """Apply one batch and wake the tick when it holds a hard signal or a node's first samples."""
+        """Apply one batch. Wake the tick if the batch has a hard signal or a node's first samples."""
         now_ms = self.time.now_ms()
         if not self.share.first:  # the first pipeline folds the events
             batch = replace(batch, events=(), node_events=())
@@ -127,7 +132,7 @@ class Pipeline:
             await self._rest.rest(self.clock.wall_s(self.config.pipeline.tick_s))
 
     async def tick(self) -> None:
-        """Extract, score and publish once."""
+        """Extract features, score the fleet, and publish the board once."""
         began = time.perf_counter()
         self._inputs.refresh_topology()
         arrived = self.metrics.arrivals()
@@ -143,14 +148,17 @@ class Pipeline:
         self.metrics.record_tick((time.perf_counter() - began) * 1000, arrived)
 
     def _score(self, inputs: TickInputs) -> list[Section]:
-        """All of a tick that takes its time, in a thread: signals that arrive meanwhile are published by the loop."""
+        """Run the slow part of a tick in a thread. The loop publishes hard signals that arrive meanwhile."""
         local = self._scorer.local(inputs)
         if self.others is None:
             return local_sections(local, inputs, self.share)
         return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
-        """In a thread. Only the first pipeline folds events, so that its board alone has a standing."""
+        """Publish the board, in a thread.
+
+        Only the first pipeline folds events, so only its board has a standing.
+        """
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)
@@ -164,7 +172,7 @@ class Pipeline:
                 await self.save()
 
     async def save(self) -> None:
-        """Save a snapshot once the archive has all that its positions cover. Raises OSError."""
+        """Save a snapshot, once the archive has everything that the positions cover. Raises OSError."""
         async with self._saving:
             async with self.capabilities.still(), self.archive_writer.still:  # flushes go on until forecasts are done
                 async with self._memory_free:

@@ -1,9 +1,9 @@
-"""PipelineClock: adapts the state to a clock that is set, and to time in which the pipeline did not listen.
+"""PipelineClock: adapts the state when the clock is set, or when the pipeline did not run.
 
-set back            rings and signals move with the clock: they keep their ages, and what comes next is newer
-set ahead           silence does not count for as long: nobody could have been heard
+set back            rings and signals move with the clock, so they keep their ages and new samples are newer
+set ahead           that much silence does not count, because nothing could have been received
 stood still         the same: this process was stopped, or its machine suspended
-started again       the same, from the snapshot on, for sources whose past is gone
+started again       the same, from the snapshot on, for sources that cannot go back
 """
 
 import asyncio
@@ -19,10 +19,17 @@ BEAT_WALL_S, STILL_WALL_S = 1.0, 10.0
 
 
 class PipelineClock:
-    """`now_ms` is to be asked before anything is written. `changed` is set when a board should follow at once."""
+    """The clock of a pipeline. Ask it for `now_ms` before anything is written.
+
+    `changed` is set when a board should follow at once.
+    """
 
     def __init__(self, clock: Clock, saved: SavedState, step_ms: int, changed: asyncio.Event) -> None:
-        """`step_ms`: smaller steps are let be; those within a scrape interval delay no series by more than a sample."""
+        """Watch a clock.
+
+        `step_ms`: smaller steps are ignored. A step within a scrape interval delays no series by more than a
+        sample.
+        """
         self.clock = clock
         self._saved = saved
         self._step_ms = step_ms
@@ -41,7 +48,7 @@ class PipelineClock:
         return now_ms
 
     def start(self, *, misses: bool) -> None:
-        """Call it after a restore. `misses`: some sources cannot go back."""
+        """Adapt the state after a restore. `misses`: some sources cannot go back."""
         saved, now_ms = self._saved, self.clock.now_ms()
         newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
         if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
@@ -55,7 +62,10 @@ class PipelineClock:
             self.beat()
 
     def beat(self) -> None:
-        """Notice when this process stood still: to be called every second or so, and before anything is judged."""
+        """Detect that this process stood still.
+
+        The caller calls this about every second, and before anything is judged.
+        """
         wall_s, now_ms = time.monotonic(), self.now_ms()
         still_s = wall_s - self._beaten[0]
         if still_s > max(STILL_WALL_S, self.clock.wall_s(self._step_ms / 1000)):
@@ -63,7 +73,7 @@ class PipelineClock:
         self._beaten = wall_s, now_ms
 
     def move_parts(self) -> None:
-        """Move the stateful parts with the clock; call it while no thread writes them."""
+        """Move the stateful parts along with the clock. The caller makes sure that no thread writes them."""
         if self._owed_ms:
             self._saved.parts.move(self._owed_ms)
             self._owed_ms = 0

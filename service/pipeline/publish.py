@@ -1,4 +1,7 @@
-"""One tick's results as board sections; `topology_sections` and `score_sections` list what a reader may rely on."""
+"""The results of one tick as board sections.
+
+`topology_sections` and `score_sections` list what a reader may rely on.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -38,7 +41,7 @@ AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)
 
 
 def hottest_gpu(tick: Tick) -> NDArray[np.float32]:
-    """(n,) temperature of each node's hottest GPU, NaN unknown."""
+    """Return (n,) the temperature of each node's hottest GPU, NaN if unknown."""
     hottest: NDArray[np.float64] = np.fmax.reduce(tick.gpu_column("gpu_temp_c"), axis=1, initial=np.nan)
     return hottest.astype(np.float32)
 
@@ -74,7 +77,7 @@ def topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
 
 
 def score_sections(tick: Tick) -> list[Section]:
-    """Risk, occupancy, jobs and the prebuilt answers of one tick."""
+    """Return the sections for risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
     free_cpus, free_memory = _free_host(tick)
     data: dict[str, NDArray[Any] | bytes] = {
@@ -116,7 +119,10 @@ def score_sections(tick: Tick) -> list[Section]:
 
 
 def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
-    """Return joined pieces of JSON, and (n + 1,) where each begins, so that a reader reads one without the others."""
+    """Return pieces of JSON joined into one section, and a section of (n + 1,) offsets.
+
+    With the offsets, a reader reads one piece without the others.
+    """
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
     return {name: b"".join(parts), f"{name}.offsets": offsets}
@@ -165,7 +171,7 @@ def _free_host(tick: Tick) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def _actions(tick: Tick) -> NDArray[np.int8]:
-    """(n,) index into ACTIONS."""
+    """Return (n,) the index of each node's action in ACTIONS."""
     codes = np.zeros(len(tick.topology), np.int8)
     for row, action in tick.fleet.risk.actions.items():
         codes[row] = ACTIONS.index(action.code)
@@ -186,12 +192,15 @@ def _occupancy(tick: Tick) -> KnownAttempts:
 
 
 def _names(*attempts: JobAttempt) -> bytes:
-    """Return a line "ATTEMPT JOB" for each attempt. The api knows these names, whoever sends their next event."""
+    """Return a line "ATTEMPT JOB" for each attempt. The api treats these names as known."""
     return join_names([f"{row.attempt} {row.job}" for row in attempts])
 
 
 def _running_rows(tick: Tick) -> list[msgspec.Raw]:
-    """JSON of a row for each running attempt, rendered anew where the attempt or what it holds has changed."""
+    """Return the JSON of a row for each running attempt.
+
+    A row is rendered again only if the attempt or the GPUs that it holds have changed.
+    """
     keys = ((attempt.job, attempt.attempt) for attempt in tick.events.running)
     held = tick.memory.recall(
         "held of attempts", (tick.held_by_node,), lambda: dict(zip(keys, tick.held_by_node, strict=True))
@@ -226,13 +235,16 @@ def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
 
 
 def _ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
-    """Return a row of an attempt that is over: the occupancy lacks it, so its events say what it held."""
+    """Return the row of an ended attempt.
+
+    The occupancy lacks it, so the GPUs that it held come from its events.
+    """
     running = structs.asdict(_running_row(attempt, held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
 def queued_row(attempt: JobAttempt) -> QueuedJob:
-    """Return a job that waits as a placement request, and since when."""
+    """Return a waiting job as a placement request, with the time since when it is eligible."""
     asks = {**structs.asdict(documents.asked_of(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
         **asks,
@@ -245,7 +257,7 @@ def queued_row(attempt: JobAttempt) -> QueuedJob:
 
 
 def _left_s(tick: Tick) -> NDArray[np.float32]:
-    """Return (running, LEVELS) seconds that each running attempt still has to go. NaN without a forecast."""
+    """Return (running, LEVELS) the remaining seconds of each running attempt, NaN without a forecast."""
     running, run_times = tick.events.running, tick.run_times
     found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
     issued = [run_times.get((row.job, row.attempt)) for row in running] if run_times else []
@@ -259,7 +271,7 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
 
 
 def job_rows(tick: Tick) -> list[JobRow]:
-    """Return running, promised, queued, blocked and lately ended attempts, in that order."""
+    """Return the rows of running, promised, queued, blocked and recently ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
@@ -278,14 +290,20 @@ def job_rows(tick: Tick) -> list[JobRow]:
 
 
 def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
-    """Set the GPUs that the occupancy counts, in rows of attempts whose events name none. Returns the rows."""
+    """Set the number of GPUs in rows of attempts whose events state another number than the occupancy.
+
+    Returns the rows.
+    """
     for row in rows:
         row.gpus = tick.sizes.get((row.job, row.attempt), row.gpus)
     return rows
 
 
 def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
-    """JSON of what `/v1/jobs/{id}` adds to the row of the latest attempt: placement, phase and the last events."""
+    """Return the JSON that `/v1/jobs/{id}` adds to the row of each job's latest attempt.
+
+    It has the placement, the phase and the last events.
+    """
     events = tick.events
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
     known = sorted(rows, key=lambda attempt: attempt.attempt)
@@ -299,7 +317,10 @@ def job_details(tick: Tick) -> dict[str, msgspec.Raw]:
 
 
 def fleet_document(tick: Tick) -> FleetAnswer:
-    """Return the console's first picture: numbers of the header strip and a row per node for the map."""
+    """Return the document of the console's start page.
+
+    It has the numbers of the header, and a row for each node of the map.
+    """
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     domains = {
         level: documents.domain_of(tick.topology, level) for level in (Level.RACK, Level.RAIL_GROUP, Level.BLOCK)

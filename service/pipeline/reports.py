@@ -1,4 +1,7 @@
-"""Write one pipeline's evidence as board sections, and read it in the first pipeline, which matches rows by name."""
+"""The evidence of one pipeline as board sections, and its reader in the first pipeline.
+
+Rows are matched by name.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +36,10 @@ SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metric
 
 
 class About(msgspec.Struct):
-    """`doc.local`: what is said of the pipeline rather than of its nodes. models: node -> GPU model."""
+    """The section `doc.local`: facts about the pipeline rather than about its nodes.
+
+    models: node -> GPU model.
+    """
 
     instance: int
     instances: int
@@ -46,7 +52,10 @@ class About(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One other pipeline's word. gpu, node: (entity, SHOWN) readings, GPU rows as in `local.gpu`, node rows its own."""
+    """The report of one other pipeline.
+
+    gpu, node: (entity, SHOWN) readings. GPU rows are as in `local.gpu`, and node rows are the pipeline's own.
+    """
 
     about: About
     local: Local
@@ -56,13 +65,13 @@ class Report:
 
 
 def shown(frame: FeatureFrame) -> NDArray[np.float32]:
-    """(entity, SHOWN) of a frame."""
+    """Return (entity, SHOWN) the readings of a frame."""
     columns = [frame.column(name) for name in SHOWN[frame.kind]]
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
 
 
 def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
-    """Everything that the first pipeline needs of this one."""
+    """Return the sections with everything that the first pipeline needs from this one."""
     own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
     about = About(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
@@ -89,7 +98,11 @@ def local_sections(local: Local, inputs: TickInputs, share: Share) -> list[Secti
 
 
 def read_local(board: Board, before: Report | None = None) -> Report:
-    """KeyError, ValueError or msgspec.MsgspecError on another version's board. before: lends names that are equal."""
+    """Read the report of another pipeline's board.
+
+    Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the previous
+    report, whose names are reused if they are equal.
+    """
     names = _Names(board, before.names if before else {})
     rows = _rule_rows(names("names.rule"))
     rule = rows[board.array("signals.rule")]
@@ -112,7 +125,7 @@ def read_local(board: Board, before: Report | None = None) -> Report:
 
 
 class _Names:
-    """Sections of names; one with the same bytes as last time is the same tuple again."""
+    """A reader of sections of names. Equal bytes give the same tuple as last time."""
 
     def __init__(self, board: Board, known: Mapping[str, tuple[str, ...]]) -> None:
         self._board = board
@@ -128,7 +141,7 @@ class _Names:
 
 
 def _rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
-    """(rule there,) the rule here, -1 where there is none of that name."""
+    """Return the row here of each rule of the other pipeline, -1 if there is no rule of that name here."""
     return np.array([ROW.get(name, -1) for name in names], np.int16)
 
 
@@ -150,7 +163,7 @@ def _gang_columns(kind: str, board: Board, names: _Names) -> GangColumns:
 
 
 def _frame(kind: EntityKind, board: Board, names: _Names) -> NDArray[np.float32]:
-    """(entity, SHOWN), NaN for a feature that the other pipeline lacks."""
+    """Return (entity, SHOWN) readings, NaN for a feature that the other pipeline lacks."""
     there = names(f"frame.{kind}.names")
     values = board.array(f"frame.{kind}")
     columns = [

@@ -1,4 +1,7 @@
-"""Resume from the snapshot, the sources' positions and the last board, and compare the parts of the state."""
+"""The start of a pipeline from the snapshot, the sources' positions and the last board.
+
+It also compares the parts of the state.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -24,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class StateMonitor:
-    """Compares the parts of the state at the start and at every board. A loss lasts until an operator accepts it."""
+    """The comparison of the parts of the state, at the start and at every board.
+
+    A loss lasts until an operator accepts it.
+    """
 
     def __init__(self, config: Config, saved: SavedState, now_ms: int) -> None:
         self._config = config
@@ -43,7 +49,7 @@ class StateMonitor:
         self.judge_occupancy()
 
     def _parts(self) -> StateParts:
-        """Return the parts on disk. An accepted part counts as one of the new identity."""
+        """Return the parts on disk. An accepted part counts as part of the new identity."""
         saved, inbox = self._saved, inbox_part(self._config.inbox)
         there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
         folded = saved.positions.get("inbox", {})
@@ -64,7 +70,7 @@ class StateMonitor:
             logger.error("%s; nothing is placed until it is put back, or accepted: fleetcast state show", doubt.what)
 
     def judge_occupancy(self) -> None:
-        """Note the loss where nobody knows what runs."""
+        """Record a loss of the state if the running jobs are unknown."""
         if not self._saved.occupancy_known and self._saved.lost is None:
             self._saved.lost = Doubt(SNAPSHOT, UNKNOWN, self.seen.time_ms)
 
@@ -74,9 +80,9 @@ class StateMonitor:
         self._saved.occupancy_known = True
 
     def check(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
-        """Return the standing of a board that folds `inbox`. `board`, `snapshot`: the last numbers.
+        """Return the standing of a board that folds `inbox`.
 
-        One thread at a time.
+        `board`, `snapshot`: the last numbers. Only one thread may call this at a time.
         """
         self._follow(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
@@ -90,7 +96,7 @@ class StateMonitor:
         return Standing(inbox, self.identity, self.seen, self._board_lost, self._saved.lost)
 
     def _follow(self, file: StateFile | None, now_ms: int) -> None:
-        """Take the identity that somebody has accepted since the start, or that the placer has made."""
+        """Adopt an identity that an operator has accepted since the start, or that the placer has made."""
         if file is None or file.identity == self.identity:
             return
         accepted = file.accepted is not None and file.accepted.time_ms >= self._began_ms
@@ -108,13 +114,16 @@ class StateMonitor:
         self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
 
     def record_seen(self, seen: PartView) -> None:
-        """Write into the inbox what a snapshot has seen. A full disk costs only that note."""
+        """Write into the inbox which parts a snapshot has seen. On a full disk, only this record is lost."""
         with log_disk_errors("note in the inbox what the snapshot has seen", "the next one does"):
             write_seen(self._config.inbox, seen)
 
 
 def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) -> bool:
-    """Return whether an operator has accepted the restored snapshot, or that there is none (and none came since)."""
+    """Return whether an operator has accepted the restored snapshot.
+
+    If there is no snapshot, return whether the operator accepted that, and none was written since.
+    """
     if file.accepted is None or saved.identity == file.identity:
         return False
     if saved.number:
@@ -125,7 +134,11 @@ def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """state_monitor, board: of the first pipeline, which folds the events; board: the last one, if there is any."""
+    """The restored parts of a pipeline.
+
+    state_monitor, board: only in the first pipeline, which folds the events. board: the last one, if there is
+    one.
+    """
 
     snapshot: Snapshot
     saved: SavedState
@@ -141,7 +154,10 @@ def resume(
     make_sources: Callable[[Entities], Sequence[Source]],
     share: Share,
 ) -> Resumed:
-    """Restore the state. Sources are made once the entities of the snapshot are known, and go on from its positions."""
+    """Restore the state.
+
+    The sources are made once the entities of the snapshot are known, and continue from its positions.
+    """
     snapshot = Snapshot(config.home(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
     saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())
@@ -160,7 +176,10 @@ def resume(
 def _go_on_from(
     board: Board | None, saved: SavedState, sources: Sequence[GuardedSource], state_monitor: StateMonitor, now_ms: int
 ) -> None:
-    """Let topology generations go on from the last board's, and take over what ran on it if its events are lost."""
+    """Continue the topology generations of the last board.
+
+    If the events are lost, also restore the attempts that ran on that board.
+    """
     state = saved.state
     shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0
     state.topology = replace(state.topology, generation=max(shown, saved.generation) + 1)

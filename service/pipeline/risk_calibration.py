@@ -1,4 +1,7 @@
-"""Publish the calibration record of node risk (models.risk.record), and refit the hazard of past faults when due."""
+"""The calibration record of node risk (models.risk.record).
+
+It is published each tick, and the hazard of past faults is refitted when due.
+"""
 
 import asyncio
 import logging
@@ -23,10 +26,10 @@ LOOK_S = 3600.0  # of fleet time
 
 
 class RiskCalibration(Capability):
-    """Publishes the calibration record, and refits the history hazard beside the ticks when it is due."""
+    """The capability that publishes the calibration record and refits the history hazard when it is due."""
 
     def __init__(self, memory: RiskState, free: asyncio.Lock, clock: Clock) -> None:
-        """free: held while the memory is read or written."""
+        """Start without a record. free: held while the state of the risk rules is read or written."""
         self._memory, self._free, self._clock = memory, free, clock
         self._rows: Sequence[Calibration] = ()
 
@@ -45,7 +48,7 @@ class RiskCalibration(Capability):
 
 
 def calibration_document(memory: RiskState) -> CalibrationRecord:
-    """`doc.risk_calibration`: a row a horizon, and what the history hazard was fitted on."""
+    """Return `doc.risk_calibration`: a row for each horizon, and the data of the history hazard's fit."""
     faults = memory.faults
     times = fault_rate(memory)
     notes = (faults.fit or faults.prior).notes
@@ -53,12 +56,15 @@ def calibration_document(memory: RiskState) -> CalibrationRecord:
 
 
 def fault_rate(memory: RiskState) -> float | None:
-    """Return the multiple of the published fault rate, None for a site whose own fit replaces that rate."""
+    """Return the multiple of the published fault rate.
+
+    Returns None if the site's own fit replaces that rate.
+    """
     return memory.rate.times if memory.faults.fit is None else None
 
 
 def calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
-    """Return the record as metrics. Horizons without a matured forecast have none but the count."""
+    """Return the record as metrics. A horizon without a matured forecast has only the count."""
     page = Page()
 
     def gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:

@@ -1,4 +1,4 @@
-"""The pipeline as a process: its sources from the configuration, its end on SIGTERM with a last snapshot."""
+"""The pipeline as a process: it opens its sources, and saves a last snapshot on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,8 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
 def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
     """Open the inbox, the scraper if there are targets, and the sources that the configuration names.
 
-    Of several pipelines each takes a share of inbox, targets and sources that `divide`. The first has all others.
+    If there are several pipelines, each gets a share of the inbox, of the targets and of sources that
+    `divide`. The first pipeline gets all other sources.
     """
     sources: list[Source] = [
         DividedInbox(InboxSource(config.inbox, writes=_write_decoder(config, entities)), entities, share)
@@ -96,7 +97,10 @@ def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mappin
 
 
 def _check_names(sources: Sequence[Source]) -> None:
-    """Check that names differ. A snapshot stores positions by name: one source would go on where another was."""
+    """Check that the names of the sources differ. Raises ConfigError.
+
+    A snapshot stores positions by name, so a source would otherwise continue at the position of another one.
+    """
     for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
         if count > 1:
             raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")
@@ -110,7 +114,10 @@ def _write_decoder(config: Config, entities: Entities) -> WriteDecoder:
 
 
 def allow_open_files() -> None:
-    """Followed logs and connections to targets are thousands in a large fleet, and the system's soft limit is 1,024."""
+    """Raise the limit of open files. The system's soft limit is 1,024.
+
+    A large fleet has thousands of followed logs and connections to targets.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -118,9 +125,10 @@ def allow_open_files() -> None:
 
 
 def spare_the_collector() -> None:
-    """Freeze what there is now, and collect seldom: the many objects of a tick are hardly ever garbage.
+    """Freeze all present objects, and make garbage collection rare.
 
-    By default, collections took a sixth of a tick at 10,000 GPUs, and most of the time in which a save copies tables.
+    The many objects of a tick are hardly ever garbage. By default, collections took a sixth of a tick at
+    10,000 GPUs, and most of the time in which a save copies tables.
     """
     gc.collect()
     gc.freeze()

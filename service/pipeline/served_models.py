@@ -1,4 +1,7 @@
-"""Sum served instances up to models: rates and histograms add up; the KV cache is a mean beside the fullest."""
+"""Sums of served instances for each model.
+
+Rates and histograms are added up. The KV cache is a mean, shown with the fullest instance.
+"""
 
 from collections.abc import Sequence
 
@@ -18,7 +21,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class ServedInstances(Capability):
-    """The served models of a tick."""
+    """The capability that publishes the served models of a tick."""
 
     def __init__(self) -> None:
         self._document = ServedModels(0, [])
@@ -32,7 +35,7 @@ class ServedInstances(Capability):
 
 
 def served_document(instances: Sequence[ServedInstance], now_ms: int) -> ServedModels:
-    """`GET /v1/served-models`: a row a pool and model, in order of their names."""
+    """Return the document of `GET /v1/served-models`: a row for each pool and model, in order of names."""
     models: dict[tuple[str, str], list[ServedInstance]] = {}
     for instance in instances:
         models.setdefault((instance.pool, instance.model), []).append(instance)
@@ -66,13 +69,16 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
 
 
 def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
-    """Return the sum over those that state it. None if none does."""
+    """Return the sum over the instances that report this value. Returns None if no instance does."""
     told = [value for one in instances if (value := getattr(one, name)) is not None]
     return number(sum(told)) if told else None
 
 
 def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
-    """Mean and quantiles of the window's requests, in seconds, over the edges that all instances have."""
+    """Return the mean and quantiles of the time to first token of the window's requests, in seconds.
+
+    Only histogram edges that all instances have are used.
+    """
     telling = [one for one in instances if one.ttft_requests and one.ttft_s is not None]
     requests = sum(one.ttft_requests or 0.0 for one in telling)
     mean = sum(one.ttft_s or 0.0 for one in telling) / requests if requests > 0 else None
@@ -87,7 +93,9 @@ def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
 
 
 def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
-    """Where a cumulative histogram reaches `rank`; None beyond its last edge, and where there are no requests.
+    """Return the value at which a cumulative histogram reaches `rank`.
+
+    Returns None beyond its last edge, and if there are no requests.
 
     >>> quantile([0.1, 1.0], [10.0, 20.0], 15.0), quantile([0.1, 1.0], [10.0, 20.0], 30.0)
     (0.55, None)
@@ -103,7 +111,7 @@ def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> fl
 
 
 def served_page(document: ServedModels) -> bytes:
-    """Return the served models as metrics of ours."""
+    """Return the served models as Prometheus metrics."""
     page = Page()
     labelled = [({"pool": row.pool, "model": row.model}, row) for row in document.rows]
     for name, text in (

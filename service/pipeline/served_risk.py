@@ -1,4 +1,4 @@
-"""The site's own risk fits: the registry's version that serves, and the challenger that is recorded beside it."""
+"""The site's own risk fits: the registry's serving version, and the challenger that is scored with it."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,10 @@ DAY = RISK_HORIZONS_S.index(86_400)
 
 
 class ServedRisk:
-    """Keeps `watch.site` and `watch.shadow` as the registry says. Without a sound version the shipped fit serves."""
+    """The loader that sets `watch.site` and `watch.shadow` to the versions of the registry.
+
+    Without a usable version, the shipped fit serves.
+    """
 
     def __init__(self, registry: Registry, watch: FleetWatch) -> None:
         self.trouble = ""  # why the version that should serve does not
@@ -29,7 +32,10 @@ class ServedRisk:
         self._challenger: str | None = None
 
     def refresh(self) -> None:
-        """Load what was promoted, rolled back or chosen since the last call. Reads two small files."""
+        """Load the versions that were promoted, rolled back or chosen since the last call.
+
+        Reads two small files.
+        """
         self._serving = self._look(self._registry.current_version, self._serving, self._serve)
         self._challenger = self._look(self._registry.challenger, self._challenger, self._run_beside)
 
@@ -48,7 +54,7 @@ class ServedRisk:
         return wanted
 
     def _serve(self, version: str | None) -> None:
-        """Serve the version, or the whole one before it if it is damaged."""
+        """Serve a version. If it is damaged, serve the intact version before it."""
         folder = None if version is None else self._registry.current(KIND)
         self._watch.site = None if folder is None else SiteRisk(SiteFit.load(folder), f"{KIND}-{folder.name}")
         self.trouble = ""
@@ -66,13 +72,13 @@ class ServedRisk:
 
 
 def recent_of_risk(memory: RiskState) -> Recent:
-    """Return the outcomes of risk within a day: its Brier score over that of the base rate."""
+    """Return the outcomes of risk within a day: its Brier score divided by that of the base rate."""
     loss, n = _loss(memory.record)
     return Recent(None, loss, n)
 
 
 def shadow_of_risk(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
-    """Return the challenger's record beside that of what serves. None if none runs."""
+    """Return the challenger's record and that of the serving version. Returns None without a challenger."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None
     loss, n = _loss(memory.shadow)

@@ -1,6 +1,7 @@
-"""Metrics that judge a site: waits by queue and class, use by pool and GPU model, failures by category.
+"""Metrics that judge a site.
 
-Series are bounded: of more queues, or more pools and models, the smaller ones are `other`.
+They are waits by queue and class, use by pool and GPU model, and failures by category. The number of
+series is bounded. Smaller queues, pools and models beyond the bound are summed as `other`.
 """
 
 from collections import Counter, defaultdict
@@ -30,7 +31,7 @@ def site_page(tick: Tick) -> bytes:
 
 
 def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
-    """Return the keys with the most. Of equals, the first by name."""
+    """Return the `shown` keys with the largest sizes. If sizes are equal, the first by name counts."""
     return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
 
 

@@ -1,12 +1,13 @@
-"""State to disk and back: rings, jobs, nodes, the stateful parts, and the positions of the sources.
+"""State on disk: rings, jobs, nodes, the stateful parts, and the positions of the sources.
 
     snapshot/<n>/   store/ (features.store_files)   jobs/ (service.pipeline.job_files)
                     NAME.arrays of each part (service.pipeline.stateful)
-                    state.arrays: the header, nodes, and what else is small
+                    state.arrays: the header, nodes, and other small parts
 
-A snapshot is written beside the others and becomes one by a rename, so a crash leaves those. Positions and tables are
-of one moment, the rings are copied in slices after it: what is replayed twice changes nothing. The last two are kept,
-with the inbox from the older one's position on: if the newest cannot be read, the other one ends in the same state.
+A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older ones
+intact. Positions and tables belong to one moment. The rings are copied in slices after it, which is safe
+because a repeated record changes nothing. The last two snapshots stay, with the inbox from the older
+one's position on. If the newest cannot be read, the other one leads to the same state.
 """
 
 import logging
@@ -43,7 +44,7 @@ Work = Callable[[], object]
 
 
 class OtherVersionError(ValueError):
-    """A snapshot that another version of this program wrote."""
+    """The error for a snapshot that another version of this program wrote."""
 
     def __init__(self, version: object) -> None:
         super().__init__(
@@ -54,7 +55,10 @@ class OtherVersionError(ValueError):
 
 @dataclass(slots=True, kw_only=True)
 class SavedState(SnapshotHeader):
-    """All that outlives a process. number: of the snapshot that it was restored from, 0 for none."""
+    """All state that outlives a process.
+
+    number: that of the snapshot from which it was restored, 0 for none.
+    """
 
     state: FleetState
     parts: Parts
@@ -72,7 +76,7 @@ class Snapshot:
         files.make_folder(folder, AREA)
 
     def numbers(self) -> list[int]:
-        """Snapshots that are there, whole or not, oldest first."""
+        """Return the numbers of the snapshots on disk, complete or not, oldest first."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
@@ -111,10 +115,11 @@ class Snapshot:
         return SavedState(state=state, parts=parts, number=int(folder.name), **told)
 
     def save(self, kept: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
-        """Copy the tables at once. The coroutine that is returned writes them while the state goes on. Raises OSError.
+        """Copy the tables at once, and return a coroutine that writes them. The coroutine raises OSError.
 
-        It gives the positions up to which a source may delete: those of the older of two snapshots, None before.
-        forecaster: a dump of the DemandForecaster that a thread took, if nothing has changed it since.
+        The state may change while the coroutine runs. It returns the positions up to which a source may delete
+        records: those of the older of two snapshots, or None before there are two. forecaster: a dump of the
+        DemandForecaster that a thread made, if the forecaster has not changed since.
         """
         number = max([0, *self.numbers()]) + 1
         dumps = kept.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
@@ -132,7 +137,10 @@ class Snapshot:
         return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
 
     def _works(self, kept: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
-        """Yield works. Taking the next one copies. Calling it writes, in any thread."""
+        """Yield steps of the save.
+
+        Fetching the next step copies data. Calling it writes, in any thread.
+        """
         beside = folder.with_name(f".{folder.name}.tmp")
         yield self._tables(kept, dumps, beside, folder)
         yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
@@ -159,7 +167,7 @@ class Snapshot:
         return write
 
     def _tidy(self) -> None:
-        """Remove every folder but the snapshots to keep."""
+        """Remove every folder except the snapshots that stay."""
         names = {str(number) for number in self.whole}
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in names:
@@ -170,7 +178,7 @@ _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 
 
 def _become(beside: Path, folder: Path) -> None:
-    """Sync the folders, and rename to make a snapshot of them."""
+    """Sync the folders, and make them a snapshot by a rename."""
     for path in (beside / "store", beside / "jobs", beside):
         files.sync_folder(path, AREA)
     files.rename(beside, folder, AREA)
@@ -178,7 +186,7 @@ def _become(beside: Path, folder: Path) -> None:
 
 
 def _store(folder: Path, config: Config) -> WindowStore:
-    """Return the saved store, or an empty one of the same entities if the interval was changed since."""
+    """Return the saved store. If the interval has changed, return an empty one with the same entities."""
     interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
     try:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)

@@ -1,8 +1,9 @@
-"""FleetState: everything a pipeline knows, and the one function that changes it.
+"""FleetState: all state of a pipeline, and the one function that changes it.
 
     Batch ── apply ──> rings (WindowStore), jobs (JobFold), nodes (NodeTable), topology
 
-`apply` takes only newer samples and unseen events, so a replay that overlaps a snapshot ends in the same state.
+`apply` ignores older samples and repeated events, so a replay that overlaps a snapshot ends in the same
+state.
 """
 
 import logging
@@ -50,7 +51,7 @@ REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of what arrived since the process began."""
+    """Counts of the records that have arrived since the process began."""
 
     samples: int = 0
     late: int = 0
@@ -66,7 +67,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(FoldedEvents):
-    """The state of jobs and nodes up to `position`: copies, which do not change when more events arrive."""
+    """The state of jobs and nodes up to `position`.
+
+    It consists of copies, which do not change when more events arrive.
+    """
 
     queued: Sequence[JobAttempt]  # wait for resources
     blocked: Sequence[JobAttempt] = ()  # may not start yet, whatever is free
@@ -75,7 +79,7 @@ class EventView(FoldedEvents):
 
 
 class FleetState:
-    """Owned by one task of one pipeline; nothing else writes here."""
+    """The state of one pipeline. One task owns it, and nothing else writes to it."""
 
     def __init__(
         self, entities: Entities, store: WindowStore, topology: Topology, limits: LimitsConfig | None = None
@@ -103,7 +107,7 @@ class FleetState:
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
-        """Take a batch in. Returns the node events that were new (hard signals among them)."""
+        """Apply a batch. Returns the node events that were new, hard signals among them."""
         counts = self.counts
         for samples in batch.samples:
             written = self.store.write(samples, now_ms)
@@ -153,29 +157,31 @@ class FleetState:
         return self._apply_node_events(batch.node_events)
 
     def _has_room(self, event: JobEvent, is_acknowledged: bool) -> bool:
-        """Return whether an event may be folded. What the api has acknowledged is within its limits."""
+        """Return whether an event may be folded. An event that the api has acknowledged is within its limits."""
         return is_acknowledged or self.jobs.has_room(event, self.limits.live_jobs)
 
     def _is_placed(self, event: JobEvent) -> bool:
-        """Return whether the placer has placed this attempt. Asked at its first event, and at a start."""
+        """Return whether the placer has placed this attempt.
+
+        This is checked at the attempt's first event, and at a start.
+        """
         attempt = self.jobs.attempts.get((event.job, event.attempt))
         if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
             return False
         return self.promises.admits(event.job, event.attempt)
 
     def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
-        """Fold what labels tell of jobs, here and in other pipelines, and end jobs that have fallen silent."""
+        """Fold the jobs that labels name, here and in other pipelines, and end jobs that have fallen silent."""
         holds = [*self.labelled.holds(now_ms), *others]
         events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._silent_ends(now_ms)]
         if events:
             self.apply(Batch(events=tuple(events)), now_ms)
 
     def _silent_ends(self, now_ms: int) -> list[Failed]:
-        """Return ends of attempts that only their own steps reported, and that were silent for long.
+        """Return ends of attempts that only their own steps reported and that have been silent for long.
 
-        A step revives one.
-
-        Silence counts while this process listens. Sequences are below 0: every reported end counts more.
+        A later step revives the attempt. Only silence while this process listens counts. The sequences are below
+        0, so that every reported end overrides these.
         """
         if self._listens_ms is None:
             self._listens_ms = now_ms
@@ -198,7 +204,7 @@ class FleetState:
         ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
-        """Apply node events, and return the new ones, under the names by which the fleet knows their nodes."""
+        """Apply node events, and return the new ones, under the names by which the fleet knows the nodes."""
         fresh = []
         for stated in events:
             try:
@@ -220,14 +226,14 @@ class FleetState:
         return fresh
 
     def _placed(self, event: NodeEvent) -> NodeEvent:
-        """Return the event with the GPU of its device, once an exporter has named it."""
+        """Return the event with the GPU of its device, if an exporter has named that GPU."""
         if not event.device or event.gpu is not None:
             return event
         gpu = self.entities.devices.gpu(event.node, event.device)
         return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
 
     def _place_again(self) -> None:
-        """Give earlier events the GPUs that exporters' pages have named since."""
+        """Add GPUs to earlier events whose devices exporters have named since."""
         devices = self.entities.devices
         if devices.learnt == self._devices_learnt:
             return
@@ -239,7 +245,7 @@ class FleetState:
                 self._node_copies.pop(name, None)
 
     def event_view(self, now_ms: int) -> EventView:
-        """Return copies for a thread to work on while events go on arriving."""
+        """Return copies for a thread to work on while more events arrive."""
         copies: dict[tuple[str, int], JobAttempt] = {}
 
         def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
@@ -270,13 +276,16 @@ class FleetState:
         )
 
     def rest(self, now_ms: int, history_days: int) -> None:
-        """Pack jobs that are long over, forget those older than `history_days`, and keep both tables in bounds."""
+        """Pack jobs that ended long ago, and forget those older than `history_days`.
+
+        Both tables stay in bounds.
+        """
         self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
         if forgotten := self.jobs.forget_oldest(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
 
     def used(self) -> dict[str, dict[str, int]]:
-        """Bound -> how much of it is used, and the most."""
+        """Return bound -> how much of it is used, and its maximum."""
         unknown = len(self.entities[EntityKind.NODE]) - self._named - len(self.entities.listed)
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
@@ -296,7 +305,7 @@ class FleetState:
             counts.bad_examples[error.reason] = error.detail[:200]
 
     def _on_known_nodes(self, event: JobEvent) -> JobEvent:
-        """Return the event with the names that the fleet knows its nodes by: a launcher may spell them otherwise."""
+        """Return the event with the fleet's names for its nodes, because a launcher may spell them otherwise."""
         match event:
             case Started() | Resized():
                 named = {*event.nodes, *(rank.node for rank in event.ranks)}
@@ -319,7 +328,10 @@ class FleetState:
         return known_name(name, self.entities[EntityKind.NODE])
 
     def learn_nodes(self, names: Iterable[str]) -> None:
-        """Register nodes that other pipelines have heard of, as long as there is room; each of them counts its own."""
+        """Register nodes that other pipelines have observed, as long as there is room.
+
+        The other pipelines count their own nodes.
+        """
         nodes = self.entities[EntityKind.NODE]
         for name in names:
             if len(nodes) >= self.entities.most_nodes:
@@ -332,7 +344,7 @@ class FleetState:
         gpus: Mapping[str, int] | None = None,
         stated: Mapping[str, NodeSpec] | None = None,
     ) -> None:
-        """Register what telemetry and schedulers report of nodes; see `FleetInventory.refresh`."""
+        """Register the nodes that telemetry and schedulers report. See `FleetInventory.refresh`."""
         self.topology = self._inventory.refresh(self.topology, models, gpus, stated)
         for error in self._inventory.faults:
             self._note_bad(error)
@@ -344,7 +356,7 @@ class FleetState:
                 self._copies.pop((attempt.job, attempt.attempt), None)
 
     def gpu_rows(self) -> NDArray[np.int32]:
-        """(n, g) row in Entities[GPU] of each node's GPU indices, -1 where none was ever seen."""
+        """Return (n, g) the row in Entities[GPU] of each node's GPUs, -1 if a GPU never appeared."""
         table = self.entities[EntityKind.GPU]
         key = (len(table) + table.moves, self.topology.generation)
         if self._gpu_rows[0] == key:
@@ -360,7 +372,10 @@ class FleetState:
 
 
 def _backwards(attempt: JobAttempt) -> RecordError:
-    """Return the error of an attempt whose end lies before its start. The end counts; its run time is not learnt."""
+    """Return the error of an attempt whose end lies before its start.
+
+    The end counts, but its run time is not learnt.
+    """
     seconds = ((attempt.started_ms or 0) - (attempt.ended_ms or 0)) / 1000
     where = f"job {attempt.job[:80]!r}, attempt {attempt.attempt}"
     return RecordError(
@@ -373,7 +388,10 @@ def _renamed(event: Named, node: str) -> Named:
 
 
 def align(topology: Topology, entities: Entities) -> Topology:
-    """Return the topology in the order of the node table: known rows first (a snapshot fixed them), new nodes after."""
+    """Return the topology in the order of the node table.
+
+    Known rows come first, because a snapshot fixed them. New nodes follow.
+    """
     specs = dict(zip(topology.names, topology.nodes, strict=True))
     for name in topology.names:
         entities.node(name)

@@ -1,4 +1,7 @@
-"""STATEFUL: what a pipeline remembers beside samples, jobs and nodes; a snapshot has a file `NAME.arrays` for each."""
+"""STATEFUL: the state of a pipeline other than samples, jobs and nodes.
+
+A snapshot has a file `NAME.arrays` for each part.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +39,11 @@ S = TypeVar("S", bound=Stateful)
 
 @dataclass(frozen=True, slots=True)
 class PartKind:
-    """begins_anew: a damaged file makes this part empty; of any other part it makes the whole snapshot unusable."""
+    """A kind of part.
+
+    begins_anew: if the file of this part is damaged, the part starts empty. For any other part, a damaged
+    file makes the whole snapshot unusable.
+    """
 
     name: str  # of its file
     make: Callable[[Config, FleetState], Stateful]
@@ -61,7 +68,7 @@ STATEFUL: tuple[PartKind, ...] = (
 
 
 class Parts:
-    """The parts of one pipeline; `parts[CoRuns]` is one of them."""
+    """The parts of one pipeline. `parts[CoRuns]` returns the one of that class."""
 
     def __init__(self, kinds: Sequence[PartKind], config: Config, state: FleetState) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
@@ -75,7 +82,10 @@ class Parts:
         return iter(self._made.values())
 
     def dump(self, early: Mapping[type[Any], Dump]) -> dict[str, Dump]:
-        """Return copies by name. early: of parts that were dumped before and have not changed since."""
+        """Return copies of the parts by name.
+
+        early: dumps of parts that were made before, if the parts have not changed since.
+        """
         return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
 
     def load(self, folder: Path) -> None:
@@ -90,13 +100,13 @@ class Parts:
                 self._made[name] = self._kinds[name].make(*self._made_of)
 
     def move(self, by_ms: int) -> None:
-        """Move the times in all parts with a clock that was set."""
+        """Move the times in all parts along with a clock that was set."""
         for part in self:
             part.move(by_ms)
 
 
 def write_parts(folder: Path, dumps: Mapping[str, Dump]) -> None:
-    """Write a file per part. Raises OSError."""
+    """Write one file for each part. Raises OSError."""
     for name, (about, arrays) in dumps.items():
         packed = np.frombuffer(msgspec.msgpack.encode(about, enc_hook=_plain), np.uint8)
         write_arrays(folder / f"{name}.arrays", {}, {**arrays, ABOUT: packed})
@@ -108,7 +118,7 @@ def _read(path: Path) -> Dump:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of numpy's as one of Python's."""
+    """Convert a number of numpy's to one of Python's. Raises TypeError for other values."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a snapshot cannot hold {type(value).__name__}")

@@ -1,4 +1,7 @@
-"""A tick: what it is made of (TickInputs), and that with the scored fleet (Tick), from which all answers are made."""
+"""A tick: its inputs (TickInputs), and the inputs with the scored fleet (Tick).
+
+All answers are made from a Tick.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence, Set
@@ -43,7 +46,9 @@ RECENT_MS = 3_600_000
 
 
 def whole_of(job: str, jobs: Container[str]) -> str:
-    """Return the one of the jobs that this is, or is called after as a part: `ml/set-workers` of `ml/set`. Else "".
+    """Return the job in `jobs` that this name is, or is a part of by its prefix.
+
+    Returns "" if there is none. `ml/set-workers` is a part of `ml/set`.
 
     >>> whole_of("ml/set-workers", {"ml/set"}), whole_of("ml/settle", {"ml/set"})
     ('ml/set', '')
@@ -54,7 +59,7 @@ def whole_of(job: str, jobs: Container[str]) -> str:
 
 @dataclass(frozen=True)
 class TickInputs:
-    """All that a tick is made of, as of one moment. A thread may work on it: only `entities` may grow."""
+    """All inputs of a tick at one moment. A thread may work on them, because only `entities` may grow."""
 
     now_ms: int
     topology: Topology
@@ -103,13 +108,13 @@ class Tick(TickInputs):
 
     @cached_property
     def node_gpus(self) -> dict[str, int]:
-        """Node name -> its GPUs."""
+        """Node name -> number of its GPUs."""
         names, gpus = self.topology.names, self.topology.gpus
         return self.memory.recall("gpus", (self.topology,), lambda: dict(zip(names, gpus.tolist(), strict=True)))
 
     @cached_property
     def node_state(self) -> NDArray[np.int8]:
-        """(n,) NodeState, as node events say."""
+        """NodeState of each node by its node events, (n,) int8."""
         state = np.full(len(self.topology), NodeState.IN_SERVICE, np.int8)
         for name, record in self.events.nodes.items():
             if name in self.rows:
@@ -150,12 +155,12 @@ class Tick(TickInputs):
 
     @cached_property
     def serving(self) -> NDArray[np.bool_]:
-        """(n,) nodes on which something may be placed."""
+        """Return whether something may be placed on each node, (n,) bool."""
         return may_place(self.node_state, None if self.places_unheard else self.hearing)
 
     @cached_property
     def states(self) -> list[StateName]:
-        """(n,) what answers call the state of each node."""
+        """Name of each node's state in answers, (n,)."""
         return [documents.STATES[code] for code in self.state_codes.tolist()]
 
     @cached_property
@@ -168,13 +173,13 @@ class Tick(TickInputs):
 
     @cached_property
     def sizes(self) -> dict[tuple[str, int], int]:
-        """Attempt → GPUs that it holds, of running attempts that hold another number than their events state."""
+        """Attempt → number of GPUs that it holds, for running attempts whose events state another number."""
         running = self.events.running
         return {(running[at].job, running[at].attempt): gpus for at, gpus in self.occupancy.sizes.items()}
 
     @cached_property
     def held_milli(self) -> dict[tuple[str, int], int]:
-        """Attempt → thousandths of GPUs that it holds, of running attempts that hold another amount than they state."""
+        """Attempt → thousandths of GPUs that it holds, for running attempts that state another amount."""
         of = self.events.placements, self.occupancy, self.held_by_node
         return self.memory.recall("held milli", of, self._held_milli)
 
@@ -199,19 +204,23 @@ class Tick(TickInputs):
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
-        """(n, g) a job holds the GPU."""
+        """Return whether a job holds each GPU, (n, g) bool."""
         return self.occupancy.holder >= 0
 
     @cached_property
     def unknown_use(self) -> NDArray[np.bool_]:
-        """(n, g) telemetry shows the GPU at work, or a node of another scheduler holds it, and no job is known."""
+        """Return whether each GPU is in use without a known job, (n, g) bool.
+
+        Telemetry shows the GPU at work, or its node lends it to another scheduler, or pods hold it before their
+        job starts.
+        """
         found = self.use.update(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
         return (found & self.exists) | self._lent(found)
 
     def _lent(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(n, g) as many GPUs as a node lends to another scheduler, or as pods hold there before their job starts.
+        """Return (n, g) whether each GPU is lent to another scheduler or held by pods whose job has not begun.
 
-        GPUs at work go first, then others without a job.
+        Only their number is known. GPUs at work are chosen first, then others without a job.
         """
         lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
         for row in np.flatnonzero(counts).tolist():
@@ -222,9 +231,10 @@ class Tick(TickInputs):
 
     @cached_property
     def bound_gpus(self) -> NDArray[np.int64]:
-        """(n,) GPUs that parts of jobs hold before the start, beside those that the job holds already.
+        """Number of GPUs on each node that parts of jobs hold before the job starts, (n,).
 
-        It holds some by a promise, by its own steps, or as a job that labels of exporters name after a part of it.
+        GPUs that the job already holds are not counted. It may hold some by a promise, by its own steps, or
+        because exporters' labels name the job after one of its parts.
         """
         found = np.zeros(len(self.topology), np.int64)
         if not self.bound:
@@ -243,12 +253,12 @@ class Tick(TickInputs):
 
     @property
     def jobs_are_known(self) -> bool:
-        """Return whether every source of jobs has answered once: before, GPUs at work may be those of jobs."""
+        """Return whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property
     def open(self) -> OpenView:
-        """Return the waiting and promised requests, by events and in our own queue, each once."""
+        """The waiting and promised requests, by events and in our own queue, each once."""
         return OpenView.of(beside_jobs(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property
@@ -267,13 +277,13 @@ class Tick(TickInputs):
 
     @cached_property
     def blocked(self) -> list[JobAttempt]:
-        """Attempts that may not start yet, whatever is free, and that have no open request."""
+        """Attempts without an open request that may not start yet, even if GPUs are free."""
         open_jobs = {row.job for row in self.open.requested}
         return [row for row in self.events.blocked if row.job not in open_jobs]
 
     @cached_property
     def promise(self) -> NDArray[np.int32]:
-        """(n, g) number in `open.requests` of the request to which the GPU is promised, NOBODY."""
+        """Index in `open.requests` of the request to which each GPU is promised, or NOBODY, (n, g) int32."""
         found, width = np.full(self.gpu_rows.shape, NOBODY, np.int32), self.gpu_rows.shape[1]
         for number, request in enumerate(self.open.requests):
             for rank in request.ranks:
@@ -283,28 +293,31 @@ class Tick(TickInputs):
 
     @cached_property
     def kept(self) -> KeptNodes:
-        """Nodes that a window or a reservation keeps now."""
+        """The nodes that a window or a reservation withholds now."""
         return KeptNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
-        """(n, g) Occupant: what is on each GPU."""
+        """Occupant of each GPU, (n, g) int8."""
         use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.kept.use)
         return np.where(self.exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property
     def exists(self) -> NDArray[np.bool_]:
-        """(n, g) the node has that GPU."""
+        """Return whether the node has that GPU, (n, g) bool."""
         return np.arange(self.gpu_rows.shape[1])[None, :] < self.topology.gpus[:, None]
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
-        """(n, g) the GPU exists and has not vanished from its exporter's page."""
+        """Return whether the GPU exists and has not vanished from its exporter's page, (n, g) bool."""
         silent = np.nan_to_num(self.gpu_column("silent_s")) > SILENT_INTERVALS * self.interval_s
         return self.exists & ~silent
 
     def gpu_column(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
-        """(nodes, g) the last fresh value of a feature of each GPU, NaN unknown. KeyError: no such feature."""
+        """Return (nodes, g) the last fresh value of a feature of each GPU, NaN if unknown.
+
+        Raises KeyError if there is no such feature.
+        """
         gpu, rows = self.frames.gpu, self.gpu_rows[nodes]
         if not len(gpu.values):
             return np.full(rows.shape, np.nan)

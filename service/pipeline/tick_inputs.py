@@ -27,7 +27,7 @@ WARM_S = 1800
 
 
 class InputCollector:
-    """others: the other pipelines, in the first of several."""
+    """The collector of a tick's inputs. others: the other pipelines, set only in the first of several."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class InputCollector:
         state.refresh_topology(self._gpu_models, gpus, stated_nodes(self._sources))
 
     def follow_jobs(self, now_ms: int) -> None:
-        """Take in what labels and silence tell of jobs; only the first pipeline folds events."""
+        """Fold the jobs that labels name, and end silent ones. Only the first pipeline folds events."""
         if self._others is not None:
             self._saved.state.follow_jobs(self._others.labelled(), now_ms)
 
@@ -91,7 +91,7 @@ class InputCollector:
         )
 
     def _given(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:
-        """Return the GPUs that our placer gave, of the attempts whose events name GPUs wrongly or not at all.
+        """Return the GPUs that our placer gave to attempts whose events name wrong GPUs or none.
 
         Each attempt is looked up once while it runs.
         """
@@ -135,6 +135,6 @@ class InputCollector:
 
 
 def _wrong(running: Sequence[JobAttempt], topology: Topology) -> list[Attempt]:
-    """Return the attempts whose events name GPUs wrongly or not at all."""
+    """Return the attempts whose events name wrong GPUs or none."""
     node_gpus = {node.name: node.gpus for node in topology.nodes}
     return [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]

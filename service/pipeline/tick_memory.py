@@ -1,4 +1,4 @@
-"""The memory of a tick: results of the tick before, with the objects that they were made of."""
+"""The memory of a tick: results of the previous tick, with the objects that they were made from."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -11,9 +11,10 @@ NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
 
 
 class AttemptRows(Generic[T]):
-    """Rows of attempts, made only for attempts of which something new was received.
+    """Rows of attempts, made again only if something new about the attempt has arrived.
 
-    The events of a tick are copies that never change: an attempt without news is the object of the last tick.
+    The attempts of a tick are copies that never change. An attempt without news is the same object as in the
+    last tick.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 class TickMemory:
-    """Results that depend on a few objects alone, as the topology and the placements, and not on the moment."""
+    """Results that depend only on a few objects, such as the topology and the placements, not on the time."""
 
     def __init__(self) -> None:
         self.occupancy = OccupancyMemory()
@@ -56,9 +57,10 @@ class TickMemory:
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def recall(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return the result of `make`. It runs only if an object in `of` is another one than at the last call.
+        """Return the result of `make`, from memory if all objects in `of` are the same as at the last call.
 
-        name: of the result, used by one caller. The caller changes neither the result nor the objects.
+        name: identifies the result, and only one caller uses it. The caller changes neither the result nor the
+        objects.
         """
         before = self._made.get(name)
         if before is None or not _are_same(before[0], of):

@@ -1,8 +1,8 @@
-"""TickRest: how long the tick rests, and what wakes it.
+"""TickRest: how long the pipeline rests between ticks, and what wakes it.
 
-A hard signal wakes it at once. So do the first samples of a node, so that a new node has its score within seconds. But
-a fleet that is heard for the first time gives new nodes for minutes, and the tick must not run all that time: nodes
-that come soon after a tick wait until it has rested for a while.
+A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its score
+within seconds. But a fleet that starts to send shows new nodes for minutes, and the tick must not run all
+that time. So nodes that appear soon after a tick wait until the tick has rested for a while.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class TickRest:
         self._began = time.monotonic()
 
     def record(self, batches: Sequence[SampleBatch]) -> None:
-        """Record whose samples these are. Wakes the tick for a new node, unless the tick rests."""
+        """Record which nodes have sent samples. Wakes the tick for a new node, unless the tick must rest."""
         nodes = len(self._entities[EntityKind.NODE])
         if len(self._is_heard) < nodes:
             self._is_heard = np.concatenate([self._is_heard, np.zeros(nodes - len(self._is_heard), np.bool_)])
@@ -46,7 +46,7 @@ class TickRest:
             self._wake.set()
 
     def begin_tick(self) -> None:
-        """Let new nodes wait from now on: a tick begins, which covers those that came before."""
+        """Begin a tick. It covers all nodes so far, and new nodes wait from now on."""
         self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
         self._waits = self._may_wake = False
         self._began = time.monotonic()
@@ -60,13 +60,13 @@ class TickRest:
         await self._wait_for_wake(tick_s)
 
     def let_new_nodes_wake(self) -> None:
-        """Let new nodes wake the tick from now on, those that wait already too."""
+        """Let new nodes wake the tick from now on, including those that are waiting already."""
         self._may_wake = True
         if self._waits:
             self._wake.set()
 
     async def _wait_for_wake(self, after_s: float) -> None:
-        """Wait until something wakes the tick, or until so long after it began."""
+        """Wait until something wakes the tick, or until `after_s` seconds after it began."""
         rest_s = self._began + after_s - time.monotonic()
         if rest_s > 0:
             with contextlib.suppress(TimeoutError):

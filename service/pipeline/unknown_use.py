@@ -1,11 +1,12 @@
-"""UnknownUse: which GPUs are at work though no job holds them, as exporters alone show it.
+"""UnknownUse: GPUs that are at work although no job holds them, as exporters show.
 
-at work   something runs on it, it has memory in use, or it takes more power than an idle GPU with a context open
-verdict   turns when readings of a minute, and at least two, say the other; the first reading of a GPU decides at once,
-          since what is at work when we begin to listen was so before
-held      a job event wins at once, and after the job's end a minute begins anew; stale readings decide nothing
+    at work   something runs on the GPU, memory is in use, or it takes more power than an idle GPU with a context open
+    verdict   it turns when the readings of a minute, and at least two of them, disagree. The first reading of a
+              GPU decides at once, because a GPU that is at work when we begin to listen was so before
+    held      a job event wins at once, and after the job's end a new minute begins. Stale readings decide nothing
 
-A GPU was at work lately until readings of a minute, in a row, show it idle. A job keeps its GPUs through its pauses.
+A GPU counts as at work lately until the readings of a whole minute show it idle. A job holds its GPUs
+through its pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,10 @@ Mask = NDArray[np.bool_]
 
 
 def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
-    """(n, g) 1 where a GPU is at work, 0 where it is not, -1 where no fresh reading tells. rows: (n, g) of `frame`."""
+    """Return (n, g) 1 if a GPU is at work, 0 if it is not, -1 without a fresh reading.
+
+    rows: (n, g) rows of `frame`.
+    """
     marks = (("gpu_util", USED_SHARE), ("sm_active", USED_SHARE), ("fb_used_bytes", USED_BYTES), ("power_w", USED_W))
     known, works = np.zeros(len(frame.values), np.bool_), np.zeros(len(frame.values), np.bool_)
     for name, above in marks:
@@ -46,7 +50,7 @@ def _read_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArr
 
 
 def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
-    """(n, g) of a column by row; `fill` where there is no row."""
+    """Return (n, g) the values of a column by row, `fill` if there is no row."""
     heard = (rows >= 0) & (rows < len(column))
     if not len(column):
         return np.full(rows.shape, fill, column.dtype)
@@ -54,7 +58,7 @@ def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray
 
 
 class UnknownUse(Stateful):
-    """The verdicts of all GPUs, by rows of the node table, which only grows."""
+    """The verdicts on all GPUs, by rows of the node table, which only grows."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
@@ -72,9 +76,9 @@ class UnknownUse(Stateful):
         now_ms: int,
         given_back: Mask | None = None,
     ) -> Mask:
-        """Return (n, g) GPUs that were at work lately as of a tick. Arguments as for `update`.
+        """Return (n, g) whether each GPU was at work lately. The arguments are those of `update`.
 
-        given_back: (n, g) GPUs of jobs that are over. What these did says nothing of the next job.
+        given_back: (n, g) GPUs of jobs that have ended. Their past work says nothing about the next job.
         """
         self._grow(names, rows.shape)
         works, read_ms, lately, idle_ms = (
@@ -98,7 +102,10 @@ class UnknownUse(Stateful):
     def update(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
     ) -> Mask:
-        """(n, g) GPUs in unknown use as of a tick. names: (n,) nodes; rows: (n, g) of `frame`; held: (n, g) by jobs."""
+        """Return (n, g) whether each GPU is in unknown use at a tick.
+
+        names: (n,) nodes. rows: (n, g) rows of `frame`. held: (n, g) whether a job holds the GPU.
+        """
         self._grow(names, rows.shape)
         works = at_work(frame, rows)
         read_ms = _read_ms(frame, rows, now_ms)
@@ -117,7 +124,7 @@ class UnknownUse(Stateful):
         return found
 
     def _grow(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
-        """Make room for new nodes and GPUs, and place what a snapshot kept."""
+        """Make room for new nodes and GPUs, and fill in the verdicts from a snapshot."""
         if self._verdict.shape != shape:
             for name, fill in (("_verdict", NEVER), ("_other_ms", -1), ("_lately", 0), ("_idle_ms", -1)):
                 old = getattr(self, name)
@@ -143,9 +150,9 @@ class UnknownUse(Stateful):
         }
 
     def load(self, about: Mapping[str, list[int]], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` made. Snapshots of earlier versions lack `lately`.
+        """Restore the result of `dump`. Raises ValueError for a number that is not a verdict.
 
-        Raises ValueError for a number that is no verdict.
+        Snapshots of earlier versions lack `lately`.
         """
         verdicts = [[int(one) for one in row] for row in about.values()]
         if any(one not in (NEVER, 0, 1) for row in verdicts for one in row):

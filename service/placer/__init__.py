@@ -1,1 +1,1 @@
-"""The placer: decides placements, keeps the ledger, works the queue."""
+"""The placer: decides about placements, owns the ledger and works the queue."""

@@ -13,7 +13,10 @@ EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"
 
 
 def arrivals_of(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
-    """GPUs that will arrive, in jobs of the sizes that have finished; None where nothing is forecast or finished."""
+    """Return the forecast of arriving GPUs, in jobs of the sizes that have finished.
+
+    Returns None if there is no forecast, or no job has finished.
+    """
     sizes = {gpus: count for gpus, count in run_times.seen.items() if gpus > 0 and count > 0}
     try:
         at = demand_keys(board).matching(EVERYBODY)

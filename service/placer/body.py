@@ -1,4 +1,4 @@
-"""Decode the body of a placement request, or say what is wrong with it."""
+"""Decoding of the body of a placement request, with errors that say what is wrong."""
 
 import msgspec
 
@@ -9,5 +9,5 @@ _decoder = msgspec.json.Decoder(PlacementRequest)
 
 
 def decode(body: bytes) -> PlacementRequest:
-    """Return the request. Raises a 400 or 422 problem that names every wrong key."""
+    """Decode the request. Raises a 400 or 422 problem that names every wrong key."""
     return decoded(body, _decoder)

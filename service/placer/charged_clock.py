@@ -1,8 +1,8 @@
-"""The clock of the charges: a run is charged by the time that passed, not by what a clock was set by.
+"""The clock of the charges. A run is charged for the time that passed, even if the clock is set.
 
-An open charge moves with our clock, so that its age stays the time that passed since the job was first seen. A job
-event has the time of its own clock, which may have moved with ours, or not. Of the two run times that follow, a charge
-ends by the one that is nearer to its age when the placer hears of the end.
+An open charge moves with our clock, so that its age stays the time since the job was first seen. A job
+event has the time of its own clock, which may have moved with ours or not. This gives two possible run
+times. The charge ends by the one that is nearer to its age when the placer receives the end.
 """
 
 import logging
@@ -21,7 +21,7 @@ MARK = "charges_moved"  # in the ledger: charge → by how many ms its times are
 
 
 class ChargedClock:
-    """Moves open charges and credits when the clock is set."""
+    """A clock that moves open charges and credits when the system clock is set."""
 
     def __init__(self, ledger: Ledger, clock: Clock, tick_ms: int) -> None:
         self._ledger = ledger
@@ -34,7 +34,7 @@ class ChargedClock:
         self._queued_ms: dict[str, int] = {}  # request that waits → by how much the clock was set meanwhile
 
     def follow(self) -> None:
-        """Move what is open if the clock was set. It is on disk when this returns."""
+        """Move open charges and credits if the clock was set. The change is on disk when this returns."""
         by_ms = self._watch.set_by_ms()
         if not by_ms:
             return
@@ -55,13 +55,14 @@ class ChargedClock:
             self._remember({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
     def queued_ms(self, request_id: str, queued_ms: int) -> int:
-        """Return since when a request waits, on the clock as it is now."""
+        """Return the time since when a request waits, on the clock as it is now."""
         return queued_ms + self._queued_ms.get(request_id, 0)
 
     def started(self, charge: Charge, started_ms: int, now_ms: int) -> int:
-        """Return when a job started on our clock: as its event states it, but for what the clock may be ahead of it.
+        """Return when a job started on our clock.
 
-        A start within the last tick before the clock was set, or by a clock that stayed, would be too early by that.
+        That is the time its event states, plus the time by which our clock may be ahead of it. Without this, a
+        start within the last tick before the clock was set, or by a clock that was not set, would be too early.
         """
         ahead_ms = self._ahead_ms - self._least_ms
         found_ms = started_ms if not ahead_ms else min(started_ms + ahead_ms, max(started_ms, now_ms))
@@ -69,7 +70,7 @@ class ChargedClock:
         return max(found_ms, charge.held_ms) if charge.request_id else found_ms
 
     def record_start(self, charge: Charge, stated_ms: int) -> None:
-        """Remember by how much a charge begins later than the event of its job's start states."""
+        """Record by how much a charge begins later than the event of its job's start states."""
         by_ms = (charge.started_ms or stated_ms) - stated_ms
         if by_ms != self._moved().get(str(charge.charge_id), 0):  # a promise moved with the clock before its start
             self._remember({**self._known(), charge.charge_id: by_ms})
@@ -84,20 +85,23 @@ class ChargedClock:
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def unseen_end(self, row: EndedJobRow) -> int:
-        """Return when a run ended that began since the last board; a clock set meanwhile must not lengthen it."""
+        """Return when a run ended that also began since the last board.
+
+        A clock that was set meanwhile must not lengthen the run.
+        """
         return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
 
     def stated_start_ms(self, charge: Charge) -> int:
-        """Return when a charge began by the clock of its job's events."""
+        """Return when a charge began, on the clock of its job's events."""
         started_ms, moved = charge.started_ms or charge.held_ms, self._moved()
         return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
 
     def record_board(self, now_ms: int) -> None:
-        """Record that a board was followed: what runs on it is charged until now at least."""
+        """Record that a board was followed. The jobs that run on it are charged at least until now."""
         self._board_ms, self._since_board_ms = now_ms, 0
 
     def last_board_ms(self, now_ms: int) -> int:
-        """Return when the board before this one was followed; now where there was none."""
+        """Return when the previous board was followed. Returns now if there was none."""
         return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
 
     def _moved(self) -> Mapping[str, int]:
@@ -105,7 +109,7 @@ class ChargedClock:
         return found or {}
 
     def _known(self) -> dict[int, int]:
-        """Charges that are still open, by their numbers."""
+        """Return the number of each open charge → by how many ms it was moved."""
         is_open = {str(row.charge_id) for row in self._ledger.charges.opened().values()}
         return {int(name): by_ms for name, by_ms in self._moved().items() if name in is_open}
 

@@ -1,4 +1,7 @@
-"""Charges from boards: what runs is opened or changed, what has ended is closed, with the times of the job events."""
+"""Charges from boards: opened or changed for running jobs, closed for ended ones.
+
+The times are those of the job events.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -27,7 +30,10 @@ SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to
 
 
 class Charging:
-    """Opens, changes and closes charges by what boards show. `time`: the clock of the charges."""
+    """A writer of charges that opens, changes and closes them by what boards show.
+
+    `time`: the clock of the charges.
+    """
 
     def __init__(self, ledger: Ledger, clock: ChargedClock) -> None:
         self.ledger = ledger
@@ -37,7 +43,7 @@ class Charging:
         self._held_before: dict[tuple[str, int], dict[str, int]] = {}  # by attempt, as of the last board
 
     def follow(self, board: Board, observed: Observed, tree: QueueTree | None, now_ms: int) -> None:
-        """Take in a board; the same one again changes nothing."""
+        """Apply a board. Applying the same board again changes nothing."""
         self.time.follow()
         if board is self._followed:
             return
@@ -113,7 +119,10 @@ class Charging:
     def _resized(
         self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
     ) -> tuple[Charge, Charge] | None:
-        """Return the charge closed at the job's last resize, and one for what it holds since; None without a resize."""
+        """Return the charge closed at the job's last resize, and a new one for what the job has held since.
+
+        Returns None without a resize.
+        """
         if known.started_ms is None or row.placed_ms is None or row.placed_ms <= self.time.stated_start_ms(known):
             return None
         since_ms = self.time.ended(known, row.placed_ms, now_ms)
@@ -123,10 +132,10 @@ class Charging:
     def _follow_occupancy(
         self, known: Charge, held: tuple[HeldGpus, ...], now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
-        """Return the changes that let a charge hold what its job holds now, if that is another number of GPUs.
+        """Return the changes for a job that now holds another number of GPUs. Empty if the number is the same.
 
-        A job whose events name no GPUs holds more once telemetry shows more at work. A displaced job is not followed:
-        its own end is reported late, and closes its charge at the time of that end.
+        If a job's events name no GPUs, it holds more once telemetry shows more at work. A displaced job is not
+        followed: its own end is reported late, and closes its charge at the time of that end.
         """
         gpus = math.fsum(row.gpus for row in held)
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):
@@ -141,12 +150,15 @@ class Charging:
         return [(self.ledger.charges.change, replace(known, ended_ms=since_ms, outcome="resized")), (reopen, new)]
 
     def _held(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-        """Return what a job holds, by its events and, if these state no share, by the request that placed it."""
+        """Return what a job holds, by its events.
+
+        If the events state no share of a GPU, the request that placed the job does.
+        """
         request = self.ledger.request_of(row.job, row.attempt)
         return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
     def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
-        """Return the charge of an attempt that no placement of ours opened one for."""
+        """Return a new charge for an attempt that has none from a placement of ours."""
         request = self.ledger.request_of(row.job, row.attempt)
         if request is None:
             request = PlacementRequest(request_id="", queue=row.queue, user=row.user)
@@ -180,11 +192,17 @@ class Charging:
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
     def told(self, charge: Charge, until_ms: int) -> Charge:
-        """Return an open charge with what telemetry saw of it until now, and any other charge as it is."""
+        """Return an open charge with the use that telemetry saw until a time.
+
+        A closed charge is returned unchanged.
+        """
         return charge if charge.ended_ms is not None else replace(charge, used_gpu_s=self._used(charge, until_ms))
 
     def _used(self, charge: Charge, until_ms: int) -> float | None:
-        """GPU-seconds until a time that its GPUs were busy; None where telemetry saw too little of it."""
+        """Return the GPU-seconds until a time in which the charge's GPUs were busy.
+
+        Returns None if telemetry saw too little of it.
+        """
         row = self._gpu_time.get((charge.job, charge.attempt))
         held = charge.granted_gpu_s(0, until_ms)
         if row is None or held <= 0 or row.seen_gpu_s < SEEN_LEAST * held:
@@ -194,7 +212,7 @@ class Charging:
     def _gone(
         self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: Observed, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
-        """Charges of attempts that no board tells of any more, nor any promise."""
+        """Return changes that close the charges of attempts that no board and no promise names any more."""
         alive = {(row.job, row.attempt) for row in (*running, *ended)}
         alive |= {(intent.job, intent.attempt) for intent in self.ledger.active_intents()}
         book = self.ledger.charges
@@ -209,7 +227,10 @@ class Charging:
 
 
 def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
-    """Close a charge. An attempt that failed has lost all since its last checkpoint, or since its start."""
+    """Close a charge.
+
+    A failed attempt has lost all work since its last checkpoint, or since its start.
+    """
     lost, started_ms = None, charge.started_ms
     if row.outcome == "failed" and started_ms is not None and row.started_ms is not None:
         at_risk_ms = max(0, row.ended_ms - max(row.started_ms, row.kept_ms or 0))
@@ -218,9 +239,10 @@ def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
 
 
 def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
-    """Return what a job holds: thousandths of GPUs, as its events state them; no pool of nodes that the view lacks.
+    """Return the GPUs that a job holds, in thousandths as its events state them.
 
-    ``share``: thousandths that its request asked for. Events that state no share mean GPUs of that share.
+    Nodes that the view lacks have no pool. ``share``: thousandths that its request asked for. If the events
+    state no share, each of their GPUs counts as that share.
     """
     whole = sum(row.held.values()) == WHOLE_GPU * row.gpus
     scale = share / WHOLE_GPU if whole else 1.0
@@ -234,7 +256,10 @@ def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGp
 
 
 def _held_by_holders(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-    """Return what a job holds on a board that tells only who holds each GPU, which counts parts as whole GPUs."""
+    """Return the GPUs that a job holds on a board that states only the holder of each GPU.
+
+    Parts of GPUs count as whole ones.
+    """
     if row.job in view.jobs:
         counts = np.count_nonzero(view.holders == view.jobs.index(row.job), axis=1)
         nodes = view.topology.nodes
@@ -245,7 +270,7 @@ def _held_by_holders(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, .
 
 
 def leaf_name(request: PlacementRequest, tree: QueueTree | None) -> str:
-    """Return the leaf that pays: in the tree, or as named if there is none."""
+    """Return the leaf that is charged: the one in the tree, or the named queue if there is no tree."""
     if tree is not None:
         return tree.known_leaf(request)
     return request.queue or DEFAULT_QUEUE

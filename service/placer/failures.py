@@ -1,4 +1,7 @@
-"""Failures of the placer's own code and of plugins: counted, logged and shown. None of them ends the process."""
+"""Failures of the placer's own code and of plugins: counted, logged and shown.
+
+None of them ends the process.
+"""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +16,7 @@ PASS, START_TIMES = "pass over the queue", "sampling of start times"
 
 
 class Failures:
-    """Counts failures by part, and logs each new one with its traceback.
+    """A counter of failures by part, which logs each new one with its traceback.
 
     Each part has a count of 0 from the beginning: Prometheus sees no increase in a series that begins with 1.
     """
@@ -26,7 +29,10 @@ class Failures:
         self.last: Exception | None = None
 
     def record(self, part: str, error: Exception) -> str:
-        """Count a failure and return it as a sentence. The traceback is logged once until the part fails otherwise."""
+        """Count a failure and return it as a sentence.
+
+        The traceback is logged once, until the part fails in another way.
+        """
         self.last = error
         why = f"{part} failed ({type(error).__name__}: {error})"
         self._counter.labels(part).inc()
@@ -36,11 +42,11 @@ class Failures:
         return why
 
     def guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the filter with failures contained. A filter that fails rejects every node."""
+        """Return the filter wrapped so that a failure rejects every node instead of raising."""
         return self._guarded(f"filter {name}", function, bool, True)
 
     def guard_scorer(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the scorer with failures contained. A scorer that fails prefers no node."""
+        """Return the scorer wrapped so that a failure prefers no node instead of raising."""
         return self._guarded(f"scorer {name}", function, np.float64, 0.0)
 
     def _guarded(self, part: str, function: Callable[..., Any], kind: type, otherwise: Any) -> Callable[..., Any]:

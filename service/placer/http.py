@@ -1,4 +1,4 @@
-"""The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems as they are."""
+"""The placer's HTTP: the public paths without `/v1`. The api forwards bodies and problems unchanged."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,10 @@ BY_QUEUE = {
 
 @dataclass(slots=True)
 class PlacerContext:
-    """The shared objects of the placer's handlers. They call `queue_changed` when something new waits."""
+    """The shared objects of the placer's handlers.
+
+    Handlers call `queue_changed` when a new request waits.
+    """
 
     service: PlacementService
     starts: StartTimeSampler
@@ -68,7 +71,10 @@ class PlacerContext:
         return caller_of(request)
 
     def problem_of(self, error: FleetcastError) -> Problem:
-        """Log each news of the ledger's damage once: the operator repairs it, and sees no answers."""
+        """Convert an error into a problem. Log each new damage of the ledger once.
+
+        The operator, who repairs it, does not see the answers.
+        """
         if isinstance(error, LedgerError) and str(error) != self._damage:
             self._damage = str(error)
             logger.error("%s", error)
@@ -189,9 +195,9 @@ def make_app(
     access: Access | None = None,
     starts: StartTimeSampler | None = None,
 ) -> Starlette:
-    """Make the application. It calls `queue_changed` when something new waits.
+    """Make the application. It calls `queue_changed` when the queue has changed.
 
-    Without `access` every caller may ask.
+    Without `access`, any caller may ask.
     """
     bodies = BodyBudget(service.config.api.body_budget_bytes)
     context = PlacerContext(
@@ -208,7 +214,10 @@ def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
 
 
 def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
-    """Return stored replies, each with what the ledger knows of it appended. Their bytes are not decoded."""
+    """Return stored replies, each with the ledger's facts about it appended.
+
+    The bytes of the replies are not decoded.
+    """
     parts = [
         row.reply[:-1]
         + b","

@@ -1,4 +1,4 @@
-"""The placer's HTTP about queues: how they stand, another file, why a request waits, and charges."""
+"""The placer's HTTP routes about queues: their state, a new file, why a request waits, and charges."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Refuse requests that name a cluster, a pool or a GPU model that this installation does not have.
 
-Such a request would be refused for ever, or wait for ever, and nobody would see that a name was misspelt.
+Otherwise such a request would be refused or wait for ever, and a misspelt name would stay undetected.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ NAMED = 3  # names that a refusal proposes
 def check_known_names(
     request: PlacementRequest, fleet: FleetConfig, view: ClusterView | None, tree: QueueTree | None
 ) -> None:
-    """Raise RequestError with the field and the nearest names. Without a view only the cluster is checked."""
+    """Raise RequestError with the field and the nearest names if a name is unknown.
+
+    Without a view only the cluster is checked.
+    """
     check_cluster(request.cluster, fleet, view)
     if view is None or not len(view):
         return
@@ -29,7 +32,7 @@ def check_known_names(
 
 
 def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) -> None:
-    """Raise RequestError for a cluster that is neither this installation nor named by its topology."""
+    """Raise RequestError for a cluster that neither this installation nor its topology names."""
     if not cluster or cluster in fleet.clusters:
         return
     named = view.topology.domain_names[Level.CLUSTER] if view is not None else ()
@@ -42,7 +45,10 @@ def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) ->
 
 
 def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree | None) -> None:
-    """Check that some node may have one of the models. Where no node states its model nothing is known to be wrong."""
+    """Check that some node may have one of the models.
+
+    If no node states its model, nothing can be wrong.
+    """
     stated = [name for name in view.inventory.gpu_models if name]
     if not request.models or not stated:
         return

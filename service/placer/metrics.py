@@ -14,7 +14,7 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class PlacerMetrics:
-    """A registry of its own, so that several can live in one process."""
+    """The placer's metrics in a registry of their own, so that several can exist in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -138,7 +138,10 @@ class PlacerMetrics:
         )
 
     def show_paused(self, paused: Mapping[str, int]) -> None:
-        """Show the promises that wait, by what they wait for. A source that no promise waits for loses its series."""
+        """Set the number of waiting promises by the source that they wait for.
+
+        A source that no promise waits for loses its series.
+        """
         if paused == self._paused:
             return
         self._paused = dict(paused)
@@ -147,11 +150,11 @@ class PlacerMetrics:
             self.paused.labels(source).set(count)
 
     def refuse_connection(self, reason: int | str) -> None:
-        """Count a connection that the placer refused or closed, by status or reason."""
+        """Count a connection that the placer refused or closed, by its status or reason."""
         self.refused_connections.labels(str(reason)).inc()
 
     def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
-        """Set what is free in pieces. Pools that no longer exist lose their series."""
+        """Set the metrics of fragmentation. Pools that no longer exist lose their series."""
         self.fragments.clear()
         self.largest_gang.clear()
         for row in pools:
@@ -162,7 +165,10 @@ class PlacerMetrics:
                 self.largest_gang.labels(row.pool, level).set(most)
 
     def tell_queues(self, rows: Sequence[QueueState]) -> None:
-        """Set the state of queues. Those that no longer exist, or are not among the largest, lose their series."""
+        """Set the state of queues.
+
+        Queues that no longer exist, or are not among the largest, lose their series.
+        """
         self.queue_gpus.clear()
         self.queue_share.clear()
         size = {row.queue: max(row.held.get(ANY, 0.0), row.guaranteed.get(ANY, 0.0)) for row in rows}

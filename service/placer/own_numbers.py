@@ -1,7 +1,10 @@
-"""Decisions and audit lines as a caller who is bound to queues counts them: from 1, its own alone.
+"""The row numbers that a caller bound to queues sees: from 1, counting only its own rows.
 
-The ledger numbers the rows of all tenants together, so its numbers would say how many rows others have. Which rows are
-whose is read from the ledger once and then followed, so that a caller's rows are found without a search.
+The rows are decisions and audit lines.
+
+The ledger numbers the rows of all tenants together, so its numbers would reveal how many rows others
+have. The owner of each row is read from the ledger once and then followed. So a caller's rows are found
+without a search.
 """
 
 import asyncio
@@ -38,7 +41,10 @@ _decode = msgspec.json.Decoder(_Owner).decode
 
 
 class OwnNumbers:
-    """The numbers of one kind of rows, by owner. `query` gives numbers in order, and the body of each row's request."""
+    """The numbers of one kind of rows, by owner.
+
+    `query` gives numbers in order, and the body of each row's request.
+    """
 
     def __init__(self, ledger: Ledger, query: str) -> None:
         self._ledger, self._query = ledger, query
@@ -63,7 +69,10 @@ class OwnNumbers:
 
 
 def _owner_of(body: Any) -> _Owner | None:
-    """Return the owner of a row. None for one of no request, or a damaged one, which no bound caller sees."""
+    """Return the owner of a row. None for a row without a request, or a damaged one.
+
+    No bound caller sees such rows.
+    """
     try:
         return _decode(body) if body is not None else None
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
@@ -75,10 +84,10 @@ def _request_of(owner: _Owner) -> PlacementRequest:
 
 
 def after(own: NDArray[np.int64], count: int) -> int:
-    """Return the ledger's number of a caller's `count`th row, or of its last one."""
+    """Return the ledger's number of a caller's `count`th row, or of its last one. 0 if there is none."""
     return int(own[min(count, len(own)) - 1]) if count and len(own) else 0
 
 
 def places(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
-    """Return how a caller counts the rows of these numbers of the ledger."""
+    """Return the caller's own numbers of the rows with these ledger numbers."""
     return [int(place) + 1 for place in np.searchsorted(own, np.asarray(numbers, np.int64))]

@@ -1,6 +1,6 @@
-"""The rows of a caller who is bound to queues: its own, as if no other tenant had any.
+"""The rows that a caller bound to some queues may see: its own, as if no other tenant had any.
 
-Nothing in an answer says how many rows others have: no number, cursor, position, hash or sum counts them.
+No answer reveals how many rows others have: no number, cursor, position, hash or sum counts them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ decode = msgspec.json.Decoder(Decision).decode
 
 
 class OwnQueues:
-    """A caller's view of a placer. It changes nothing for one who is not bound."""
+    """A caller's view of a placer. For a caller that is not bound to queues it changes nothing."""
 
     def __init__(self, request: Request, service: PlacementService) -> None:
         self.caller = viewer_of(request)
@@ -47,7 +47,7 @@ class OwnQueues:
         return bool(self.caller.queues)
 
     def has(self, request: PlacementRequest | None) -> bool:
-        """Return whether the caller may read a request. An unknown one may not be read."""
+        """Return whether the caller may read a request. A bound caller may not read unknown requests."""
         if not self.is_bound:
             return True
         if request is None:
@@ -59,7 +59,7 @@ class OwnQueues:
         return not self.is_bound or self.has(self._service.ledger.request(request_id))
 
     def check(self, request_id: str) -> None:
-        """UnknownEntity for a request of other queues, as for one that nobody sent."""
+        """Raise UnknownEntity for a request of other queues, as for one that does not exist."""
         if not self.has_request(request_id):
             raise UnknownEntity(f"no request {request_id!r}")
 
@@ -67,7 +67,10 @@ class OwnQueues:
         return [row for row in rows if self.caller.sees(row.leaf)]
 
     async def decisions_after(self, count: int, limit: int) -> tuple[list[Committed], int]:
-        """Return stored decisions, and the cursor of the last one. A bound caller's cursors count its own."""
+        """Return stored decisions, and the cursor of the last one.
+
+        The cursors of a bound caller count only its own decisions.
+        """
         ledger = self._service.ledger
         if not self.is_bound:
             rows = ledger.decisions_after(count, limit)
@@ -82,7 +85,7 @@ class OwnQueues:
         ], (numbers[-1] if numbers else count)
 
     def reply(self, reply: bytes) -> bytes:
-        """Return a stored reply, without a sentence about other requests."""
+        """Return a stored reply, without a sentence about other requests if the caller is bound."""
         if not self.is_bound:
             return reply
         decision = decode(reply)
@@ -92,8 +95,8 @@ class OwnQueues:
     async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
         """Return the head and lines of the audit trail.
 
-        A bound caller's lines are numbered by themselves, and have no hashes: those are of a chain through the lines of
-        all.
+        A bound caller's lines have their own numbers and no hashes, because the hash chain runs through all
+        lines.
         """
         ledger = self._service.ledger
         if not self.is_bound:
@@ -113,7 +116,7 @@ class OwnQueues:
         ]
 
     def _own_sentence(self, what: str, sentence: str) -> str:
-        """Return a sentence of the ledger, unless it counts the requests or the GPUs of others."""
+        """Return a sentence of the ledger, or a neutral one if it counts the requests or GPUs of others."""
         if what in (QUEUED, "queued"):
             return "queued"
         head, of, rest = sentence.partition("refused: queue ")
@@ -122,9 +125,9 @@ class OwnQueues:
         return sentence
 
     def queue(self, answer: Queue) -> Queue:
-        """Return the rows of the caller's requests.
+        """Return the answer with the rows of the caller's requests.
 
-        Positions count these alone, and sums over all requests are left out.
+        Positions count only these rows, and sums over all requests are left out.
         """
         if not self.is_bound:
             return answer
@@ -133,7 +136,7 @@ class OwnQueues:
         return Queue(answer.as_of_ms, [_own_row(row, place) for place, row in enumerate(rows, 1)])
 
     def why(self, answer: WhyWaiting) -> WhyWaiting:
-        """Return the ladder without the names, numbers and doings of others."""
+        """Return the ladder without the names, numbers and actions of others."""
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.request(answer.request_id)
@@ -145,11 +148,10 @@ class OwnQueues:
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 
     def queues(self, answer: QueuesAnswer) -> QueuesAnswer:
-        """Return the caller's queues.
+        """Return the answer for the caller's queues.
 
-        A share of what queues of one parent held says how much the others held. It is left out if the caller does not
-        see
-        those.
+        A queue's share among the queues of its parent reveals how much the others held. So it is left out if the
+        caller cannot see the parent.
         """
         if not self.is_bound:
             return answer
@@ -160,7 +162,7 @@ class OwnQueues:
         return structs.replace(answer, rows=rows)
 
     def _is_own(self, sentence: str) -> bool:
-        """Return whether `queue 'a' is at its limit: …` is of one of the caller's queues."""
+        """Return whether `queue 'a' is at its limit: …` concerns one of the caller's queues."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
     def _own_step(
@@ -175,9 +177,9 @@ class OwnQueues:
         return WhyStep(step.code, _waits_for(request) if request else "waits")
 
     def _own_before(self, step: WhyStep, answer: WhyWaiting, before: Sequence[PlacementRequest]) -> WhyStep | None:
-        """Return the step about requests before it. Those in its queue are all its caller's.
+        """Return the step about the requests before it.
 
-        Of those in other queues, it counts its caller's.
+        Requests in its own queue all belong to the caller. From other queues, only the caller's requests count.
         """
         if f"before it in queue {answer.queue!r}" in step.sentence:
             return step

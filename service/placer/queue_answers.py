@@ -1,4 +1,4 @@
-"""The answers about queues: how they stand, what another file would change, and charges."""
+"""The API's answers about queues: their state, what another file would change, and charges."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -22,9 +22,10 @@ def queues_answer(
     tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
     banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
-    """Return how the queues stand.
+    """Return the state of the queues.
 
-    waiting: all that waits, also by job events. opened: charges of what runs. below: only these and what is below them.
+    waiting: all that waits, including jobs that wait according to events. opened: charges of running jobs.
+    below: return only these queues and those below them.
     """
     standing = turns.standing
     counts, gpus = _waiting_by_queue(tree, waiting)
@@ -65,10 +66,10 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
 
 
 def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
-    """Return queue → GPUs of its guarantee that others hold, by resource.
+    """Return queue → resource → GPUs of its guarantee that others hold.
 
-    What the queues of one parent hold beyond their guarantees comes from what is guaranteed to none of them first, then
-    from what each leaves unused and lends, in proportion.
+    What the queues of one parent hold beyond their guarantees comes first from what is guaranteed to none of
+    them. The rest comes from what each leaves unused and lends, in proportion.
     """
     found: dict[str, dict[str, float]] = {}
     for stand in standing.stands.values():
@@ -79,7 +80,7 @@ def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
 
 
 def _lent_below(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
-    """Yield the queues below that lend of a resource, and how many GPUs."""
+    """Return the queues below that lend this resource, and how many GPUs each lends."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
     whole = stand.guaranteed.get(resource, 0.0) if stand.name != ROOT else capacity
@@ -120,7 +121,7 @@ def change_of(
 
 
 def _said(node: Any) -> tuple[Any, ...]:
-    """Return the settings of a queue, without its place among the others."""
+    """Return the settings of a queue, without its place in the tree."""
     return (
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
         *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
@@ -128,7 +129,10 @@ def _said(node: Any) -> tuple[Any, ...]:
 
 
 def charges_answer(charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int) -> Charges:
-    """Return what was held, used, lost and waited for within a time, which ends now at the latest."""
+    """Return what was held, used, lost and waited for between two times.
+
+    The span ends now at the latest.
+    """
     rows = [
         ChargeRow(
             name=name,
@@ -156,7 +160,7 @@ def _unseen(row: ChargeSum) -> str | None:
 
 
 def charges_csv(answer: Charges) -> str:
-    """Return the answer as a table, a line for each row."""
+    """Return the answer as CSV, with one line for each row."""
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]
     for row in answer.rows:
@@ -166,7 +170,9 @@ def charges_csv(answer: Charges) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a name as a cell that no spreadsheet computes, whichever separator it reads with.
+    """Return a name as a CSV cell that no spreadsheet evaluates as a formula.
+
+    This holds for each separator that a spreadsheet may use.
 
     >>> _cell("nlp"), _cell("a,b"), _cell("=1+1"), _cell("a;=1")
     ('nlp', '"a,b"', "'=1+1", '"a;=1"')

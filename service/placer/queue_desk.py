@@ -25,7 +25,7 @@ READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
 
 class QueueDesk:
-    """Answers from what the service knows."""
+    """The placer's answers about queues, computed from what the service knows."""
 
     def __init__(self, service: PlacementService) -> None:
         self._service = service
@@ -34,7 +34,10 @@ class QueueDesk:
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
     def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
-        """Return the state of the queues now, of `below` alone if it names any. Raises StaleError without a board."""
+        """Return the present state of the queues, only of those in `below` if it names any.
+
+        Raises StaleError without a board.
+        """
         service = self._service
         observed, now_ms, file = service.observed(), service.clock.now_ms(), service.queues.file
         turns = service.queues.turns(observed)
@@ -49,7 +52,10 @@ class QueueDesk:
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _seven_days(self, now_ms: int) -> QueueWeek:
-        """Return the numbers of seven days, read once a minute: they change slowly, and take long to read."""
+        """Return the numbers of the last seven days, read once a minute.
+
+        They change slowly, and take long to read.
+        """
         if self._week is None or not 0 <= now_ms - self._week[0] < KEPT_MS:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
             self._week = now_ms, week_of(charges, now_ms)
@@ -66,9 +72,10 @@ class QueueDesk:
         return self._day[1]
 
     async def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
-        """Serve another file, or say what it would change. The file is read in a thread, one at a time.
+        """Serve another file, or return what it would change.
 
-        Raises RequestError for a bad file, and ConflictError for another generation.
+        The file is read in a thread, one at a time. Raises RequestError for a bad file, and ConflictError for
+        another generation.
         """
         async with self._putting:
             return await self._put(text, generation, caller, dry_run)
@@ -98,7 +105,7 @@ class QueueDesk:
     async def _checked(
         self, text: str, generation: str, capacity: dict[str, float], waiting: Sequence[PlacementRequest]
     ) -> tuple[ServedText, QueueChange]:
-        """Return a checked text and what it changes. Raises StaleError if that takes longer than READ_S."""
+        """Return a checked text and what it changes. Raises StaleError if the check takes longer than READ_S."""
         file = self._service.queues.file
         before = file.tree
 
@@ -112,7 +119,7 @@ class QueueDesk:
             raise StaleError(f"the file was not read within {READ_S:g} s: send it again later") from None
 
     def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
-        """Return the ladder of a waiting request. Raises UnknownEntity for any other."""
+        """Return the ladder of a waiting request. Raises UnknownEntity if the request does not wait."""
         service, now_ms = self._service, self._service.clock.now_ms()
         order = service.in_order(service.ledger.queued())
         try:

@@ -1,7 +1,7 @@
-"""The file of queues that the placer serves, read when it changes. A bad file never serves.
+"""The queue file that the placer serves, read when it changes. A bad file never serves.
 
-The tree before serves instead: from memory, or after a restart from the ledger, which stores the text of the last good
-file. Where there is none, all requests wait in one line.
+Instead the previous tree serves: from memory, or after a restart from the ledger, which stores the text
+of the last good file. If there is none, all requests wait in one line.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ServedText:
-    """A text and its tree, which was tried."""
+    """The text of a queue file, with the tree that was read from it and passed its trial (`try_tree`)."""
 
     text: str
     tree: QueueTree
@@ -35,7 +35,7 @@ class ServedText:
 
 @dataclass(frozen=True, slots=True)
 class ReadQueues:
-    """The contents of the file as of a stamp. found: None if it is refused, or unchanged."""
+    """The contents of the file at a stamp. found: None if the file is refused, or unchanged."""
 
     stamp: Stamp | None
     found: ServedText | None
@@ -44,7 +44,11 @@ class ReadQueues:
 
 
 class QueueFile:
-    """`tree` is None where no file is configured, or none can serve. ConfigError if the first file is refused."""
+    """The queue file and the tree that serves.
+
+    `tree` is None if no file is configured, or none can serve. Raises ConfigError if the first file is
+    refused.
+    """
 
     def __init__(self, path: str, ledger: Ledger, now_ms: int) -> None:
         self.path = Path(path) if path else None
@@ -69,7 +73,7 @@ class QueueFile:
 
     @property
     def generation(self) -> str:
-        """Return the generation of what serves. It changes with every other text."""
+        """The generation of the serving text. It changes with every other text."""
         return self.tree.digest[:16] if self.tree is not None else ""
 
     @property
@@ -109,7 +113,7 @@ class QueueFile:
         logger.info("%s", sentence)
 
     def has_changed(self) -> bool:
-        """Return whether the file is another one than was read last."""
+        """Return whether the file has changed since it was last read."""
         return self.path is not None and _stamp(self.path) != self._seen
 
     def has_settled(self) -> bool:
@@ -120,7 +124,7 @@ class QueueFile:
         return now_s - self._met[1] >= STILL_S
 
     def read(self, capacity: Mapping[str, float] | None = None) -> ReadQueues:
-        """Read and check the file. Changes nothing, so that a thread may do it."""
+        """Read and check the file. It changes nothing, so a thread may call it."""
         assert self.path is not None
         stamp = _stamp(self.path)
         try:
@@ -135,7 +139,7 @@ class QueueFile:
             return ReadQueues(stamp, None, digest_of(text), str(error))
 
     def apply(self, read: ReadQueues, now_ms: int) -> None:
-        """Serve what was read, or write down why it is refused."""
+        """Serve the file that was read, or record why it is refused."""
         self._seen = read.stamp
         if read.found is not None:
             self._serve(read.found, now_ms, "placer")
@@ -145,7 +149,7 @@ class QueueFile:
             self.audit_refusal(now_ms, "placer", read.digest, read.why)
 
     def audit_refusal(self, now_ms: int, caller: str, digest: str, why: str) -> None:
-        """Write into the audit that a file was refused."""
+        """Record in the audit trail that a file was refused."""
         self._note(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
 
     def _serve(self, found: ServedText, now_ms: int, caller: str) -> None:
@@ -156,11 +160,11 @@ class QueueFile:
         self._note(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
 
     def confirm(self) -> None:
-        """Record that a pass has succeeded with what serves."""
+        """Record that a pass has succeeded with the serving tree."""
         self._is_confirmed, self._before = True, None
 
     def withdraw(self, now_ms: int, why: str) -> None:
-        """Serve the tree before, unless a pass has succeeded with the one that serves."""
+        """Serve the previous tree again, unless a pass has succeeded with the present one."""
         if self._is_confirmed or self._serving is None:
             return
         self._failed, self._serving = self._digest, self._before
@@ -170,7 +174,7 @@ class QueueFile:
         self.audit_refusal(now_ms, "placer", self._failed, self.refused)
 
     def put(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
-        """Write a checked text to the file and serve it. ConflictError for another generation."""
+        """Write a checked text to the file and serve it. Raises ConflictError for another generation."""
         self.check_generation(generation)
         assert self.path is not None
         files.replace_file(self.path, [found.text.encode()], "queues")
@@ -178,7 +182,7 @@ class QueueFile:
         self._serve(found, now_ms, caller)
 
     def notes(self, capacity: Mapping[str, float]) -> list[str]:
-        """Return what is wrong with the serving tree since the fleet is another one than it was read for."""
+        """Return what is wrong with the serving tree now that the fleet has changed since it was read."""
         try:
             if self.tree is not None:
                 check_capacity(self.tree, capacity, self.text)
@@ -187,14 +191,17 @@ class QueueFile:
         return []
 
     def check_generation(self, generation: str) -> None:
-        """Raise ConflictError unless a file is configured and has this generation, or the caller gives `*`."""
+        """Raise ConflictError unless a file is configured and has this generation.
+
+        The generation `*` matches any.
+        """
         if self.path is None:
             raise ConflictError("no file of queues is configured: set queues in [placer] and start again")
         if generation not in ("*", self.generation):
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
 
     def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
-        """Return what `put` would serve. Changes nothing, so that a thread may do it."""
+        """Return what `put` would serve. It changes nothing, so a thread may call it."""
         self.check_generation(generation)
         return self._checked(text, capacity)
 

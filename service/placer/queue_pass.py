@@ -1,4 +1,7 @@
-"""The thinking part of a pass over the queue. It reads only what never changes, so it may run in a thread."""
+"""The computing part of a pass over the queue.
+
+It reads only what never changes, so it may run in a thread.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +16,10 @@ from service.placer.view import Observed
 
 @dataclass(frozen=True, slots=True)
 class QueuePass:
-    """The input of a pass. stranded: entries whose queue the file does not name any more, each with the reason."""
+    """The input of a pass.
+
+    stranded: entries whose queue the file no longer names, each with the reason.
+    """
 
     queue: Sequence[QueueEntry]
     observed: Observed
@@ -23,7 +29,7 @@ class QueuePass:
     stranded: Sequence[tuple[QueueEntry, str]] = ()
 
     def think(self) -> Plan:
-        """Decide which request is placed where."""
+        """Compute the plan: which requests are placed, and where."""
         observed = self.observed
         queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times

@@ -12,10 +12,10 @@ NOT_LOOKED_AT = "will be looked at in the next pass"
 
 @dataclass(frozen=True, slots=True)
 class StartNotes:
-    """The basis of one sampling's start times.
+    """Explanations of the start times from one sampling: what each is based on, or why it is unknown.
 
-    as_of_ms: when they were sampled, None before the first sampling. by: request_id → how its start time is known.
-    unknown: request_id → why it has none.
+    as_of_ms: when the start times were sampled, None before the first sampling. by: request_id → the basis of
+    its start time. unknown: request_id → why it has none.
     """
 
     as_of_ms: int | None = None
@@ -23,7 +23,7 @@ class StartNotes:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def sentence(self, request_id: str, start_ms: dict[str, int] | None, now_ms: int) -> str:
-        """Return when a request starts, in words, or why that is not known. Empty where nothing is said of it."""
+        """Return when a request starts, in words, or why that is unknown. Empty if neither is recorded."""
         if start_ms is None:
             why = self.unknown.get(request_id)
             return f"when it starts is not known: {why}" if why else ""
@@ -39,7 +39,7 @@ def queue_row(
     now_ms: int,
     by: StartBasis | None = None,
 ) -> QueueRow:
-    """Return the row of a request that waits. by: what its start time is known by."""
+    """Return the row of a waiting request. by: the basis of its start time."""
     request = entry.request
     return QueueRow(
         request_id=request.request_id,

@@ -1,4 +1,7 @@
-"""The ledger's numbers of seven days: each queue's part of what was held, by day and together, and its waits."""
+"""Numbers of the last seven days from the ledger: each queue's share of what was held, and its waits.
+
+The shares are given by day and for all days together.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +19,10 @@ KEPT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class QueueWeek:
-    """shares: of what queues of the same parent held; by_day: the same of each day, oldest first, None: none held.
+    """The shares and waits of queues in seven days.
 
-    waits: quantiles, in seconds, of the requests that were placed.
+    shares: the share of what queues of the same parent held. by_day: the same for each day, oldest first.
+    None if none of them held anything. waits: quantiles, in seconds, of the requests that were placed.
     """
 
     shares: dict[str, float]
@@ -47,7 +51,7 @@ def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
 
 
 def _shares(held: Counter[str]) -> dict[str, float]:
-    """Return queue → its part of what queues of the same parent held."""
+    """Return queue → its share of what queues of the same parent held."""
     whole = Counter[str]()
     for name, gpu_s in held.items():
         whole[name.rpartition("/")[0]] += gpu_s

@@ -1,4 +1,4 @@
-"""The queues as they stand: the file, the charges and the banks made into the turns of a pass."""
+"""The present state of the queues: file, charges and banks, combined into the turns of a pass."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ from service.placer.view import Observed
 
 
 class ServedQueues:
-    """The placer's knowledge of queues. `file.tree` is None if all wait in one line."""
+    """The placer's knowledge of queues. `file.tree` is None if all requests wait in one line."""
 
     def __init__(self, path: str, ledger: Ledger, clock: Clock, tick_s: float = 30.0) -> None:
         self.clock = clock
@@ -40,7 +40,7 @@ class ServedQueues:
         return self.file.tree
 
     def follow(self, board: Board, observed: Observed) -> None:
-        """Take in a new board and a file that has changed."""
+        """Apply a new board, and a changed queue file."""
         self.charging.follow(board, observed, self.tree, self.clock.now_ms())
         if self.file.has_changed() and not self.reads_in_thread:
             self._serve(self.file.read(installed_gpus(observed.view.topology.nodes)))
@@ -60,13 +60,13 @@ class ServedQueues:
         self.settle_banks()
 
     def withdraw_tree(self, why: str) -> None:
-        """Serve the tree before, if no pass has succeeded with the one that serves."""
+        """Serve the previous tree again, if no pass has succeeded with the present one."""
         self.settle_banks()
         self.file.withdraw(self.clock.now_ms(), why)
         self.settle_banks()
 
     def settle_banks(self) -> None:
-        """Bring the banks of queues with credits up to now, before anything that they depend on changes."""
+        """Update the banks of queues with credits to now, before anything that they depend on changes."""
         self.time.follow()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
         if tree is None:
@@ -81,7 +81,7 @@ class ServedQueues:
         return banks_at(tree, charges.banks(), charges.opened().values(), now_ms)
 
     def turns(self, observed: Observed) -> QueueTurns:
-        """Return turns for one pass."""
+        """Return the turns for one pass."""
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
@@ -101,7 +101,10 @@ class ServedQueues:
         return use_of(charges.opened().values(), charges.past(self.tree.policy.half_life_s, now_ms), now_ms)
 
     def leaf(self, request: PlacementRequest) -> str:
-        """Where a new request waits. RequestError for one that this tree does not take, or can never serve."""
+        """Return the leaf in which a new request waits.
+
+        Raises RequestError for a request that this tree does not accept, or can never serve.
+        """
         if self.tree is None:
             return leaf_name(request, None)
         leaf = self.tree.leaf_of(request)
@@ -110,13 +113,19 @@ class ServedQueues:
         return leaf
 
     def charged_instead(self, request: PlacementRequest) -> str:
-        """Return the end of a sentence: which queue pays for an unknown one. Returns "" if the file names it."""
+        """Return the end of a sentence that names the queue charged in place of an unknown one.
+
+        Returns "" if the file names the request's queue.
+        """
         if self.tree is None or not (unknown := self.tree.instead_of(request)):
             return ""
         return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
 
     def full(self, request: PlacementRequest) -> str:
-        """Return why no more may wait in its queue. "" if one may, or if it waits or was decided already."""
+        """Return why no more requests may wait in its queue.
+
+        Returns "" if it may wait, or if it waits or was decided already.
+        """
         if self.tree is None or self.ledger.find(request.request_id) is not None:
             return ""
         leaf = self.tree.leaf_of(request)
@@ -130,7 +139,7 @@ class ServedQueues:
         return ""
 
     def gone(self, request: PlacementRequest) -> str:
-        """Return why a request does not start: the file does not name its queue any more. Returns "" if it does."""
+        """Return why a request does not start if the file no longer names its queue. Returns "" otherwise."""
         if self.tree is None or self.tree.known_leaf(request):
             return ""
         return f"queue {request.queue!r} takes no requests any more: it waits until the file names it again"

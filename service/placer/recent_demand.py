@@ -9,7 +9,7 @@ SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter o
 
 
 class RecentDemand:
-    """The newest requests that the ledger remembers: those that were decided, and those that wait."""
+    """The newest requests in the ledger: those that were decided, and those that wait."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -19,7 +19,7 @@ class RecentDemand:
         self._requests = 0
 
     def __len__(self) -> int:
-        """Return the number of requests that the demand is made of."""
+        """Return the number of requests that the demand is computed from."""
         return self._requests
 
     def known(self, models: tuple[str, ...]) -> ShapeDemand | None:

@@ -1,4 +1,6 @@
-"""The placer: the one process that decides. It owns the ledger, works the queue and answers on loopback.
+"""The placer: the one process that decides.
+
+It owns the ledger, works the queue and serves on loopback.
 
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
 queue   a pass every `queue_period_s`, at every new board or file of queues, and when something new waits:
@@ -38,7 +40,7 @@ SWITCH_S = 0.0002  # deciding gives the interpreter away at each call of numpy; 
 
 
 class QueueWorker:
-    """Passes over the queue until `stop`."""
+    """A loop that makes passes over the queue until `stop`."""
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
@@ -67,7 +69,7 @@ class QueueWorker:
                 await self._changes.wait(max(POLL_S, left_s))
 
     async def step(self) -> None:
-        """Work the queue once. The placer outlives a failure. Raises LedgerError if the ledger was replaced."""
+        """Work the queue once. The placer survives a failure. Raises LedgerError if the ledger was replaced."""
         try:
             await self._step()
         except LedgerError:
@@ -98,7 +100,10 @@ class QueueWorker:
                 logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.queued()))
 
     async def _pass(self) -> tuple[int, int]:
-        """Placed, and lost to requests that came meanwhile: those are decided at once, a pass thinks in a thread."""
+        """Make one pass. Returns how many requests were placed, and how many were lost to others meanwhile.
+
+        Requests that arrive during a pass are decided at once, while the pass computes in a thread.
+        """
         begun = self.service.begin_pass()
         if begun is None:
             return 0, 0
@@ -108,7 +113,7 @@ class QueueWorker:
 
 
 async def tell_head_daily(service: PlacementService) -> None:
-    """Log the head of the audit trail now and once a day: so it exists outside the ledger."""
+    """Log the head of the audit trail now and once a day, so that it exists outside the ledger."""
     while True:
         tell_head(service)
         await service.clock.sleep(DAY_S)
@@ -121,18 +126,22 @@ def tell_head(service: PlacementService) -> None:
 
 
 def open_service(config: Config) -> PlacementService:
-    """LedgerError ends the process, and its supervisor tries again: to decide without a ledger hands GPUs out twice."""
+    """Open the service with its ledger. Raises LedgerError.
+
+    The error ends the process, and its supervisor tries again. A placer without a ledger would give GPUs to
+    two jobs.
+    """
     return PlacementService(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
 
 
 def access_of(config: Config) -> Access:
-    """Return the api's tokens. The api vouches for callers with a certificate."""
+    """Return the access rules with the api's tokens. The api vouches for callers with a certificate."""
     subjects = config.access.subjects
     return load_access(PLACER_HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
 
 
 async def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run the placer until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
     access = access_of(config)
     service = open_service(config)
@@ -164,7 +173,7 @@ async def serve(config: Config) -> None:
 async def _serve(
     server: LimitedServer, worker: QueueWorker, starts: StartTimeSampler, service: PlacementService
 ) -> None:
-    """Answer and place until SIGTERM or SIGINT."""
+    """Answer requests and work the queue until SIGTERM or SIGINT."""
 
     def stop() -> None:
         server.should_exit = True

@@ -1,4 +1,7 @@
-"""PlacementService: decides, queues and cancels placements, and writes them to the ledger. No HTTP here."""
+"""PlacementService: decides, queues and cancels placements, and writes them to the ledger.
+
+It contains no HTTP.
+"""
 
 import asyncio
 import logging
@@ -56,7 +59,10 @@ WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 
 
 class PlacementService:
-    """Owns the ledger. Whatever reads or writes it runs to its end without an await, so there are no locks."""
+    """The service that decides about placements. It owns the ledger.
+
+    Code that reads or writes the ledger runs to its end without an await, so there are no locks.
+    """
 
     def __init__(self, config: Config, clock: Clock, ledger: Ledger, metrics: PlacerMetrics) -> None:
         self.config = config
@@ -103,11 +109,11 @@ class PlacementService:
         return self._observed[0] if self._observed else None
 
     def runs(self) -> frozenset[tuple[str, int]]:
-        """Return the attempts that run, as of the newest board."""
+        """Return the attempts that run, according to the newest board."""
         return self._observed[1].seen if self._observed else frozenset()
 
     def refresh(self) -> bool:
-        """Take a new board, if any, and settle its intents; True when there was one."""
+        """Load the newest board, if there is a new one. Returns whether there was."""
         board = self._new_board()
         self.watch.look(self.board if board is None else board)
         return board is not None and self._take(board, self._observer.attempt(board))
@@ -138,7 +144,10 @@ class PlacementService:
         return True
 
     def observed(self) -> Observed:
-        """Return the newest view, intents included. Raises StaleError without a board, or with only an old one."""
+        """Return the newest view, intents included.
+
+        Raises StaleError if there is no board, or only an old one.
+        """
         self.refresh()
         now_ms = self.clock.now_ms()
         if self._observed is None:
@@ -159,16 +168,16 @@ class PlacementService:
         return self._view.observed
 
     def _decidable(self) -> Observed:
-        """Return the newest view. Raises StaleError also while a part of the state is in doubt."""
+        """Return the newest view. Raises StaleError also while part of the state is in doubt."""
         self.refresh()
         self.watch.refuse()
         return self.observed()
 
     def _promises(self) -> list[Intent]:
-        """Return the active intents. After the clock was set, each lasts for the rest of its time.
+        """Return the active intents. After the clock was set, each still lasts for the rest of its time.
 
-        An intent that an earlier process made lasts at least to its stamp: that process may have seen the clock set
-        forward before this one sees it set back.
+        An intent that an earlier process made lasts at least until its recorded expiry. That process may have
+        seen the clock set forward, and this one only sees it set back.
         """
         active = self.ledger.active_intents()
         by_ms = self._watch.set_by_ms()
@@ -187,7 +196,10 @@ class PlacementService:
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
     def _with_promises(self, base: Observed) -> "_View":
-        """Return the view of the ledger as it is now. If promises were only added since the last one, from that one."""
+        """Return the view of the ledger as it is now.
+
+        If promises were only added since the last view, they are added to that one.
+        """
         active = {intent.request_id: intent for intent in self.ledger.active_intents()}
         last = self._view
         if last is None or not last.promised <= active.keys():
@@ -209,7 +221,10 @@ class PlacementService:
     # -- requests
 
     def place(self, request: PlacementRequest, caller: str) -> bytes:
-        """Decide now and write it down, unless it was decided before; a dry run leaves no trace."""
+        """Decide now and store the decision. A request that was decided before gets its stored reply.
+
+        A dry run stores nothing.
+        """
         check_request(request, bool(self.queues.tree))
         check_avoided(request)
         self.refresh()
@@ -236,7 +251,7 @@ class PlacementService:
         return self.ledger.commit(request, decision, now_ms, caller, action, charge)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
-        """Write the request into the queue, unless it is there or was decided before."""
+        """Store the request in the queue. A queued or decided request gets its stored reply."""
         check_request(request, bool(self.queues.tree))
         check_avoided(request)
         if request.dry_run:
@@ -259,18 +274,18 @@ class PlacementService:
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
     def check_names(self, request: PlacementRequest) -> None:
-        """Raise RequestError for names of things that this installation does not have."""
+        """Raise RequestError if the request names things that this installation does not have."""
         view = self._observed[1].view if self._observed else None
         check_known_names(request, self.config.fleet, view, self.queues.tree)
 
     def _promised(self) -> dict[tuple[str, int], str]:
-        """Return requests by the attempt that they were promised GPUs for."""
+        """Return (job, attempt) → the request by which it was promised GPUs."""
         return {(row.job, row.attempt): row.request_id for row in self.ledger.active_intents()}
 
     def _taken(self, request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
         """Return why this attempt cannot be placed (again), or "".
 
-        Its events would settle the new intent, and free GPUs.
+        The attempt's own events would end the new intent and free its GPUs.
         """
         key = (request.job_name, request.attempt)
         name = f"attempt {request.attempt} of {request.job_name}"
@@ -282,7 +297,7 @@ class PlacementService:
         return f"{name} was promised GPUs already, as request {holder}: cancel that first" if holder else ""
 
     def withdraw(self, request_id: str, caller: str) -> Settled:
-        """Take a request out of the queue; its stored decision becomes a refusal that says so."""
+        """Remove a request from the queue. Its stored decision becomes a refusal that says so."""
         self.watch.refuse()
         entry = next((row for row in self.ledger.queued() if row.request.request_id == request_id), None)
         now_ms = self.clock.now_ms()
@@ -300,7 +315,7 @@ class PlacementService:
         return Settled(request_id, "withdrawn", "withdrawn from the queue")
 
     def cancel(self, request_id: str, caller: str) -> Settled:
-        """Give back the GPUs of a placement that has not started yet."""
+        """Release the GPUs of a placement whose job has not started yet."""
         self.watch.refuse()
         state = self.ledger.intent_state(request_id)
         if state is IntentState.ACTIVE:
@@ -318,13 +333,16 @@ class PlacementService:
         return Settled(request_id, "cancelled", "cancelled, its GPUs are free again")
 
     def _refuse_if_started(self, request_id: str) -> None:
-        """ConflictError where a start was acknowledged that no board knows of yet: its GPUs are in use."""
+        """Raise ConflictError if the job's start was acknowledged, even if no board shows it yet.
+
+        Its GPUs are in use then.
+        """
         intent = next(row for row in self.ledger.active_intents() if row.request_id == request_id)
         if not self._expiry.acknowledged(intent, self.board) <= WAITING:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
     def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
-        """Store a decision for which no node was considered."""
+        """Build a decision for which no node was considered."""
         return Decision(
             request_id=request.request_id,
             decision_id=f"d-{request.request_id}-{now_ms}",
@@ -335,23 +353,29 @@ class PlacementService:
         )
 
     def _completed(self, request: PlacementRequest, decision: Decision) -> Decision:
-        """Add to a decision of the engine what only the service knows."""
+        """Add to a decision of the engine the facts that only the service knows."""
         sentence = decision.sentence + self.queues.charged_instead(request)
         return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
 
     def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
-        """Return the facts of a request that change nothing here."""
+        """Return the facts of a request that have no effect here."""
         return ignored_facts(request, HONOURED_BY_QUEUES if self.queues.tree else ())
 
     # -- the queue
 
     def work_queue(self) -> int:
-        """One pass over the queue at one go; returns how many were placed. StaleError as `observed`."""
+        """Make one whole pass over the queue. Returns how many requests were placed.
+
+        Raises StaleError as `observed` does.
+        """
         begun = self.begin_pass()
         return self.end_pass(begun, begun.think())[0] if begun else 0
 
     def begin_pass(self) -> QueuePass | None:
-        """Return the input of the next pass, or None if nothing waits. Raises StaleError as `observed`."""
+        """Return the input of the next pass, or None if no request waits.
+
+        Raises StaleError as `observed` does, and while part of the state is in doubt.
+        """
         queue = self.ledger.queued()
         self.metrics.queue_length.set(len(queue))
         if not queue:
@@ -370,13 +394,19 @@ class PlacementService:
         return QueuePass(wanted, observed, options, self.queues.turns(observed), dropped, stranded)
 
     def record_failed_pass(self, error: Exception) -> None:
-        """Record that a pass failed. The tree of queues before serves if none has passed with the one that does."""
+        """Record that a pass failed.
+
+        If no pass has succeeded with the present queue tree, the previous tree serves again.
+        """
         why = self.failures.record(PASS, error)
         self.stalled = f"nothing is placed from the queue now: the {why}"
         self.queues.withdraw_tree(why)
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
-        """Write the plan: (placed, to think about again). Requests decided meanwhile may have taken a plan's GPUs."""
+        """Store the plan. Returns (placed, number of requests to plan again).
+
+        Requests that were decided meanwhile may have taken GPUs of the plan.
+        """
         observed = self._decidable()
         self.turns = begun.turns
         unchanged = observed is begun.observed
@@ -415,9 +445,9 @@ class PlacementService:
     def _still_wanted(
         self, queue: Sequence[QueueEntry], observed: Observed
     ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
-        """Return the entries to plan, and with its reason each entry whose queue the file does not name any more.
+        """Return the entries to plan, and the entries whose queue the file no longer names, with the reason.
 
-        Attempts that started elsewhere meanwhile get a refusal with the reason.
+        Attempts that started elsewhere meanwhile are refused with the reason.
         """
         wanted: list[QueueEntry] = []
         stranded: list[tuple[QueueEntry, str]] = []
@@ -438,7 +468,10 @@ class PlacementService:
         return wanted, stranded
 
     async def queue_rows(self) -> list[QueueRow]:
-        """Return the rows of `GET /queue`, in order. Made in a thread, of the entries that wait now."""
+        """Return the rows of `GET /queue`, in order.
+
+        They are made in a thread, from the entries that wait now.
+        """
         return await asyncio.to_thread(self._queue_rows, self.ledger.queued(), self.clock.now_ms())
 
     def _queue_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
@@ -449,7 +482,7 @@ class PlacementService:
         return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
 
     def all_waiting(self) -> list[Waiting]:
-        """Return all that waits, each once: requests of our own queue, and jobs that wait by their events."""
+        """Return all that waits, each once: requests of our own queue, and jobs that wait according to events."""
         return everything_waiting(
             self.board, self.ledger.queued(), [intent.job for intent in self.ledger.active_intents()]
         )
@@ -469,7 +502,7 @@ class PlacementService:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The view with the promises at a version of the ledger. `promised`: the requests in it."""
+    """The view with the promises of one version of the ledger. `promised`: the requests in it."""
 
     version: int
     promised: frozenset[str]

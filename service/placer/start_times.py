@@ -1,11 +1,12 @@
-"""Start times beside the placer: a thread samples paths anew in the background, and estimates read the latest ones.
+"""Start times: a background thread samples paths again and again, and estimates read the latest ones.
 
-when a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the time:
+When a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the time:
     view, queue, jobs that wait elsewhere, forecast arrivals → sample paths, in a thread → `paths`
-estimate    in a thread, on the paths that are there
+estimate    in a thread, on the present paths
 
-One queue holds the placer's requests and the jobs that wait by job events (Slurm's and Kubernetes' queues), each once.
-Nobody tells us their rules: all start by priority as it came, then by submission, held jobs, too.
+One queue holds the placer's requests and the jobs that wait according to job events (Slurm's and
+Kubernetes' queues), each once. The rules of those systems are unknown. So all jobs, held ones included,
+start by priority as it came, then by submission.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told 
 
 
 class StartTimeSampler:
-    """Keeps `paths` fresh until `stop`; one refresh at a time."""
+    """A sampler that refreshes `paths` until `stop`, one refresh at a time."""
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
@@ -92,11 +93,11 @@ class StartTimeSampler:
                 await asyncio.wait_for(self._stopped.wait(), LOOK_S)
 
     async def refresh(self) -> Timelines:
-        """Sample the paths of now. StaleError when there is no board, or only an old one."""
+        """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""
         return await self._refresh_if(lambda: True)
 
     async def _refresh_if(self, is_due: Callable[[], bool]) -> Timelines:
-        """Return the paths, sampled again if need be. Callers that wait in the meantime share one sampling."""
+        """Return the paths, sampled again if they are due. Callers that wait meanwhile share one sampling."""
         if self.paths is None or is_due():
             async with self._lock:
                 if self.paths is None or is_due():
@@ -138,14 +139,17 @@ class StartTimeSampler:
         return paths
 
     def _doubt(self, paths: Timelines) -> None:
-        """Say how many of the futures keep the head's claim."""
+        """Record in what share of the sampled futures the queue's first request starts as reserved."""
         planned = self.service.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
             self.service.claims.look(head, holds_p(planned.reservation, paths))
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
-        """When it would start; paths are sampled first where there are none of this fleet yet. StaleError likewise."""
+        """Estimate when a request would start.
+
+        If there are no paths of this fleet yet, they are sampled first. Raises StaleError as `refresh` does.
+        """
         generation = self.service.observed().view.generation
         self.service.check_names(request)
 
@@ -158,7 +162,7 @@ class StartTimeSampler:
         return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._told)
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
-        """Return the jobs that a request of the queue waits for, as the last futures have it."""
+        """Return the jobs that a request of the queue waits for, according to the latest futures."""
         if self.paths is None:
             return ()
         now_ms = self.service.clock.now_ms()
@@ -166,9 +170,9 @@ class StartTimeSampler:
         return blockers_of(request, self.paths, now_ms, start_ms, self._told)
 
     def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
-        """Return what the queue shows of a waiting request.
+        """Return the start times that the queue shows for a waiting request.
 
-        A newcomer's is corrected by the record, unless it starts now.
+        Those of a newcomer are corrected by the record, unless it starts now.
         """
         start = self.service.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
@@ -176,7 +180,10 @@ class StartTimeSampler:
         return dict(zip(start_ms, start, strict=True)) if start is not None else start_ms
 
     def follow(self) -> None:
-        """Note what became of requests that were told a start. LedgerError when the ledger cannot be read."""
+        """Record what became of requests for which a start time was issued.
+
+        Raises LedgerError if the ledger cannot be read.
+        """
         ledger, record = self.service.ledger, self.record
         while record.cursor < ledger.cursor:
             rows = ledger.decisions_after(record.cursor, MOST_FOLLOWED)
@@ -191,7 +198,10 @@ class StartTimeSampler:
             self.service.metrics.starts_age_s.set(max(0, self.service.clock.now_ms() - self._at_ms) / 1000)
 
     def _forget_gone(self, paths: Timelines) -> None:
-        """End the waits of jobs of other queues. A job that is gone has waited until the last sampling for certain."""
+        """End the waits of jobs of other queues.
+
+        A job that is gone has certainly waited until the last sampling.
+        """
         running = self.service.observed().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
             row = running.get(name.removeprefix("\n"))
@@ -211,7 +221,10 @@ class StartTimeSampler:
                 metrics.start_age_scored.labels(f"{age_s:g}", f"{level:g}").set(requests)
 
     def queue(self, rows: Sequence[QueueRow]) -> Queue:
-        """Return the answer to `GET /queue`: its rows, the head's reservation, room for others, what becomes free."""
+        """Return the answer to `GET /queue`.
+
+        It has the rows, the head's reservation, the room for others, and the GPUs that become free.
+        """
         planned, paths = self.service.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
         claim, now_ms = planned.reservation if planned else None, self.service.clock.now_ms()
@@ -229,7 +242,10 @@ class StartTimeSampler:
         )
 
     def _is_due(self) -> bool:
-        """Whether something has happened, or time has passed in the fleet; sampling takes SHARE of the time at most."""
+        """Return whether something has happened, or time has passed in the fleet.
+
+        Sampling takes at most SHARE of the time.
+        """
         if time.monotonic() - self._at_s < self._took_s / SHARE:
             return False
         return self._is_old(REFRESH_S) or self._happened() != self._seen
@@ -245,7 +261,7 @@ class StartTimeSampler:
 
 
 def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
-    """Return what the start times of a sampling are known by, and why others are not known."""
+    """Return the basis of the start times of a sampling, and why other start times are unknown."""
     by = {name: basis_of(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms) for name, times in starts.items()}
     missing = [one.request for one in paths.entries if one.request.request_id not in starts]
     behind = [one for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
@@ -255,7 +271,10 @@ def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> St
 
 
 def record_of(record: StartRecord) -> StartTimesRecord:
-    """Return the record as the API shows it: the mean over all ages, the first answers, the answers at each age."""
+    """Return the record in the form of the API.
+
+    It has the mean over all ages, the first answers, and the answers at each age.
+    """
     mean, by_age, since_ms = record.judge()
     first = FirstAnswers(**_answer(by_age[0]), unanswered=by_age[0].unanswered)
     ages = [AnswersAtAge(age_s, **_answer(at)) for age_s, at in zip(LOOKS_S, by_age, strict=True) if at.requests[0]]
@@ -263,7 +282,7 @@ def record_of(record: StartRecord) -> StartTimesRecord:
 
 
 def _answer(found: StartShares) -> dict[str, Any]:
-    """Return the counts and shares by the names of the API. A share of no requests is None."""
+    """Return the counts and shares under the API's names. A share is None if it covers no requests."""
     n, n_p50, n_p90 = found.requests.tolist()
     shares = [
         round(share, 4) if count else None
@@ -273,7 +292,7 @@ def _answer(found: StartShares) -> dict[str, Any]:
 
 
 def kept_record(ledger: Ledger) -> StartRecord:
-    """Return the record that the ledger remembers, or a new one if it has none that is readable."""
+    """Return the record that the ledger has stored, or a new one if there is no readable one."""
     record, kept = StartRecord(), ledger.mark("start_times")
     record.cursor = ledger.cursor
     if kept is not None:
@@ -287,7 +306,10 @@ def kept_record(ledger: Ledger) -> StartRecord:
 
 
 class RunTimesTold:
-    """Quantiles of a request's run time from a board's table of kinds; None where it has none."""
+    """A function that returns quantiles of a request's run time from a board's table of kinds.
+
+    It returns None if the table has none.
+    """
 
     def __init__(self, board: Board | None) -> None:
         self._board = board

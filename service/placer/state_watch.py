@@ -1,4 +1,4 @@
-"""The placer's watch over the state: nothing is placed while a part of it lacks what another one has seen."""
+"""The placer's check of the state: it places nothing while one part lacks what another has seen."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,10 @@ AGAIN_MS = 1000  # steady, between two looks while something is in doubt
 
 
 class StateWatch:
-    """Compares at the start, at every new board, and every second while something is in doubt."""
+    """A check that compares the parts of the state.
+
+    It runs at the start, at every new board, and every second while a part is in doubt.
+    """
 
     def __init__(self, config: Config, clock: Clock, ledger: Ledger) -> None:
         self._config = config
@@ -43,7 +46,7 @@ class StateWatch:
         self._judge()
 
     def look(self, board: Board | None) -> None:
-        """Compare, if it is time. LedgerError as `refuse`."""
+        """Compare the parts if it is time. Raises LedgerError as `refuse` does."""
         fresh = board is not self._board
         again = self.doubts and self._clock.steady_ms() - self._looked_ms >= AGAIN_MS
         if fresh or again:
@@ -52,13 +55,19 @@ class StateWatch:
             self._judge()
 
     def refuse(self) -> None:
-        """StaleError while a part is in doubt; LedgerError if the ledger's file was replaced: writes would be lost."""
+        """Raise StaleError while a part of the state is in doubt.
+
+        Raises LedgerError if the ledger's file was replaced, because writes would be lost.
+        """
         self._check_file()
         if self.doubts:
             raise StaleError(refusal(self.doubts))
 
     def _begin(self) -> None:
-        """Give a new state its identity, and then the ledger, if it has none and no part has seen one."""
+        """Create the identity of a new state, and write it into the ledger.
+
+        The ledger gets it only if it has none and no other part has seen a ledger.
+        """
         parts = survey(self._config)
         if not parts.identity() and not self._ledger.identity:
             make_identity(self._config.inbox)
@@ -108,7 +117,10 @@ class StateWatch:
 
 
 def take_over(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
-    """Take the state's new identity, and audit it, if it was accepted with this very ledger and no other has it."""
+    """Write the state's new identity into the ledger, and audit it. Returns whether it did.
+
+    The identity must have been accepted for this very ledger, and no other ledger may have it.
+    """
     accepted: Accepted | None = file.accepted
     if accepted is None or ledger.identity == file.identity:
         return False

@@ -1,4 +1,4 @@
-"""The placer's picture of the fleet: a board, and on top the intents whose jobs no event has shown yet."""
+"""The placer's view of the fleet: a board, plus the intents whose jobs no event has shown yet."""
 
 import logging
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -36,7 +36,7 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 class Observed:
     """The contents of a board: the fleet as job events report it, at their position.
 
-    astray: attempts that run, and whose events name no node, or one that is not of the fleet. The occupancy lacks them.
+    astray: running attempts whose events name no node, or one outside the fleet. The occupancy lacks them.
     """
 
     view: ClusterView
@@ -49,7 +49,10 @@ class Observed:
 
 
 class ViewDecoder:
-    """Decodes boards as `placer` says; reuses the topology until the board holds another one."""
+    """A decoder of boards with the settings of `placer`.
+
+    It reuses the topology until the board holds another one.
+    """
 
     def __init__(self, placer: PlacerConfig | None = None) -> None:
         self._placer = placer or PlacerConfig()
@@ -74,7 +77,10 @@ class ViewDecoder:
         )
 
     def _is_astray(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a job that runs names no node, or one without a place in the topology and without GPUs."""
+        """Return whether a running job names no node, or one outside the fleet.
+
+        A node is outside the fleet if it has neither a place in the topology nor GPUs.
+        """
         held, index = row.get("held"), self._inventory.row
         if held is None:  # a board of an earlier version
             return False
@@ -150,9 +156,9 @@ class ViewDecoder:
 
 
 def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
-    """Return what the board says of GPUs that several jobs may share.
+    """Return the parts of GPUs that jobs hold according to the board.
 
-    Nothing of nodes or GPUs that it does not know.
+    Nodes and GPUs that the view does not know are left out.
     """
     job, row, gpu, milli = parts_on(board).astype(np.int64).T
     known = (row < shape[0]) & (gpu < shape[1])
@@ -160,7 +166,7 @@ def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
 
 
 def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """Return what runs, with what a model says it still has to go. Boards without a model's word have none."""
+    """Return the running jobs, each with a model's estimate of its remaining time, if the board has one."""
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -178,7 +184,10 @@ def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, Run
 
 
 def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
-    """Jobs that wait by events: the latest valid attempt of each not `known`, with ids that no client may use."""
+    """Return the jobs that wait according to events: the latest valid attempt of each job not in `known`.
+
+    Their request ids are ids that no client may use.
+    """
     if "jobs.queued" not in board:
         return []
     found: dict[str, Waiting] = {}
@@ -196,9 +205,9 @@ def waiting_of(board: Board, known: Collection[str]) -> list[Waiting]:
 
 
 def everything_waiting(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
-    """Return what waits, each once: our own queue, then jobs by events.
+    """Return all that waits, each once: our own queue, then jobs that wait according to events.
 
-    promised: jobs that have been given GPUs, so that they do not wait.
+    promised: jobs that have been promised GPUs, so that they do not wait.
     """
     found = [Waiting(entry.request, entry.queued_ms) for entry in own]
     known = {*promised, *(entry.request.job_name for entry in found)}
@@ -206,14 +215,17 @@ def everything_waiting(board: Board | None, own: Sequence[QueueEntry], promised:
 
 
 class _Queued(msgspec.Struct):
-    """A row of `jobs.queued`."""
+    """A row of the board section `jobs.queued`."""
 
     submitted_ms: int
     request: dict[str, Any]
 
 
 def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """Return a copy of `array` with exactly n rows: a section may be one topology generation older than the rest."""
+    """Return a copy of `array` with exactly n rows.
+
+    A section may be one topology generation older than the rest.
+    """
     if len(array) >= n:
         return array[:n].copy()
     missing = np.full((n - len(array), *array.shape[1:]), fill, array.dtype)
@@ -221,7 +233,7 @@ def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 
 
 def topology_of(board: Board, generation: int) -> Topology:
-    """Return the topology from its sections."""
+    """Return the topology from its sections of the board."""
     names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
     domain: dict[Level, NDArray[np.int32]] = {
         level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
@@ -265,7 +277,10 @@ def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[s
 
 
 def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
-    """Return what is observed plus what was promised: View = occupancy at its position + intents not yet seen."""
+    """Return what the board shows plus what was promised.
+
+    View = occupancy at its position + intents not yet seen.
+    """
     if not intents:
         return observed
     holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]
@@ -274,10 +289,10 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
 
 
 def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
-    """Return the intents that hold nothing any more: seen running, ended, or expired (by request id).
+    """Return the intents that no longer hold GPUs: seen running, ended, or expired (by request id).
 
-    The occupancy has the GPUs of an attempt that is seen. An intent whose attempt is astray holds its GPUs until the
-    attempt ends: it may run on them under a name that nobody knows.
+    The occupancy has the GPUs of an attempt that was seen. An intent whose attempt is astray holds its GPUs
+    until the attempt ends, because the attempt may run on them under an unknown node name.
     """
     rows = []
     for intent in intents:

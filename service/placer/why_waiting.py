@@ -1,4 +1,4 @@
-"""Reasons why a request waits: a ladder from the requests before it to what would let it start, and when."""
+"""The reasons why a request waits: a ladder from the requests before it to the time of its start."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +31,10 @@ def why_waiting(
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
     now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
-    """Return the ladder of a request. Raises UnknownEntity for one that does not wait.
+    """Return the ladder of a request. Raises UnknownEntity if the request does not wait.
 
-    order: of all that waits, by `ordered_by`. turns: the queues now. blockers: the jobs that it waits for.
+    order: all that waits, in the order of `ordered_by`. turns: the queues now. blockers: returns the jobs
+    that a request waits for.
     """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
     if position is None:
@@ -75,7 +76,11 @@ def _in_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyS
 
 
 def _in_others(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
-    """Yield a step for the queues of a higher class, and one for each level of the tree at which shares decided."""
+    """Yield the steps about requests of other queues before it.
+
+    There is one step for the queues of a higher class, and one for each level of the tree at which shares
+    decided.
+    """
     others = [entry for entry in before if turns.tree.known_leaf(entry.request) != leaf]
     if not leaf:
         yield from _before(others, "before it: those of the file's queues come first")
@@ -100,9 +105,11 @@ def _in_others(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeT
 def _by_share(
     found: Sequence[tuple[Waiting, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
 ) -> list[WhyStep]:
-    """`2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); 'c' has 0.31`.
+    """Return the step about queues that come first by their share.
 
-    The shares are those of one level of the tree, each with the request counted, as the order compares them.
+    `2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); its own, 'c',
+    has 0.31 with it`. The shares are those of one level of the tree, each with the request counted, as the
+    order compares them.
     """
     theirs: dict[str, float] = {}
     for entry, name in found:
@@ -114,13 +121,13 @@ def _by_share(
 
 
 def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
-    """Return the priority of the class of its queue. None for a request of no queue."""
+    """Return the priority of the class of its queue. None for a request without a queue."""
     leaf = turns.tree.known_leaf(entry.request)
     return turns.tree.path(leaf)[0].priority if leaf else None
 
 
 def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
-    """Return what its queue may not have now, and nodes that are withheld from it."""
+    """Return the steps about its queue's limits, and about nodes that are closed to it now."""
     found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.barred_by(request)]
     allowed = turns.allow(request)
     if isinstance(allowed, str):
@@ -131,14 +138,20 @@ def _bars(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhySte
 
 
 def _window(window: Window, nodes: int) -> str:
-    """`'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`."""
+    """Describe a window.
+
+    `'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`.
+    """
     whose = f"for queue {window.queue!r}" if window.queue else "free"
     times = f"from {date_of(window.from_ms)} until {date_of(window.to_ms)} UTC"
     return f"{window.name!r} keeps {count_of(nodes, 'node')} {whose} {times}"
 
 
 def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
-    """Return the jobs that it waits for: `starts once 'train-7' on n014 has ended (in 40 min, p90 65 min)`."""
+    """Return the step about the jobs that it waits for.
+
+    `starts once 'train-7' on n014 has ended: in 40 min (p90 65 min)`.
+    """
     if not blockers:
         return []
     jobs = ", ".join(f"{one.job!r} on {one.node}" for one in blockers[:FEW])

@@ -1,1 +1,1 @@
-"""Ports: how the wishes of adapters reach other systems, one file a system."""
+"""Ports: the connections through which adapters' wishes reach other systems, one file a system."""

@@ -1,6 +1,7 @@
-"""The file of `band_file`: one `node band` pair a line, replaced atomically. A file without a pair is removed.
+"""The file of `band_file`: one `node band` pair a line, replaced atomically.
 
-A name that no node can have is never written. Lines of such names are read so that they can be taken back.
+A file without a pair is removed. A name that no node can have is never written. Lines with such names are
+read, so that they can be withdrawn.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from service.plugins import read_options
 
 
 class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`path`: the file; its folder must be there."""
+    """The options of the adapter. `path`: the file. Its folder must exist."""
 
     path: str
 
@@ -29,7 +30,7 @@ def band_file(options: Mapping[str, Any]) -> Door:
 
 
 class BandFilePort:
-    """The whole file is ours. Raises OSError."""
+    """The port to the file, which belongs to it entirely. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,6 +1,7 @@
-"""The CapacityBuffers of a Kubernetes cluster: what they ask for and hold by list and watch; replicas by apply.
+"""The CapacityBuffers of a Kubernetes cluster, read by list and watch. Replicas are written by apply.
 
-Server-side apply as `fleetcast`, never forced: a buffer whose replicas somebody else holds keeps them.
+Server-side apply as `fleetcast`, never forced: a buffer whose replicas another manager holds stays
+unchanged.
 """
 
 import logging
@@ -27,7 +28,11 @@ NAMESPACE = re.compile(r"[a-z0-9-]{0,63}")
 
 
 class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`namespace`: the only one; empty: all. The others: how to reach the server; in a pod, its own account."""
+    """The options of the adapter.
+
+    `namespace`: the only namespace. Empty: all. The other options say how to reach the server. In a pod,
+    their default is the pod's own account.
+    """
 
     namespace: str = ""
     server: str = ""
@@ -68,7 +73,10 @@ _decode_buffer = msgspec.json.Decoder(_Buffer).decode
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedBuffer:
-    """The part of a buffer that we look at. others: who else holds its replicas. mistake: empty where there is none."""
+    """The part of a buffer that the port reads.
+
+    others: the other managers that hold its replicas. mistake: why it is left alone, or empty.
+    """
 
     key: str
     uid: str
@@ -103,7 +111,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
 
 
 def _mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
-    """Return why a buffer that opts in is left alone."""
+    """Return why a buffer that opts in is left alone, or an empty text."""
     try:
         ask = asked(values)
     except RequestError as error:
@@ -112,7 +120,10 @@ def _mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
 
 
 class BuffersPort:
-    """Follows the buffers from the first `read` on. `read` raises SourceError while the server is away."""
+    """The port to the buffers. It follows them from the first `read` on.
+
+    `read` raises SourceError while the server is away.
+    """
 
     def __init__(self, api: KubeApi, namespace: str = "") -> None:
         self._api = api
@@ -124,7 +135,7 @@ class BuffersPort:
         return _path(self._namespace)
 
     async def read(self) -> Seen:
-        """Buffers that opt in, and those that still hold something of ours."""
+        """Return the buffers that opt in, and those that still hold something of ours."""
         known = await self._buffers.all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
         for key in (key for key, mistake in mistakes.items() if self._told.get(key) != mistake):
@@ -136,7 +147,7 @@ class BuffersPort:
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """One after the other."""
+        """Write to one buffer, one write after the other."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -147,9 +158,9 @@ class BuffersPort:
         return await self._buffers.written(write.key, self._sent(write))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """Send a write, and return the buffer as it is then. None if it has gone, or is another owner's.
+        """Send a write, and return the buffer as it is afterwards. Raises KubeRefused, SourceError.
 
-        Raises KubeRefused, SourceError.
+        Returns None if the buffer is gone or has changed, or if another manager holds its replicas.
         """
         buffer = self._buffers.get(write.key)
         if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:

@@ -1,4 +1,4 @@
-"""KubeObjects: a collection of a Kubernetes cluster, followed by list and watch, for ports that write into it."""
+"""KubeObjects: a Kubernetes collection, followed by list and watch, for ports that write to it."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,10 @@ GONE = 404
 
 
 class KubeObject(Protocol):
-    """The stored part of an object. `key`: its name, or namespace/name. Equal if nothing but the version differs."""
+    """The stored part of an object.
+
+    `key`: its name, or namespace/name. Two are equal if they differ only in their version.
+    """
 
     @property
     def key(self) -> str: ...
@@ -36,9 +39,10 @@ Kept = TypeVar("Kept", bound=KubeObject)
 
 
 class KubeObjects(Generic[Kept]):
-    """The follower of the collection at `path`, from the first `all` on.
+    """A follower of the collection at `path`, which starts with the first call of `all`.
 
-    Skips an object that `decode` refuses by SourceError. path: asked again whenever the server has refused.
+    It skips objects for which `decode` raises SourceError. path: called again whenever the server has
+    refused.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class KubeObjects(Generic[Kept]):
         self.changes = 0  # moves with each object of which something changes that we look at
 
     async def all(self) -> Mapping[str, Kept]:
-        """By key. Raises SourceError while the server is away."""
+        """Return the objects by key. Raises SourceError while the server is away."""
         if self._follower is None:
             self._follower = asyncio.ensure_future(self._follow())
         await self._known.wait()
@@ -67,7 +71,10 @@ class KubeObjects(Generic[Kept]):
         return self._objects.get(key)
 
     def keep(self, thing: Kept) -> None:
-        """Store the newer of two: the answer to a patch may arrive before an older event."""
+        """Store an object unless the stored one is newer.
+
+        The answer to a patch may arrive before an older event.
+        """
         held = self._objects.get(thing.key)
         if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
             self._objects[thing.key] = thing
@@ -76,9 +83,10 @@ class KubeObjects(Generic[Kept]):
     async def written(
         self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
     ) -> WriteOutcome:
-        """Return the outcome of a write to an object, which is stored as the server answers it.
+        """Return the outcome of a write to an object. The server's answer is stored.
 
-        sent: None where the object is not, or no longer, as it was seen. conflicts: statuses that say so, too.
+        sent: None if the object is gone, or has changed since it was seen. conflicts: statuses that mean the
+        same.
         """
         try:
             body = await sent
@@ -153,7 +161,7 @@ class KubeObjects(Generic[Kept]):
 
 
 class ManagedFields(msgspec.Struct, rename="camel"):
-    """A row of `managedFields`: which fields a manager holds by an operation."""
+    """A row of `managedFields`: the fields that a manager holds by an operation."""
 
     manager: str = ""
     operation: str = ""
@@ -163,10 +171,11 @@ class ManagedFields(msgspec.Struct, rename="camel"):
 async def write_by_key(
     batch: Sequence[Write], write_object: Callable[[list[Write]], Awaitable[Sequence[WriteOutcome]]]
 ) -> list[WriteOutcome]:
-    """Return the outcomes in the order of `batch`: all writes of an object in one call, several objects at once.
+    """Return the outcomes in the order of `batch`, with several objects written at the same time.
 
-    Objects begin in the order of their first write: the most urgent ones come first. What is not over after `MOST_S` is
-    ended, and counts as unreachable. Everything that was done is reported as done.
+    All writes of an object are in one call. Objects begin in the order of their first write, so the most
+    urgent ones come first. Calls that have not finished after `MOST_S` are stopped and count as unreachable.
+    Every write that was done is reported as done.
     """
     ends_s = asyncio.get_running_loop().time() + MOST_S
     free = asyncio.Semaphore(AT_ONCE)
@@ -202,5 +211,8 @@ def check_server(server: str) -> None:
 
 
 def _number(version: str) -> int:
-    """Versions count up; one that is no number is as new as can be."""
+    """Return a version as a number.
+
+    Versions count up. A version that is not a number counts as the newest.
+    """
     return int(version) if version.isdecimal() else 2**63

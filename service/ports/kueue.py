@@ -1,7 +1,7 @@
-"""Kueue's workloads and admission checks: by list and watch, and the two ways to write their status.
+"""Kueue's workloads and admission checks: read by list and watch, their status written in two ways.
 
-check of a workload    JSON patch under a test of the version: Kueue owns the list, so an apply that is not forced
-                       would be refused, and a forced one could undo what Kueue has just done
+check of a workload    JSON patch under a test of the version: Kueue owns the list, so an apply that is not
+                       forced would be refused, and a forced one could undo what Kueue has just done
 condition of a check   server-side apply as `fleetcast`, never forced
 """
 
@@ -34,7 +34,7 @@ READY = "Ready"
 
 
 class KueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """docs/schedulers/kueue.md says what each means."""
+    """The options of the adapter, described in docs/schedulers/kueue.md."""
 
     controller: str = CONTROLLER
     gate: bool = False
@@ -77,7 +77,7 @@ class _Group(msgspec.Struct):
 class KueuePort:
     """The port to Kueue. It follows both collections from the first `read` on.
 
-    `read` raises SourceError while the server is away, and where Kueue is not installed.
+    `read` raises SourceError while the server is away, and if Kueue is not installed.
     """
 
     def __init__(self, api: KubeApi, controller: str) -> None:
@@ -90,7 +90,7 @@ class KueuePort:
         return self._workloads.changes + self._checks.changes
 
     async def read(self) -> Seen:
-        """Our checks, and the workloads that wait for them."""
+        """Return our checks, and the workloads that wait for them."""
         checks = [row for row in (await self._checks.all()).values() if row.controller == self._controller]
         self._ours = frozenset(row.key for row in checks)
         seen = {row.key: {CHECK: self._controller} | ({ACTIVE: row.active} if row.active else {}) for row in checks}
@@ -101,11 +101,11 @@ class KueuePort:
         return seen
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Several workloads at once."""
+        """Write to several workloads at the same time."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """One after the other."""
+        """Write to one object, one write after the other."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -135,7 +135,10 @@ class KueuePort:
         return await self._workloads.written(write.key, self._answer(write))
 
     async def _activate(self, write: Write) -> bytes | None:
-        """Set a check to Active. Raises KubeRefused, SourceError."""
+        """Set the Active condition of a check. Raises KubeRefused, SourceError.
+
+        Returns None if the check is gone or has changed.
+        """
         check = self._checks.get(write.key)
         if check is None or check.active != write.seen:
             return None
@@ -150,7 +153,10 @@ class KueuePort:
         return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
     async def _answer(self, write: Write) -> bytes | None:
-        """Answer a workload, only in the version that was read. Raises KubeRefused, SourceError."""
+        """Answer a workload in the version that was read. Raises KubeRefused, SourceError.
+
+        Returns None if the workload is gone or has changed.
+        """
         workload = self._workloads.get(write.key)
         folder, _, plural = self._workloads.path.rpartition("/")
         namespace, _, name = write.key.partition("/")
@@ -170,7 +176,10 @@ class KueuePort:
 
 
 def answer_steps(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
-    """Return a JSON patch (RFC 6902) that changes those of our checks that are asked, and leaves all others."""
+    """Return a JSON patch (RFC 6902) that changes those of our checks that wait for an answer.
+
+    It leaves all other checks unchanged.
+    """
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": workload.version}]
     for at, check in enumerate(workload.checks):
         if check.get("name") in ours and check.get("state") in (PENDING, RETRY):

@@ -1,4 +1,4 @@
-"""Kueue's objects, as far as we read them, in v1beta1 as in v1beta2."""
+"""Kueue's objects, as far as we read them, in v1beta1 and v1beta2."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class _Domain(msgspec.Struct):
 
 
 class _Assigned(msgspec.Struct):
-    """v1beta1 has domains, v1beta2 slices."""
+    """A topology assignment. v1beta1 has domains, v1beta2 slices."""
 
     levels: list[str] = []
     domains: list[_Domain] | None = None
@@ -135,7 +135,10 @@ _decode_workload, _decode_check = (msgspec.json.Decoder(kind).decode for kind in
 
 @dataclass(frozen=True, slots=True)
 class KueueWorkload:
-    """A workload. `context`: what the adapter is told of it; empty where no check can matter any more."""
+    """A workload.
+
+    `context`: the facts that the adapter receives about it. Empty if no check can matter any more.
+    """
 
     key: str  # namespace/name
     uid: str
@@ -146,7 +149,7 @@ class KueueWorkload:
     context: Mapping[str, str]
 
     def values(self, ours: frozenset[str]) -> dict[str, str]:
-        """Return the values, as in Seen, for the checks that are ours. Empty if nothing waits for them."""
+        """Return the values, as in Seen, for our checks. Empty if no check of ours waits for an answer."""
         mine = [check for check in self.checks if check.get("name") in ours]
         asked = [check for check in mine if check.get("state") in (PENDING, RETRY)]
         if not asked or not self.context:
@@ -167,7 +170,7 @@ class KueueWorkload:
 
 @dataclass(frozen=True, slots=True)
 class KueueCheck:
-    """An AdmissionCheck. `active`: status and reason of its condition, None where it has none."""
+    """An AdmissionCheck. `active`: status and reason of its condition, None if it has none."""
 
     key: str  # its name
     uid: str
@@ -218,14 +221,14 @@ def _context(found: _Workload) -> dict[str, str]:
 
 
 def _gpus(container: _Container) -> int:
-    """Whole GPUs that a container asks for."""
+    """Return the whole GPUs that a container requests."""
     asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
     counts = [str(amount) for name, amount in asked.items() if name.endswith("/gpu")]
     return sum(int(count) for count in counts if count.isdecimal())
 
 
 def _nodes(assigned: _Assigned) -> Iterator[str]:
-    """Yield the nodes of a topology assignment that goes down to them."""
+    """Yield the nodes of a topology assignment, if its lowest level is the node."""
     if not assigned.levels or assigned.levels[-1] != HOSTNAME:
         return
     for domain in assigned.domains or ():

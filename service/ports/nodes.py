@@ -1,6 +1,6 @@
-"""The nodes of a Kubernetes cluster: what they hold by list and watch, and the three ways to write a mark.
+"""The nodes of a Kubernetes cluster, read by list and watch, and the three ways to write a mark.
 
-label, condition   server-side apply as `fleetcast`, never forced: who else has written there keeps it
+label, condition   server-side apply as `fleetcast`, never forced: another manager keeps what it wrote
 annotation         the same as `fleetcast-slinky`, since an apply replaces all that its manager has written
 taint              JSON patch under a test of the version, since the list of taints is one field
 """
@@ -27,9 +27,10 @@ TRIES = 6  # of a taint, when a heartbeat came between
 
 
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of the adapter. `taint`: its effect. Empty: none.
+    """The options of the adapter.
 
-    `slinky`: the band as an annotation for slurm-operator, too. The others: how to reach the server. In a pod, its own
+    `taint`: the effect of the taint. Empty: no taint. `slinky`: also write the band as an annotation for
+    slurm-operator. The other options say how to reach the server. In a pod, their default is the pod's own
     account.
     """
 
@@ -90,7 +91,7 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 
 @dataclass(frozen=True, slots=True)
 class MarkedNode:
-    """The part of a node that we look at."""
+    """The part of a node that the port reads."""
 
     key: str  # its name
     uid: str
@@ -126,7 +127,10 @@ def marked_node(body: bytes | msgspec.Raw) -> MarkedNode:
 
 
 class NodesPort:
-    """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
+    """The port to the nodes. It follows them from the first `read` on.
+
+    `read` raises SourceError while the server is away.
+    """
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -136,11 +140,11 @@ class NodesPort:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Write: the writes of one node one after the other, several nodes at once."""
+        """Write to several nodes at the same time. The writes of one node follow one after the other."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """One after the other."""
+        """Write to one node, one write after the other."""
         return [await self._write(write) for write in writes]
 
     async def close(self) -> None:
@@ -151,7 +155,10 @@ class NodesPort:
         return await self._nodes.written(write.key, self._sent(write), conflicts=(404, 409, 422))
 
     async def _sent(self, write: Write) -> bytes | None:
-        """Send a write, and return the node as it is then. None if it has gone. Raises KubeRefused, SourceError."""
+        """Send a write, and return the node as it is afterwards. Raises KubeRefused, SourceError.
+
+        Returns None if the node is gone, or its taint has changed.
+        """
         node = self._nodes.get(write.key)
         if node is None:
             return None
@@ -169,7 +176,11 @@ class NodesPort:
         return await self._tainted(write, node)
 
     async def _tainted(self, write: Write, node: MarkedNode) -> bytes | None:
-        """Change the taint only in the version that was read. Every heartbeat makes a new one."""
+        """Change the taint, only in the version that was read.
+
+        Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer changed the
+        taint.
+        """
         path = f"{NODES}/{node.key}"
         for _ in range(TRIES):
             if node.values.get(TAINT) != write.seen:
@@ -188,7 +199,7 @@ async def _path() -> str:
 
 
 def taint_steps(node: MarkedNode, value: str | None) -> list[dict[str, Any]]:
-    """Return a JSON patch (RFC 6902) that sets or removes our taint and leaves all others as they are."""
+    """Return a JSON patch (RFC 6902) that sets or removes our taint and leaves all others unchanged."""
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": node.version}]
     held = [number for number, key in enumerate(node.taints) if key == MARK]
     steps += [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(held)]

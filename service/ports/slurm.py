@@ -1,7 +1,7 @@
-"""A Slurm that is told: its nodes and jobs as the adapter sees them, and writes gathered into few calls.
+"""The port to Slurm: its nodes and jobs as the adapter sees them, and writes gathered into few calls.
 
-Slurm knows no compare-and-set. So everything is read again right before a write, and what is not as the adapter saw it
-is left alone. Nodes that get the same go into one call.
+Slurm has no compare-and-set. So everything is read again right before a write, and anything that has
+changed since the adapter saw it is left alone. Nodes that get the same change share one call.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
 
 
 class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The actions of the adapter, and how it reaches Slurm: by commands, or with `url` by slurmrestd."""
+    """The options of the adapter: its actions, and how it reaches Slurm.
+
+    It uses commands, or slurmrestd if `url` is set.
+    """
 
     drain: bool = True
     features: bool = True
@@ -114,7 +117,7 @@ class _Snapshot:
     jobs: dict[str, ControlledJob] = field(default_factory=dict)
 
     def values(self, key: str) -> Mapping[str, str] | None:
-        """Return the values, as in Seen. None if Slurm has no such thing."""
+        """Return the values, as in Seen. None if Slurm has no such node or job."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
             return job_values(job) if job else None
@@ -122,7 +125,7 @@ class _Snapshot:
         return node_values(node) if node else None
 
     def allows(self, write: Write) -> bool:
-        """Return whether all is still as the adapter saw it."""
+        """Return whether everything is still as the adapter saw it."""
         values = self.values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
@@ -131,7 +134,11 @@ class _Snapshot:
 
 
 class SlurmPort:
-    """After a failure it asks Slurm less and less often, up to once a minute, and says at once that it is away."""
+    """The port to Slurm.
+
+    After a failure it polls Slurm less and less often, down to once a minute. Until the next poll it raises
+    at once that Slurm is away.
+    """
 
     def __init__(self, control: SlurmControl, *, with_jobs: bool = False) -> None:
         self._control, self._with_jobs = control, with_jobs
@@ -157,11 +164,9 @@ class SlurmPort:
         return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
 
     async def _write_some(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
-        """Write those that can be written while the reading before them is fresh, at least one.
+        """Write as many as possible while the snapshot is fresh, at least one. Returns their outcomes.
 
-        Return their outcomes.
-
-        Raises SourceError if none could be written.
+        After a failed call the remaining writes are left for later. Raises SourceError if Slurm cannot be read.
         """
         shot = await self._read_slurm(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
@@ -214,10 +219,10 @@ class SlurmPort:
         return WriteOutcome.DONE
 
     async def _write_job(self, write: Write) -> WriteOutcome:
-        """Write one field of a job.
+        """Write one field of a job. Raises SourceError, SlurmRefused.
 
-        What changes its state or its hold goes by a reading of this job alone, right before the write. A job that is
-        requeued is marked first: its hold is known as ours whatever happens between. Raises SourceError, SlurmRefused.
+        A change of its state or hold depends on a reading of this job alone, right before the write. A job that
+        is requeued is marked first, so its hold is known as ours whatever happens in between.
         """
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
@@ -243,7 +248,7 @@ class SlurmPort:
 
 
 class _Call(NamedTuple):
-    """One change, and the places of the writes that it does."""
+    """One change, and the places in the batch of the writes that it covers."""
 
     places: tuple[int, ...]
     names: tuple[str, ...]
@@ -256,7 +261,11 @@ def _is_job(write: Write) -> bool:
 
 
 def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
-    """Jobs that are held by us; nodes that get the same together, drains first; then other jobs."""
+    """Group the writes into calls.
+
+    Jobs that we hold come first. Then come nodes that get the same change together, drains first, then other
+    jobs.
+    """
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
         if not _is_job(write):

@@ -1,9 +1,9 @@
 """The folder of `slurm_durations`, which `deploy/slurm/job_submit.lua` reads under slurmctld's locks.
 
-    until      Unix seconds: from then on the other files say nothing
-    00 … ff    `p50 p90 day user name` lines, minutes; a name is in the file of its hash, so each file is small
+    until      Unix seconds: from then on the other files do not count
+    00 … ff    `p50 p90 day user name` lines, minutes; a name is in the file of its hash, so files are small
 
-All files are replaced atomically. `until` goes first when they are withdrawn.
+All files are replaced atomically. When the files are withdrawn, `until` is removed first.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ AREA = "bands"  # small files for other systems
 
 
 class DurationsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`folder`: for these files alone; the folder above it must be there."""
+    """The options of the adapter.
+
+    `folder`: a folder for these files alone. The folder above it must exist.
+    """
 
     folder: str
 
@@ -37,7 +40,7 @@ def slurm_durations(options: Mapping[str, Any]) -> Door:
 
 
 def bucket_of(key: str) -> str:
-    """Return the file of a user and name, as the Lua script finds it.
+    """Return the name of the file for a user and job name, computed as in the Lua script.
 
     >>> bucket_of("ada train"), bucket_of("")
     ('61', '00')
@@ -49,7 +52,7 @@ def bucket_of(key: str) -> str:
 
 
 class DurationsPort:
-    """The whole folder is ours. Raises OSError."""
+    """The port to the folder, which belongs to it entirely. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,12 +111,15 @@ class DurationsPort:
 
 
 def _size(key: str, value: str | None) -> int:
-    """Return the bytes of a line, 0 where there is none."""
+    """Return the bytes of a line, or 0 if there is none."""
     return 0 if value is None else len(f"{value} {key}\n".encode())
 
 
 def _apply(held: dict[str, str], write: Write, room: int) -> WriteOutcome:
-    """room: bytes that the file may still grow by. The script reads no file beyond MOST_BYTES."""
+    """Apply a write to the lines of a file, and return its outcome.
+
+    room: bytes that the file may still grow by. The script reads no file beyond MOST_BYTES.
+    """
     if held.get(write.key) != write.seen:
         return WriteOutcome.CONFLICT
     is_too_long = write.value is not None and _size(write.key, write.value) > room + _size(write.key, write.seen)

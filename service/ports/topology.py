@@ -1,4 +1,7 @@
-"""Labels of the topology on the nodes of a Kubernetes cluster: by server-side apply as a manager of their own."""
+"""Labels of the topology on the nodes of a Kubernetes cluster, written by server-side apply.
+
+The labels have a manager of their own.
+"""
 
 import logging
 import re
@@ -26,7 +29,11 @@ _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-
 
 
 class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`labels`: level → key of its label. The others: how to reach the server; in a pod, its own account."""
+    """The options of the adapter.
+
+    `labels`: level → key of its label. The other options say how to reach the server. In a pod, their default
+    is the pod's own account.
+    """
 
     labels: dict[str, str] = msgspec.field(default_factory=lambda: dict(LABELS))
     server: str = ""
@@ -69,7 +76,7 @@ _decode = msgspec.json.Decoder(_Node).decode
 
 @dataclass(frozen=True, slots=True)
 class LabelledNode:
-    """The labels of a node that concern us."""
+    """The part of a node that the port reads: its topology labels."""
 
     key: str  # its name
     uid: str
@@ -93,7 +100,10 @@ def labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledN
 
 
 class TopologyPort:
-    """Follows the nodes from the first `read` on. `read` raises SourceError while the server is away."""
+    """The port to the nodes. It follows them from the first `read` on.
+
+    `read` raises SourceError while the server is away.
+    """
 
     def __init__(self, api: KubeApi, labels: Sequence[str]) -> None:
         self._api, self._labels = api, labels
@@ -103,7 +113,7 @@ class TopologyPort:
         return {name: node.values for name, node in (await self._nodes.all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """One apply a node, several nodes at once."""
+        """Write with one apply for each node, to several nodes at the same time."""
         return await write_by_key(batch, self._write_object)
 
     async def close(self) -> None:
@@ -120,9 +130,10 @@ class TopologyPort:
         return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)
 
     async def _sent(self, writes: Sequence[Write]) -> bytes | None:
-        """Send the writes of one node: an apply names every label of ours that is to stay.
+        """Send the writes of one node. Raises KubeRefused, SourceError.
 
-        Raises KubeRefused, SourceError.
+        An apply must name every label of ours that is to remain. Returns None if the node is gone, or its labels
+        have changed.
         """
         node = self._nodes.get(writes[0].key)
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):

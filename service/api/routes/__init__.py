@@ -1,1 +1,1 @@
-"""The HTTP routes, one file a section of the API."""
+"""The HTTP routes, one file for each section of the API."""

@@ -1,4 +1,7 @@
-"""Answer outside schedulers from the newest board or neutrally, at once: kube-scheduler waits for us to place a pod."""
+"""Routes for outside schedulers. They answer at once, from the newest board or neutrally.
+
+kube-scheduler waits for the answer before it places a pod.
+"""
 
 import asyncio
 from typing import Any
@@ -32,7 +35,10 @@ def _asked(adapter: str, verb: str) -> Handler:
 
 
 async def _watcher(request: Request, context: Context, query: Query) -> Response:
-    """Answer the load watcher about the names of the newest board, also of a stale one: Trimaran sends none."""
+    """Answer the load watcher for all nodes of the newest board, even a stale one.
+
+    Trimaran sends no names.
+    """
     board = context.cache.latest()
     names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""
     return _answer(context, "trimaran", "watcher", names)

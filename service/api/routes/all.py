@@ -1,4 +1,7 @@
-"""ROWS: every route of the API in the order of matching, the hot ones first. A new route is a line here."""
+"""ROWS: every route of the API in the order of matching, the hot ones first.
+
+A new route is a line here.
+"""
 
 from service.api.routes import (
     adapters,

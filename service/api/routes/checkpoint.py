@@ -22,7 +22,7 @@ NOT_LOOKED_AT = "It was not looked at yet; ask again in some seconds."
 
 
 class CheckpointFacts(msgspec.Struct, frozen=True):
-    """A fingerprint's facts about a job's checkpoints."""
+    """The facts about a job's checkpoints in its fingerprint."""
 
     checkpoint_cost_s: float | None = None
     checkpoint_every_s: float | None = None
@@ -32,9 +32,10 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 
 
 class CheckpointAnswer(msgspec.Struct):
-    """`interval_s` and `expected_ettr` are null where the cost or the nodes are not known. `every_s`: what it does now.
+    """The best checkpoint interval of a job, and its present one, `every_s`.
 
-    `failure_rate_per_day` is of the whole gang, with the racks, power domains and rails that it shares; `restart_s` is
+    `interval_s` and `expected_ettr` are null if the cost or the nodes are unknown. `failure_rate_per_day` is
+    that of the whole gang, including the racks, power domains and rails that it shares. `restart_s` is
     assumed.
     """
 
@@ -67,7 +68,10 @@ async def checkpoint(request: Request, context: Context, query: Query) -> Respon
 
 
 def _rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None:
-    """Failures a day of the gang, with what its domains share; None where it holds no nodes."""
+    """Return the gang's failures per day, including faults of its domains.
+
+    Returns None if it has no nodes.
+    """
     if not nodes:
         return None
     cache.section(board, "node.risk")
@@ -110,7 +114,7 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
 
 
 def _failing(nodes: int, rate: float) -> str:
-    """Return how often (a day) they fail, in words.
+    """Return how often the nodes fail, in words. rate: failures per day.
 
     >>> _failing(1, 0.00342), _failing(8, 0.84), _failing(512, 3.328)
     ('1 node fails once in 292 days', '8 nodes fail once in 29 h', '512 nodes fail 3.3 times a day')

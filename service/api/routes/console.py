@@ -1,4 +1,7 @@
-"""The console's files at /, and a plain list of routes at /docs. The policy forbids assets from elsewhere."""
+"""The console's files at /, and a plain list of routes at /docs.
+
+The content policy forbids assets from elsewhere.
+"""
 
 import hashlib
 import html
@@ -35,7 +38,7 @@ TYPES = {
 
 
 async def file(request: Request, context: Context, query: Query) -> Response:
-    """Serve a file of the console. Browsers ask each time, and get 304 while it is the same."""
+    """Serve a file of the console. Browsers ask each time, and get 304 if it has not changed."""
     name = request.path_params.get("file", "") or "index.html"
     path = _files().get(name)
     kind = TYPES.get(path.suffix) if path else None
@@ -50,7 +53,7 @@ async def file(request: Request, context: Context, query: Query) -> Response:
 
 
 def _files() -> dict[str, Path]:
-    """Return the files to serve, by path below the folder: a name that is not among them cannot lead out of it."""
+    """Return the files to serve, by path below the folder. No request can reach a file outside the folder."""
     return {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Demand: forecasts by queue or pool of machines, what became of earlier ones, and what demand is made of."""
+"""Routes for demand: forecasts by queue or pool, the outcomes of earlier ones, and the demand model."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
@@ -51,7 +51,7 @@ MODEL_PARAMS = (
 
 
 async def demand(request: Request, context: Context, query: Query) -> Response:
-    """Forecast quantiles of the series that match."""
+    """Return the forecast quantiles of the series that match."""
     cache, board = context.cache, context.cache.board()
     cache.section(board, "demand.keys")  # a 503 where there is none
     as_of_ms = cache.as_of_ms(board, "doc.demand")
@@ -62,7 +62,10 @@ async def demand(request: Request, context: Context, query: Query) -> Response:
 
 
 def demand_body(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
-    """Encode the series that match, found by their keys; only what is cut to a horizon is decoded."""
+    """Encode the matching series, found by their keys.
+
+    Rows are decoded only if they are cut to one horizon, or if a note is added.
+    """
     keys = demand_keys(board)
     asked = {name: query[name] for name in KEYS if query.get(name) is not None}
     _known("group", asked.get("group"), keys.groups)
@@ -78,10 +81,10 @@ def demand_body(cache: BoardCache, board: Board, query: Query, as_of_ms: int) ->
 
 
 def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
-    """Return the rows that match, and a note where `pool` names a queue.
+    """Return the rows that match, and a note if `pool` names a queue.
 
-    A queue without a pool is that queue in all pools, and the other way round. Raises UnknownEntity for a name that no
-    series has.
+    A queue without a pool means that queue in all pools, and a pool without a queue means all queues in it.
+    Raises UnknownEntity for a name that no series has.
     """
     scope = one_scope(asked.get("queue"), asked.get("pool"))
     _known("queue", asked.get("queue"), keys.by_queue)
@@ -96,9 +99,9 @@ def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
 
 
 def one_scope(queue: str | None, pool: str | None) -> dict[str, str]:
-    """Return what a question means by its queue and pool: {} for every series.
+    """Return the queue and pool that a query means, or {} for every series.
 
-    Raises a 422 problem for both at once, since a series is of a queue or of a pool.
+    Raises a 422 problem for both at once, because a series belongs to a queue or to a pool.
     """
     if queue is None and pool is None:
         return {}
@@ -108,7 +111,7 @@ def one_scope(queue: str | None, pool: str | None) -> dict[str, str]:
 
 
 def _known(name: str, value: str | None, names: Collection[str]) -> None:
-    """Raise a 404 problem for a queue or group that no series is of."""
+    """Raise a 404 problem for a queue or group that no series has."""
     if value is not None and names and value not in names:
         raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(sorted(names)[:NAMED])}")
 
@@ -154,7 +157,7 @@ def _record_name(scope: Mapping[str, str], query: Query) -> str:
 
 
 async def model(request: Request, context: Context, query: Query) -> Response:
-    """Return the demand model: what is always wanted, what comes in bursts, how long users wait."""
+    """Return the demand model: the demand that is always there, the bursts, and how long users wait."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.demand_model")
     rows = cache.document(board, "doc.demand_model")["rows"]

@@ -1,4 +1,7 @@
-"""The state of the adapters, and their writes, when and why. Read from the files of the adapters role."""
+"""Routes for the adapters: their state, and their writes with time and reason.
+
+They are read from the files of the adapters role.
+"""
 
 import asyncio
 

@@ -34,9 +34,10 @@ DAY = RISK_HORIZONS_S.index(86_400)
 
 
 class HitJob(msgspec.Struct, rename={"class_": "class"}):
-    """A job that would be interrupted. `restart_ms`: when it would start again behind those who wait, elsewhere.
+    """A job that a drain would interrupt.
 
-    GPUs that it would itself free on other nodes are not counted there. null: `restart_reason` says why.
+    `restart_ms`: when it would start again elsewhere, behind the jobs that wait. GPUs that the job itself
+    would free on other nodes do not count as free for it. If it is null, `restart_reason` says why.
     """
 
     job: str
@@ -67,10 +68,12 @@ class PoolCounts(msgspec.Struct):
 
 
 class Drain(msgspec.Struct):
-    """`gpus_lost`: usable GPUs that leave the pool; free: of nodes in service. `p_day`: that it fails anyway.
+    """The effects of draining a node.
 
-    `unknown_gpus`: GPUs here that are at work and that no event tells of. `promised`: requests that were placed here
-    and whose jobs no event shows running, with their GPUs here. `kept_by`: windows and reservations that keep the node.
+    `gpus_lost`: usable GPUs that leave the pool. free: on nodes in service. `p_day`: probability that the
+    node fails anyway. `unknown_gpus`: GPUs here that are at work and in no event. `promised`: requests that
+    were placed here and whose jobs no event shows running, with their GPUs here. `kept_by`: windows and
+    reservations that withhold the node.
     """
 
     node: str
@@ -94,7 +97,7 @@ class Drain(msgspec.Struct):
 
 
 async def drain(request: Request, context: Context, query: Query) -> Response:
-    """Nothing is drained by asking."""
+    """Return the effects of draining a node now. The request itself drains nothing."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["node"]
     rows = cache.node_answers(board).rows
@@ -124,7 +127,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
 
 
 def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
-    """Job -> GPUs that it holds on a node, the most first."""
+    """Return job -> GPUs that it holds on a node, the largest first."""
     cache.section(board, "gpu.job")
     holder = board.array("gpu.job")[row]
     names = board.names("names.job")
@@ -193,14 +196,17 @@ async def _jobs(
 
 
 def _since_checkpoint(last_ms: int | None, now_ms: int) -> float | None:
-    """Seconds of work that would be done twice; None where no whole checkpoint is known."""
+    """Return the seconds of work that would be repeated, or None without a known complete checkpoint."""
     return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
 
 async def _restart(
     request: Request, context: Context, row: JobRow, asks: object, node: str
 ) -> tuple[dict[str, int] | None, str]:
-    """When a job like it would start elsewhere, if it were submitted now; or why nobody says so."""
+    """Return when a job like this one would start elsewhere if it were submitted now.
+
+    If that is unknown, return None and the reason.
+    """
     start = await start_like(request, context, row, f"{row.job} again", asks, avoid_nodes=[node])
     if start.answer is None:
         return None, start.why
@@ -209,7 +215,11 @@ async def _restart(
 
 
 def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, kept: str) -> str:
-    """others: what is on GPUs of the node beside jobs; kept: what keeps the node. Empty where there is nothing."""
+    """Return the effects in words.
+
+    others: the work on GPUs of the node that no job holds. kept: what withholds the node. Both are empty if
+    there is none.
+    """
     if not about.in_service:
         return f"{name} is out of service already{f' ({kept})' if kept else ''}: draining it changes nothing."
     pool = f" of pool {about.pool}" if about.pool else ""

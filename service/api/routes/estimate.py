@@ -1,4 +1,7 @@
-"""Estimates of a job's needs and start: the tables of kinds, and the placer's estimate of the start."""
+"""Route for estimates of a job's needs and start.
+
+The needs come from the tables of job kinds, and the start from the placer.
+"""
 
 import msgspec
 from starlette.requests import Request
@@ -23,7 +26,10 @@ decode_answer = msgspec.json.Decoder(StartAnswer).decode
 
 
 async def estimate_job(request: Request, context: Context, query: Query) -> Response:
-    """Run time and needs from the board; the start from the placer, null with the reason while that is away."""
+    """Return run time and needs from the board, and the start from the placer.
+
+    The start is null, with the reason, while the placer does not answer.
+    """
     body = await read_body(request, context.config.api.max_body_bytes)
     wanted = _read(body)
     board = context.cache.board()
@@ -44,7 +50,10 @@ async def ask(request: Request, context: Context, body: bytes) -> Forwarded | So
 
 
 def _read(body: bytes) -> PlacementRequest:
-    """Decode the request. Raises a problem if it is none, or asks for what is not honoured yet."""
+    """Decode the request.
+
+    Raises a problem if it is invalid, or asks for something that is not supported yet.
+    """
     wanted = decode(body)
     check_request(wanted)
     check_avoided(wanted)
@@ -52,7 +61,7 @@ def _read(body: bytes) -> PlacementRequest:
 
 
 def start_of(told: Forwarded | SourceError) -> Start:
-    """Return the placer's answer: an estimate, or why there is none now."""
+    """Return the placer's estimate of the start, or the reason why there is none now."""
     if isinstance(told, SourceError):
         return Start(None, str(told))
     try:

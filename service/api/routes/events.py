@@ -1,4 +1,7 @@
-"""POST /v1/events: decoded, checked for duplicates, on disk, and only then acknowledged."""
+"""POST /v1/events: accept events.
+
+The records are decoded, checked for duplicates, written to disk, and only then acknowledged.
+"""
 
 import asyncio
 import logging
@@ -35,7 +38,7 @@ RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
 
 async def events(request: Request, context: Context, query: Query) -> Response:
-    """Accept every good record of the body and refuse the others one by one. 422 where all were refused."""
+    """Accept every good record of the body, and refuse the others one by one. 422 if all were refused."""
     context.writer()
     try:
         body = await body_of(request, context)
@@ -51,7 +54,11 @@ async def events(request: Request, context: Context, query: Query) -> Response:
 
 
 async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
-    """Write a body's new records, answer how many. 429 for too many new names: the rest stays, send all again."""
+    """Write a body's new records, and return how many were accepted.
+
+    Raises a 429 problem for too many new names. The other records are stored, and the sender may send all of
+    them again.
+    """
     with context.listening.receiving():
         return await _accept(request, context, decoded, now_ms)
 
@@ -80,7 +87,7 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
 
 
 async def refuse_whole(context: Context, problem: Problem) -> None:
-    """Count a body that cannot be looked into. One without room may hold the start of any promise."""
+    """Count a body that cannot be read. A body that found no room may hold the start of any promise."""
     if problem.status == 503:
         context.listening.interrupt()
     context.metrics.refused.labels(problem.code).inc()
@@ -88,7 +95,10 @@ async def refuse_whole(context: Context, problem: Problem) -> None:
 
 
 async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
-    """Return the body, unpacked and not empty. Raises problems 400, 413, 415, 422 that say what is expected."""
+    """Return the body, unpacked and not empty.
+
+    Raises problems 400, 413, 415 and 422 that say what is expected.
+    """
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
         raise Problem(415, "unknown_media_type", f"content-type {kind[:80]!r}: expected application/json")
@@ -108,7 +118,10 @@ async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Co
 async def new_records(
     records: Sequence[DecodedRecord], recent: RecentIdentities
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Return records new to us and to this body. What another request is still writing counts as new: it may fail."""
+    """Return the records that are new to us and not repeated in this body.
+
+    A record that another request is still writing counts as new, because that request may fail.
+    """
     fresh: dict[Identity, DecodedRecord] = {}
     for place, record in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -122,7 +135,7 @@ async def new_records(
 async def _of_known_names(
     records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Return the records whose names pass the bounds. Other tasks have their turn in between."""
+    """Return the records whose names pass the bounds. Other tasks can run in between."""
     fresh = []
     for place, (record, key) in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -146,9 +159,10 @@ async def _mark_refused(context: Context, decoded: DecodedBody) -> None:
 
 
 def _all_refused(body: EventsAnswer) -> Problem:
-    """422 with the members of the ordinary answer. A sender that reads only the status must see that nothing was kept.
+    """Return a 422 problem with the fields of the ordinary answer.
 
-    Doors for programs that resend a refused body for ever (Slurm's plugin, exporters of health events) stay at 2xx.
+    A sender that reads only the status must notice that nothing was stored. Routes for programs that resend a
+    refused body for ever (Slurm's plugin, exporters of health events) answer 2xx instead.
     """
     count = len(body.rejected)
     what = "the record was" if count == 1 else f"all {count:,} records were"
@@ -157,7 +171,7 @@ def _all_refused(body: EventsAnswer) -> Problem:
 
 
 def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
-    """Count and name the bounds that a body met."""
+    """Count the bounds that a body reached, and return the 429 problem that names them."""
     reasons = []
     for bound, count, why in names.bounds():
         context.metrics.limited.labels(bound).inc(count)
@@ -170,7 +184,10 @@ def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Probl
 
 
 async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
-    """Let the pipeline count what was refused here. Refusals may get lost, so a full disk only costs their count."""
+    """Let the pipeline count the records that were refused here.
+
+    Refusals may get lost, so a full disk costs only their count.
+    """
     if not errors:
         return
     try:
@@ -180,7 +197,7 @@ async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now
 
 
 def _count(context: Context, decoded: DecodedBody, accepted: int, duplicates: int) -> EventsAnswer:
-    """Count what became of a body, and the answer that says so."""
+    """Count the outcomes of a body's records, and return the answer with these counts."""
     metrics = context.metrics
     counts = {"accepted": accepted, "duplicate": duplicates, "rejected": len(decoded.rejected)}
     for outcome, count in counts.items():

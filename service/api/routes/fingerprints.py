@@ -1,4 +1,4 @@
-"""Fingerprints of jobs: one job's, and the use that all of them make of their GPUs."""
+"""Routes for fingerprints: that of one job, and the use that all jobs make of their GPUs."""
 
 from typing import get_args
 
@@ -20,7 +20,7 @@ MAX_ROWS = 100_000
 
 
 async def fingerprint(request: Request, context: Context, query: Query) -> Response:
-    """One running job's fingerprint."""
+    """Return the fingerprint of one running job."""
     cache, board = context.cache, context.cache.board()
     name = request.path_params["job"]
     parts = cache.document(board, "doc.fingerprints", dict[str, msgspec.Raw])
@@ -50,7 +50,7 @@ def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
 
 
 async def utilisation(request: Request, context: Context, query: Query) -> Response:
-    """Return what running jobs make of their GPUs, those that hold most for nothing first."""
+    """Return the use that running jobs make of their GPUs, the largest waste first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.utilisation")
     rows = cache.document(board, "doc.utilisation", list[dict[str, object]])
@@ -65,13 +65,13 @@ def _looked(cache: BoardCache, board: Board) -> dict[str, int]:
 
 
 def _wasted(row: dict[str, object]) -> float:
-    """GPU seconds without work."""
+    """Return the GPU-seconds without work."""
     idle_s, gpus = row["idle_s"], row["gpus"]
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
 
 
 async def spikes(request: Request, context: Context, query: Query) -> Response:
-    """Load peaks ahead, by domain."""
+    """Return the load peaks ahead, by domain."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "doc.spikes")
     rows = cache.document(board, "doc.spikes", list[dict[str, object]])

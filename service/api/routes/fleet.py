@@ -1,4 +1,4 @@
-"""The fleet at a glance, ingestion health, and the board itself."""
+"""Routes for the fleet at a glance, the health of ingestion, and the board itself."""
 
 import asyncio
 import mmap
@@ -16,12 +16,12 @@ from service.api.routes.table import Param, Query, Row, age_headers, answer
 
 
 async def fleet(request: Request, context: Context, query: Query) -> Response:
-    """Return what the console's map and header show."""
+    """Return the document of the console's map and header."""
     return _document(context, "doc.fleet")
 
 
 async def ingestion(request: Request, context: Context, query: Query) -> Response:
-    """Return sources, rates, lag and bad records by reason."""
+    """Return sources, rates, lag, and bad records by reason."""
     return _document(context, "doc.ingestion")
 
 
@@ -31,12 +31,12 @@ async def served_models(request: Request, context: Context, query: Query) -> Res
 
 
 async def models(request: Request, context: Context, query: Query) -> Response:
-    """Return the fitted models that serve, their recent outcomes, and which conditions ask for a new fit."""
+    """Return the serving fitted models, their recent outcomes, and the conditions that ask for a new fit."""
     return _document(context, "doc.models")
 
 
 def _document(context: Context, name: str) -> Response:
-    """Return a section that is a whole body."""
+    """Return a section of the board as the whole body of an answer."""
     cache, board = context.cache, context.cache.board()
     body = cache.derived(board, ("body", name), lambda: bytes(cache.section(board, name)))
     return answer(context, board, cache.as_of_ms(board, name), body)
@@ -49,7 +49,7 @@ BOARD_PARAMS = (
 
 
 async def board(request: Request, context: Context, query: Query) -> Response:
-    """Return the board's container, for a reader on another host. 304 if its ETag is the caller's."""
+    """Return the board's container, for a reader on another host. 304 if the caller has that ETag."""
     newest = context.cache.board()
     headers = {**age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")
@@ -63,7 +63,10 @@ async def board(request: Request, context: Context, query: Query) -> Response:
 
 
 def _read(path: Path, known: str) -> tuple[str | None, memoryview | None]:
-    """ETag and mapped bytes of a published file; no bytes if the caller knows the ETag, neither if there is no file."""
+    """Return the ETag and the mapped bytes of a published file.
+
+    There are no bytes if the caller knows the ETag. Both are None if there is no file.
+    """
     try:
         with open(path, "rb") as file:
             stat = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""The risk of a set of nodes together, before a gang is put there."""
+"""Route for the joint risk of a set of nodes, before a gang is placed there."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -26,14 +26,17 @@ DOMAINS = (("rack", "rack"), ("power", "power"), ("rail", "rail_group"))
 
 
 class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whole nodes, each once, and for how long (seconds of fleet time)."""
+    """A question about whole nodes, each named once, for a duration in seconds of fleet time."""
 
     nodes: tuple[str, ...]
     duration_s: float
 
 
 class Weakest(msgspec.Struct):
-    """The member that adds most to the larger of the gang's two risks; `p`: that it interrupts or slows the gang."""
+    """The member that adds most to the larger of the gang's two risks.
+
+    `p`: the probability that it interrupts or slows the gang.
+    """
 
     node: str
     p: float
@@ -42,7 +45,7 @@ class Weakest(msgspec.Struct):
 
 
 class Domain(msgspec.Struct):
-    """A domain that two or more members share. `share`: its part of the risk of an interruption."""
+    """A domain that two or more members share. `share`: its share of the risk of an interruption."""
 
     level: str
     name: str
@@ -67,7 +70,10 @@ GANG = msgspec.json.Decoder(GangAsked)
 
 
 async def gang(request: Request, context: Context, query: Query) -> Response:
-    """Risk of the gang from the board; nodes of which nothing is known count as ordinary ones and are named."""
+    """Return the risk of the gang, from the board.
+
+    Nodes about which nothing is known count as ordinary nodes, and the answer names them.
+    """
     asked = _read(await read_body(request, context.config.api.max_body_bytes))
     board = context.cache.board()
     answers = context.cache.node_answers(board)
@@ -91,7 +97,7 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
 
 
 def _read(body: bytes) -> GangAsked:
-    """Decode the question. Raises a problem that names the field if it is none."""
+    """Decode the question. Raises a problem that names the invalid field."""
     asked = decoded(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise unprocessable("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
@@ -104,7 +110,7 @@ def _read(body: bytes) -> GangAsked:
 
 
 def named_twice(names: Iterable[str]) -> str | None:
-    """Return the first name that was there before."""
+    """Return the first name that occurs a second time, or None."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -114,7 +120,7 @@ def named_twice(names: Iterable[str]) -> str | None:
 
 
 def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
-    """(level, names of the rows' domains); a level that the board lacks is left out."""
+    """Return (level, names of the rows' domains) for each level that the board has."""
     found = []
     for level, section in DOMAINS:
         if f"node.domain.{section}" in board:
@@ -145,7 +151,7 @@ def _body(
 
 
 def _weakest(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
-    """Return the member that adds most to the larger risk of the two, its own probability, and which of them."""
+    """Return the member that adds most to the larger risk, its own probability, and which risk that is."""
     if found.p_slow > found.p_interrupted:
         return found.slowest, float(found.slow[found.slowest]), "slowness"
     return found.weakest, float(found.node[found.weakest]), "interruption"

@@ -1,4 +1,4 @@
-"""Health: alive, ready, and everything that Prometheus wants to know."""
+"""Health routes: whether the api lives, whether it is ready, and all metrics for Prometheus."""
 
 import asyncio
 
@@ -20,12 +20,12 @@ PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE flee
 
 
 async def healthz(request: Request, context: Context, query: Query) -> Response:
-    """Answer that this process lives, without asking anything else."""
+    """Answer that this process is alive, without any other check."""
     return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
 
 
 async def readyz(request: Request, context: Context, query: Query) -> Response:
-    """Return whether every part that an answer needs is there. 503 with the list of what is missing."""
+    """Answer whether every part that an answer needs is there. 503 with a list of the missing ones if not."""
     found = await checks(context)
     missing = [check.sentence for check in found if not check.ok]
     if missing:
@@ -38,7 +38,10 @@ async def readyz(request: Request, context: Context, query: Query) -> Response:
 
 
 async def metrics(request: Request, context: Context, query: Query) -> Response:
-    """Our own metrics: this process, what the board tells of the pipeline and the fleet, and the placer's page."""
+    """Return our own metrics.
+
+    They cover this process, the pipeline and the fleet as the board reports them, the placer, and the adapters.
+    """
     adapters = adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
     pages = [context.metrics.page(), _pipeline_page(context), await _placer_page(request, context), adapters]
     body = merge_pages(*pages).encode() + _fleet_page(context)

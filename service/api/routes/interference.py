@@ -1,4 +1,4 @@
-"""Mutual slowdown of two jobs on shared hardware, and checks whether an isolation is in force."""
+"""Routes for the mutual slowdown of jobs on shared hardware, and for isolation checks."""
 
 from typing import Annotated, Literal
 
@@ -56,7 +56,7 @@ Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 
 
 class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A job that has not come yet, as it will be submitted."""
+    """A job that has not been submitted yet, described as it will be submitted."""
 
     user: Name = ""
     name: Name = ""
@@ -64,7 +64,10 @@ class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Two jobs by name (they run or wait), or as they will be submitted. others: more jobs, on a link."""
+    """Two jobs by name if they run or wait, or described as they will be submitted.
+
+    others: further jobs, only on a link.
+    """
 
     a: Name | JobLike
     b: Name | JobLike
@@ -73,18 +76,23 @@ class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Speed(msgspec.Struct):
-    """Relative to alone; null where nothing is known, `lower_90` also while too few co-runs were seen for a bound."""
+    """A speed relative to running alone, null if nothing is known.
+
+    `lower_90` is also null while too few co-runs were observed for a bound.
+    """
 
     p50: float | None
     lower_90: float | None
 
 
 class Interference(msgspec.Struct):
-    """known: something is known of a and of b; where of neither, no number is made up. basis: what spoke of them.
+    """The predicted speeds of two jobs that share hardware.
 
-    observed: co-runs of the two jobs, or of their kinds, that this rests on; compatibility, shifts_s: of all jobs on a
-    link, and how many seconds each (a, b, others) should begin after a, null where they drift; now: the two run
-    beside each other, at these speeds; reasons: field or job -> why it is unknown.
+    known: something is known about a or b. If nothing is, no speed is predicted. basis: the evidence.
+    observed: number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility,
+    shifts_s: for all jobs on a link, and how many seconds after a each (a, b, others) should begin, null if
+    they drift. now: the two jobs run next to each other now, at these speeds. reasons: field or job -> why it
+    is unknown.
     """
 
     as_of_ms: int
@@ -113,7 +121,10 @@ EXPECTED = msgspec.json.Decoder(ToVerify)
 
 
 async def interference(request: Request, context: Context, query: Query) -> Response:
-    """Speeds of two jobs side by side; `known` is false, and no number is made up, where nothing is known of either."""
+    """Return the predicted speeds of two jobs that run next to each other.
+
+    If nothing is known about either job, `known` is false and no speed is predicted.
+    """
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), PAIR)
     cache, board = context.cache, context.cache.board()
     if asked.others and asked.share in ON_GPU:
@@ -133,7 +144,7 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
 
 
 def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
-    """Return a, b -> how fast it is beside the other one, where they run beside each other."""
+    """Return a, b -> the speed next to the other one, if they run next to each other now."""
     found = {}
     for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
         row = going.get(one) if isinstance(one, str) else None
@@ -181,7 +192,10 @@ def _answer(told: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> I
 
 
 def _unknown(share: str, other_known: bool) -> str:
-    """Return why nothing is known of a job, and what is assumed of it beside one that is known."""
+    """Return why nothing is known about a job.
+
+    If the other job is known, also return what is assumed about this one.
+    """
     if share not in ON_GPU:
         why = "no steps of it, or of its like, told of their communication"
         so = ""
@@ -192,7 +206,7 @@ def _unknown(share: str, other_known: bool) -> str:
 
 
 def _slower(now: dict[str, Going]) -> str:
-    """Return which of the two is slower beside the other than it should be."""
+    """Return a sentence for each of the two jobs that runs slower than its bound next to the other."""
     return "".join(
         f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
         for who, row in now.items()
@@ -215,7 +229,7 @@ def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Ba
 
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
-    """Return a check for every field that is expected of a GPU, with what is observed there now."""
+    """Return a check for each expected field of a GPU, with the present observation."""
     asked = decoded(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
     cache, board = context.cache, context.cache.board()
     row = cache.node_answers(board).rows.get(asked.node.encode())
@@ -233,7 +247,10 @@ async def verify(request: Request, context: Context, query: Query) -> Response:
 
 
 def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
-    """Return what is observed. Raises UnknownEntity for an unheard GPU if the node is known to have fewer."""
+    """Return the observations of a GPU.
+
+    Raises UnknownEntity for a GPU without observations if the node is known to have fewer GPUs.
+    """
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0
     known = f", which has {count} GPUs, from 0 on" if count else ""

@@ -51,7 +51,7 @@ async def jobs(request: Request, context: Context, query: Query) -> Response:
 
 
 class Head(msgspec.Struct):
-    """The fields by which a row is chosen."""
+    """The fields by which a row is selected."""
 
     job: str
     attempt: int
@@ -75,7 +75,7 @@ def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
 
 
 def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
-    """Return the row of a job's latest attempt. None for a name that no job has."""
+    """Return the row of a job's latest attempt, or None if no job has this name."""
     latest = cache.derived(board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head])))
     if name not in latest:
         return None
@@ -83,7 +83,7 @@ def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
 
 
 def _latest(heads: list[Head]) -> dict[str, int]:
-    """Return the place of each job's latest attempt."""
+    """Return the index of each job's latest attempt."""
     latest: dict[str, int] = {}
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
@@ -92,9 +92,10 @@ def _latest(heads: list[Head]) -> dict[str, int]:
 
 
 def _reused_number_names(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
-    """Return further names of jobs whose number Slurm gave again: the number alone is the newest job's.
+    """Return further names for jobs whose number Slurm has reused. The number alone names the newest job.
 
-    The first one is called by its number. It has its submission behind it, too, so that it can still be asked for.
+    The first job has its number as its name. It also gets a name that ends with its submission time, so that
+    clients can still ask for it.
     """
     found: dict[str, int] = {}
     for name in sorted(filter(GIVEN_AGAIN.fullmatch, latest), key=lambda name: int(name.rpartition("@")[2])):
@@ -107,13 +108,16 @@ def _reused_number_names(latest: dict[str, int], heads: list[Head]) -> dict[str,
 
 
 def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
-    """Return what a section says of one job."""
+    """Return the part of a section about one job, or None if there is none."""
     parts = cache.document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name], type=kind) if name in parts else None
 
 
 async def job(request: Request, context: Context, query: Query) -> Response:
-    """One job's latest attempt, with its placement and last events; of one that is over, as the archive has them."""
+    """Return one job's latest attempt, with its placement and last events.
+
+    A job that is no longer on the board is read from the archive.
+    """
     cache, board = context.cache, context.cache.board()
     name, caller = request.path_params["job"], viewer_of(request)
     row = row_of(cache, board, name)
@@ -135,7 +139,10 @@ async def job(request: Request, context: Context, query: Query) -> Response:
 
 
 async def _archived(context: Context, name: str) -> Object:
-    """Return what the archive says of a job. Raises UnknownEntity that says where we searched, SourceError."""
+    """Return the archive's record of a job.
+
+    Raises UnknownEntity that says where we searched, and SourceError.
+    """
     nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
     if context.mirror is not None:
         raise UnknownEntity(f"{nowhere}; this api is a replica without an archive: {context.mirror.url} has one to ask")
@@ -156,7 +163,7 @@ async def _archived(context: Context, name: str) -> Object:
 
 
 def _as_far_as(found: Found) -> str:
-    """Return how far back we searched, if not everywhere."""
+    """Return a phrase that says how far back we searched, or "" if we searched everything."""
     if found.stopped_ms is None:
         return ""
     since = datetime.fromtimestamp(found.stopped_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -195,7 +202,10 @@ async def start_like(
 
 
 async def _start(request: Request, context: Context, row: JobRow, asks: object) -> tuple[dict[str, int] | None, str]:
-    """When a job that waits should start, as the placer says; or why nobody says so."""
+    """Return when a waiting job should start, by the placer.
+
+    If that is unknown, return None and the reason.
+    """
     start = await start_like(request, context, row, row.job, asks)
     if start.answer is None:
         return None, start.why
@@ -230,7 +240,10 @@ async def stragglers(request: Request, context: Context, query: Query) -> Respon
 
 
 def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
-    """Return the job's verdict before its end. Raises UnknownEntity if neither it nor a verdict is known."""
+    """Return the last verdict on a job before its end.
+
+    Raises UnknownEntity if neither job nor verdict is known.
+    """
     kept = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
     if kept is None:
         find_job(cache, board, name)

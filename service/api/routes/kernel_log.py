@@ -1,4 +1,4 @@
-"""POST /v1/kernel-log: lines of a node's kernel log as text, translated into node events at the door."""
+"""POST /v1/kernel-log: lines of a node's kernel log as text, translated into node events on arrival."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ PARAMS = (
 
 
 async def kernel_log(request: Request, context: Context, query: Query) -> Response:
-    """Take in what the lines say of the hardware; other lines are passed."""
+    """Accept the lines about the hardware, and ignore all others."""
     context.writer()
     node = query["node"] or ""
     try:
@@ -48,7 +48,10 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
 
 
 def decode(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
-    """Return the events of a text. The index of a bad line counts bad lines and events."""
+    """Decode the events and the bad lines of a kernel log.
+
+    The index of a bad line is the number of events plus the number of bad lines before it.
+    """
     events, bad = reader.read(body.splitlines(), now_ms)
     if len(events) > MAX_RECORDS or len(bad) > MAX_REJECTED:
         bad = [

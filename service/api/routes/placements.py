@@ -1,4 +1,7 @@
-"""Placements, the queue and the audit: forwarded to the placer, bytes and status verbatim."""
+"""Routes for placements, the queue and the audit.
+
+They forward bytes and status unchanged to the placer.
+"""
 
 from typing import Any
 
@@ -38,7 +41,7 @@ async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers
 
 
 def placer_path(request: Request) -> str:
-    """Path and query as they came, still encoded, without /v1."""
+    """Return path and query as the client sent them, still encoded, without /v1."""
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace").removeprefix("/v1")
     query: bytes = request.scope["query_string"]

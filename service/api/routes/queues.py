@@ -1,4 +1,4 @@
-"""Queues and charges: forwarded to the placer, bytes and status verbatim."""
+"""Routes for queues and charges. They forward bytes and status unchanged to the placer."""
 
 from typing import Any
 

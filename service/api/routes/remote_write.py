@@ -1,7 +1,8 @@
-"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0. Read once, on disk as it came, and only then acknowledged.
+"""POST /api/v1/write: Prometheus remote write 1.0 and 2.0.
 
-Only checks that samples can be read; the pipeline finds their series. A sender tries again after 5xx and 429, and drops
-samples after other 4xx: so a full disk and a long backlog are 503, and an unreadable body is 400.
+A request is read once, written to disk unchanged, and only then acknowledged. The api checks only that
+the samples can be read, and the pipeline finds their series. A sender retries after 5xx and 429, and
+drops samples after other 4xx. So a full disk and a long backlog are 503, and an unreadable body is 400.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.
 
 
 async def write(request: Request, context: Context, query: Query) -> Response:
-    """Take one request in, or refuse all of it."""
+    """Accept one request, or refuse all of it."""
     writer = context.sample_writer()
     version = _version(request.headers.get("content-type", ""))
     _check_coding(request.headers.get("content-encoding", ""))
@@ -71,14 +72,20 @@ def _version(content_type: str) -> Version:
 
 
 def _check_coding(coding: str) -> None:
-    """Snappy's block format is all that the protocol knows; a sender of 1.0 need not say so. Problem 415."""
+    """Check that the body is packed with snappy's block format. Raises Problem 415.
+
+    The protocol knows no other coding. A sender of 1.0 need not name it.
+    """
     if coding.strip().lower() not in ("snappy", ""):
         detail = f"content-encoding {coding[:40]!r}: remote write is packed with snappy, and nothing else"
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "snappy"})
 
 
 def _written(taken: WriteRequest) -> dict[str, str]:
-    """Return the headers for a sender of 2.0: samples are stored, histograms and exemplars are not."""
+    """Return the headers for a sender of 2.0.
+
+    They say that samples are stored, histograms and exemplars not.
+    """
     counts = {"samples": len(taken.of), "histograms": 0, "exemplars": 0}
     return {WRITTEN.format(what): str(count) for what, count in counts.items()}
 

@@ -1,4 +1,4 @@
-"""Risk: the ranking of all nodes, and one node whole. The two hottest routes."""
+"""Routes for risk: the ranking of all nodes, and one node in full. They are the two hottest routes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ async def node(request: Request, context: Context, query: Query) -> Response:
 
 
 async def ranking(request: Request, context: Context, query: Query) -> Response:
-    """Nodes, riskiest first."""
+    """Return the nodes, the riskiest first."""
     cache, board = context.cache, context.cache.board()
     as_of_ms = cache.as_of_ms(board, "answers.risk")
     of_rack = _rack_mask(board, query["rack"])
@@ -70,14 +70,17 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
 
 
 def _record(cache: BoardCache, board: Board) -> bytes:
-    """Return how true past probabilities have been, and what the history hazard was fitted on."""
+    """Return how accurate past probabilities were, and the data that the history hazard was fitted on."""
     known = cache.document(board, "doc.risk_calibration")
     return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Nodes at one horizon, riskiest first: node row, probability (-1 unknown) and JSON of each; (n,) all."""
+    """All nodes at one horizon, the riskiest first.
+
+    order: (n,) node rows. p: (n,) probabilities, -1 if unknown. rows: the JSON of each node.
+    """
 
     order: NDArray[np.int64]
     p: NDArray[np.float64]
@@ -109,7 +112,7 @@ async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | Non
 
 
 def _rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
-    """(n,) nodes of a rack; None for all racks. Raises UnknownEntity."""
+    """Return (n,) whether each node is in a rack, or None for all racks. Raises UnknownEntity."""
     if rack is None:
         return None
     racks = board.names("names.rack")

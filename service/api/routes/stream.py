@@ -13,7 +13,7 @@ from service.http.problems import Problem
 
 
 async def stream(request: Request, context: Context, query: Query) -> Response:
-    """One client's stream, until it goes away or the server stops."""
+    """Stream events to one client, until it disconnects or the server stops."""
     if context.stream.clients >= MAX_CLIENTS:
         raise Problem(503, "too_many_streams", f"{MAX_CLIENTS} streams are open", headers={"retry-after": "10"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

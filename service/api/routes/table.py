@@ -1,7 +1,8 @@
-"""The route table: one row a route. From it come the Starlette routes, the check of the query, and OpenAPI.
+"""The route table, with one row for each route.
 
-A handler is `async (request, context, query) -> Response`; the context is the api's `Context` or the `PlacerContext`.
-The endpoint counts its answers and turns our errors into problem details, and bugs into a 500 with an id in the log.
+The Starlette routes, the checks of queries, and OpenAPI are made from it. A handler is `async (request,
+context, query) -> Response`. The context is the api's `Context` or the `PlacerContext`. The endpoint
+counts its answers. It turns our errors into problem details, and bugs into a 500 with an id in the log.
 """
 
 import time
@@ -40,7 +41,10 @@ class RequestCounter(Protocol):
 
 
 class Host(Protocol):
-    """The context of a process, as far as an endpoint needs it. Problems name paths below `prefix`."""
+    """The context of a process, with the attributes that an endpoint needs.
+
+    Problems name paths below `prefix`.
+    """
 
     prefix: str
 
@@ -55,7 +59,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One query parameter: its type, its bounds, and what it is when it is not given."""
+    """One query parameter: its type, its bounds and its default."""
 
     name: str
     kind: type[str] | type[int] | type[float]
@@ -66,7 +70,7 @@ class Param:
     most: float | None = None
 
     def read(self, text: str) -> Any:
-        """Return the value. Raises a 422 problem that names it and what is allowed."""
+        """Return the value. Raises a 422 problem that names the parameter and the allowed values."""
         try:
             value = self.kind(text)
         except ValueError:
@@ -92,7 +96,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route."""
+    """One route of the table."""
 
     method: str
     path: str
@@ -120,13 +124,16 @@ class Row:
 
 
 def caller_of(request: Request) -> str:
-    """Whom to count a request for: the name of its token, else the address that it comes from."""
+    """Return the name under which to count a request: that of its token, else its address."""
     named: str = request.scope.get(CALLER, "")
     return named or (request.client.host if request.client else "")
 
 
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
-    """Return the query by name with defaults filled in. Unknown keys and bad values are 422 problems."""
+    """Return the query by name, with defaults filled in.
+
+    Raises 422 problems for unknown keys and bad values.
+    """
     if params is None:
         return {}
     values = {param.name: param.default for param in params}
@@ -147,7 +154,7 @@ def read_query(request: Request, params: Sequence[Param] | None) -> Query:
 
 
 class Endpoint:
-    """One path: its rows by method, as an ASGI application."""
+    """One path as an ASGI application, with its rows by method."""
 
     def __init__(self, path: str, rows: Mapping[str, Row], context: Host) -> None:
         self.path = path
@@ -194,7 +201,7 @@ class Endpoint:
 
 
 def routes_of(rows: Sequence[Row], context: Host) -> list[Route]:
-    """Starlette routes in the order of the rows, one a path."""
+    """Return Starlette routes in the order of the rows, one for each path."""
     by_path: dict[str, dict[str, Row]] = {}
     for row in rows:
         by_path.setdefault(row.path, {})[row.method] = row
@@ -202,7 +209,7 @@ def routes_of(rows: Sequence[Row], context: Host) -> list[Route]:
 
 
 def age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
-    """`Age` in whole seconds of fleet time, and which board it was."""
+    """Return the headers with the age in whole seconds of fleet time, and the number of the board."""
     age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
     headers = {"age": str(age_s), "cache-control": NO_STORE}
     if board is not None:

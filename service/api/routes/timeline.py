@@ -1,4 +1,7 @@
-"""One node's time axis: what its signals, scores, faults, jobs and actions did, from what the pipeline kept."""
+"""The timeline of one node: the past of its signals, scores, faults, jobs and actions.
+
+The pipeline records it on the board.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -29,14 +32,17 @@ WORDS = {
 
 
 class ProbabilityStep(msgspec.Struct):
-    """`p` holds from then until the next step; null: nothing was known."""
+    """A step of a probability. `p` holds until the next step, and is null if nothing was known."""
 
     time_ms: int
     p: float | None
 
 
 class Scores(msgspec.Struct):
-    """The likeliest of fail, drain and slow within the horizon; the first step may lie before `from_ms`."""
+    """The steps of the likeliest of fail, drain and slow within one horizon.
+
+    The first step may lie before `from_ms`.
+    """
 
     horizon_s: int
     steps: list[ProbabilityStep]
@@ -48,7 +54,10 @@ class Value(msgspec.Struct):
 
 
 class SignalSpell(msgspec.Struct):
-    """A reason as long as it was given; `ended_ms` null: it still is. Values hold until the next one."""
+    """A reason, for as long as it held. `ended_ms` is null while it still holds.
+
+    A value holds until the next one.
+    """
 
     feature: str
     entity: str
@@ -62,7 +71,7 @@ class SignalSpell(msgspec.Struct):
 
 
 class Happening(msgspec.Struct):
-    """A node event, or (`fault`) a hard signal of the node's own telemetry."""
+    """An event on the node's timeline: a node event, or a hard signal of its own telemetry (`fault`)."""
 
     time_ms: int
     type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release", "fault"]
@@ -73,7 +82,10 @@ class Happening(msgspec.Struct):
 
 
 class JobStay(msgspec.Struct):
-    """An attempt on this node; `gpus` here, null where nobody told which; `outcome` "" while it runs, or unknown."""
+    """An attempt on this node. `gpus`: how many it held here, null if no event named them.
+
+    `outcome` is "" while it runs, or if unknown.
+    """
 
     job: str
     attempt: int
@@ -84,7 +96,10 @@ class JobStay(msgspec.Struct):
 
 
 class ActionSpan(msgspec.Struct):
-    """`taken`: somebody took the node out of service; else it was advised."""
+    """A span of an action.
+
+    `taken`: the node was taken out of service. Otherwise this was only advised.
+    """
 
     code: str
     sentence: str
@@ -100,7 +115,10 @@ class StateSpan(msgspec.Struct):
 
 
 class NodeTimeline(msgspec.Struct):
-    """Changes only. Nothing is known of the time before `known_since_ms`; scores and values get sparser with age."""
+    """The changes of one node.
+
+    Nothing is known about the time before `known_since_ms`. Older scores and values are sparser.
+    """
 
     node: str
     as_of_ms: int
@@ -115,7 +133,7 @@ class NodeTimeline(msgspec.Struct):
 
 
 async def timeline(request: Request, context: Context, query: Query) -> Response:
-    """Return the changes of the last minutes, oldest first."""
+    """Return the changes of the last minutes, the oldest first."""
     cache, board = context.cache, context.cache.board()
     shown = past_of(cache, board, request.path_params["node"])
     as_of_ms = cache.as_of_ms(board, "answers.node")
@@ -162,7 +180,10 @@ def _since(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
 
 
 def _scores(past: Shown, at: int, from_ms: int) -> Scores:
-    """Return steps of one horizon, without those that change nothing of it. The last one before the span begins it."""
+    """Return the steps of one horizon, without steps that do not change it.
+
+    The last step before the span begins it.
+    """
     steps: list[ProbabilityStep] = []
     for time_ms, values in past.steps:
         if steps and steps[-1].p == values[at]:
@@ -200,7 +221,7 @@ def _of_event(event: NodeEvent) -> Happening:
 
 
 def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
-    """From each drain until it was taken back, as its reporter told it."""
+    """Return the spans from each drain to its undrain, as its reporter stated them."""
     spans: list[ActionSpan] = []
     for event in sorted(events, key=lambda row: row.time_ms):
         is_open = bool(spans) and spans[-1].ended_ms is None

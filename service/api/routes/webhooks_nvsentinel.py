@@ -1,4 +1,4 @@
-"""POST /v1/webhooks/nvsentinel: what NVSentinel's event exporter sends, translated at the door."""
+"""POST /v1/webhooks/nvsentinel: messages of NVSentinel's event exporter, translated on arrival."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from service.http.problems import Problem
 
 
 async def nvsentinel(request: Request, context: Context, query: Query) -> Response:
-    """Take in every good event of the body."""
+    """Accept every good event of the body."""
     context.writer()
     try:
         body = await body_of(request, context)

@@ -1,4 +1,7 @@
-"""POST /v1/webhooks/slurm-jobcomp: translate Slurm's messages. Answers 200: its Elasticsearch plugin resends on 202."""
+"""POST /v1/webhooks/slurm-jobcomp: translate Slurm's messages.
+
+It answers 200, because Slurm's Elasticsearch plugin resends after 202.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -41,7 +44,7 @@ PARAMS = (
 
 
 class KnownAttempt(msgspec.Struct):
-    """An attempt, by the board's rows of jobs."""
+    """An attempt in the board's rows of jobs."""
 
     job: str
     attempt: int
@@ -53,7 +56,7 @@ class KnownAttempt(msgspec.Struct):
 
 
 async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
-    """Take in every good record of the body. Jobs without GPUs that nobody told of are passed."""
+    """Accept every good record of the body. Jobs without GPUs that are not known yet are ignored."""
     context.writer()
     prefix = query["prefix"]
     if len(prefix) > MOST_PREFIX or not prefix.isprintable():
@@ -75,7 +78,10 @@ async def slurm_jobcomp(request: Request, context: Context, query: Query) -> Res
 
 
 async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
-    """Events of the records, numbered in their order; the bad ones behind them. Others have their turn in between."""
+    """Return the events of the records, numbered in order, with the bad records after them.
+
+    Other tasks can run in between.
+    """
     decoded = DecodedBody()
     bad = list(read.bad)
     told, known = told_of(context), known_attempts(context)
@@ -101,11 +107,11 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
 
 
 class _Passed(Exception):
-    """A job that is none of ours."""
+    """Raised for a job that does not concern us."""
 
 
 def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
-    """Return the record under the name of its job, where the board has other jobs of the same number."""
+    """Return the record under the name of its job, if the board has other jobs with the same number."""
     number = number_of(job.id)
     rows = _rows_by_number(context).get(prefix + number, ())
     jobs: dict[str, NumberedJob] = {}
@@ -122,7 +128,10 @@ def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
 
 
 def _rows_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
-    """Return the board's submitted attempts by the number that Slurm gave their job, with the prefix of its cluster."""
+    """Return the board's submitted attempts by the number that Slurm gave their job.
+
+    The number has the prefix of its cluster.
+    """
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
@@ -138,7 +147,10 @@ def _by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
 
 
 def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
-    """Return the job with its attempt. Only its end, if it names no GPUs but is known."""
+    """Return the job with its attempt number.
+
+    If it names no GPUs but is known, return only its end.
+    """
     name = prefix + job.id
     attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
     job = replace(job, attempt=attempt)
@@ -152,7 +164,11 @@ def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]]
 
 
 def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
-    """Return the event, with a later sequence where the board still shows another queue, or holds a job released."""
+    """Return the event, with a later sequence if the board differs.
+
+    It differs if it still shows another queue, or still shows as blocked a job that was released, or the
+    reverse.
+    """
     if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
         since_ms = job.start_ms or job.end_ms if job.holds or job.ended else now_ms
         return msgspec.structs.replace(event, sequence=submitted_later(event.time_ms, since_ms or now_ms))
@@ -163,7 +179,7 @@ def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -
 
 
 def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
-    """Return the board's rows of jobs by job and attempt; empty before the first board."""
+    """Return the board's rows of jobs by job and attempt. Empty before the first board."""
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
@@ -172,7 +188,7 @@ def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
 
 
 def told_of(context: Context) -> dict[str, list[tuple[int, int]]]:
-    """Job → (submission, attempt), as the board has them; empty before the first one."""
+    """Return job → [(submission, attempt)] from the board. Empty before the first board."""
     board = context.cache.latest()
     if board is None or "doc.jobs" not in board:
         return {}

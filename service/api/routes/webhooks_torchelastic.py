@@ -1,4 +1,7 @@
-"""POST /v1/webhooks/torchelastic: what torchelastic's and NVRx's launchers say, translated at the door."""
+"""POST /v1/webhooks/torchelastic: messages of the launchers of torchelastic and NVRx.
+
+The api translates them on arrival.
+"""
 
 import asyncio
 
@@ -20,7 +23,7 @@ PARAMS = (
 
 
 async def torchelastic(request: Request, context: Context, query: Query) -> Response:
-    """Take in every good record of the body; those that tell nothing new are passed."""
+    """Accept every good record of the body. Records without news are ignored."""
     context.writer()
     try:
         body = await body_of(request, context)

@@ -1,10 +1,13 @@
-"""Forecasts of demand beside a running pipeline: made anew about once a minute, in a thread on copied series.
+"""Forecasts of demand, alongside a running pipeline.
 
-    ticks ── watch ──> what is heard of served models and seen of GPUs ─┐ noted in the loop
+They are made about once a minute, in a thread that works on copied series.
+
+    ticks ── watch ──> facts about served models and GPUs ──────────────┐ recorded in the loop
     events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
 
-The demand model is made once in ten minutes, at a new bin. While gates have a history to learn, forecasts follow each
-other faster, for at most a third of the time. Until the first forecast, the board shows the last process's.
+The demand model is made once in ten minutes, when a new bin begins. While gates have a history to learn,
+forecasts follow each other faster, for at most a third of the time. Until the first forecast, the board
+shows the forecast of the previous process.
 """
 
 import asyncio
@@ -58,9 +61,10 @@ HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
 
 @dataclass(frozen=True, slots=True)
 class HeardTick:
-    """The facts of one tick that demand learns.
+    """The facts of one tick that demand learns from.
 
-    unknown_use: GPUs, None while no source can tell unknown use from a job's. held_milli, displaced: as in `Tick`.
+    unknown_use: number of GPUs. It is None until every source of jobs has answered once.
+    held_milli, displaced: as in `Tick`.
     """
 
     time_ms: int
@@ -75,7 +79,10 @@ class HeardTick:
 
 
 class DemandForecasts(Capability):
-    """`latest` for the board, `metrics` for Prometheus. Hold `free` to read the forecaster: a thread writes it."""
+    """The demand forecasts of a pipeline: `latest` for the board, `metrics` for Prometheus.
+
+    Hold `free` to read the forecaster, because a thread writes it.
+    """
 
     def __init__(
         self,
@@ -84,7 +91,11 @@ class DemandForecasts(Capability):
         board: Board | None = None,
         caught_up: asyncio.Event | None = None,
     ) -> None:
-        """board: of the process before; caught_up: set once all events from before the start are folded."""
+        """Make the forecasts of a pipeline.
+
+        board: the last board of the previous process.
+        caught_up: set once all events from before the start are folded.
+        """
         self.free = asyncio.Lock()
         self.latest = demand_again(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
         self.rows: list[DemandRow] = []  # of `/v1/demand`
@@ -105,7 +116,7 @@ class DemandForecasts(Capability):
 
     @property
     def version(self) -> str:
-        """The trees that forecast, as `demand-0003`; empty when none do."""
+        """The version of the trees that forecast, such as `demand-0003`. Empty if no trees forecast."""
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
@@ -132,13 +143,16 @@ class DemandForecasts(Capability):
 
     @contextlib.asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Dump the forecaster in a thread: its state is large."""
+        """Dump the forecaster in a thread, because its state is large, and keep it unchanged meanwhile."""
         async with self.free:
             self.dumped = await in_thread(self._forecaster.dump)
             yield
 
     async def work(self, state: FleetState) -> None:
-        """Wait until the inbox backlog is folded: a gate scores a forecast once, so its outcome must be complete."""
+        """Forecast about once a minute, after the inbox backlog is folded.
+
+        A gate scores a forecast only once, so the outcome that it scores must be complete.
+        """
         if self._caught_up is not None:
             await self._caught_up.wait()
         self._on_disk = state.counts.past_events
@@ -153,9 +167,10 @@ class DemandForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def _until_told(self, state: FleetState) -> None:
-        """Wait once for the history of a fleet that has one: with half of its events, levels would be wrong.
+        """Wait once for a fleet's past events, if they are still arriving.
 
-        It is complete once no more old events arrive, and the newest is not old. Or after a minute.
+        With half of the events, levels would be wrong. The past is complete once no more old events arrive and the
+        newest event is not old. The wait ends after a minute in any case.
         """
         counts = state.counts
         if self._is_told or counts.past_events <= self._on_disk:
@@ -169,7 +184,7 @@ class DemandForecasts(Capability):
         self._model_bin = -1  # one before was of less
 
     async def forecast(self, state: FleetState) -> None:
-        """Forecast all demand anew."""
+        """Forecast all demand, and publish the result in `latest` and `metrics`."""
         now_ms, demand = self._clock.now_ms(), state.demand
         demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
         self.note_ticks(state)
@@ -181,7 +196,7 @@ class DemandForecasts(Capability):
             await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates, quota))
 
     def note_ticks(self, state: FleetState) -> None:
-        """Add what the ticks since the last call showed to the demand series."""
+        """Add the facts of the ticks since the last call to the demand series."""
         demand = state.demand
         while self._heard:
             heard = self._heard.popleft()
@@ -224,9 +239,10 @@ class DemandForecasts(Capability):
 
 
 def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
-    """Return whether a request of an earlier tick is still open: no event says that its job runs or has ended.
+    """Return whether a request of an earlier tick is still open.
 
-    An end before the request belongs to an earlier run of the same name.
+    It is open if no event says that its job runs or has ended. An end before the request belongs to an earlier
+    run of the same name.
     """
     if by_events is None or request.submitted_ms is None:
         return True
@@ -235,7 +251,7 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
 
 
 def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
-    """Return (queue, class) -> GPUs in use, queues first, then their classes."""
+    """Return (queue, class) -> GPUs in use. Queues come first, then their classes."""
     (told,) = (one for one in histories if one.target == "running")
     return {
         (key.queue, key.class_): RunningGpus(minutes, ten_minute)
@@ -245,9 +261,9 @@ def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
 
 
 def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]) -> None:
-    """Add to rows the GPUs that they may use, and to those of queued GPUs how many wait for a quota.
+    """Add to each row the GPUs that it may use, and to rows of queued GPUs how many wait for a quota.
 
-    quota: GPUs that wait for one, by scope. What is left over from the listed series has no such number.
+    quota: scope -> GPUs that wait for a quota. The rest beyond the listed series has no such number.
     """
     capacity = {
         key: gpus if math.isfinite(gpus) else None
@@ -265,7 +281,7 @@ def add_bounds(rows: Sequence[DemandRow], histories: Sequence[Histories], quota:
 
 
 def unknown_by_pool(tick: Tick) -> Counter[str]:
-    """Return the GPUs at work that no job holds, by pool of machines."""
+    """Return pool of machines -> GPUs at work that no job holds."""
     at_work = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1)
     counts = np.maximum(at_work - tick.bound_gpus, 0).tolist()  # jobs whose pods are bound count by what they ask for
     found: Counter[str] = Counter()
@@ -276,7 +292,10 @@ def unknown_by_pool(tick: Tick) -> Counter[str]:
 
 
 def gpu_looks(tick: Tick) -> dict[Key, ObservedGpus]:
-    """(queue, class) -> GPUs held whose memory and activity are known, of those loaded, and of those active."""
+    """Return (queue, class) -> GPUs with known memory and activity, those loaded, and those active.
+
+    Only GPUs that a running attempt holds are counted.
+    """
     used, free = _reading(tick, "fb_used_bytes"), _reading(tick, "fb_free_bytes")
     total = _reading(tick, "fb_total_bytes")
     total = np.where(np.isfinite(total), total, used + free)
@@ -296,7 +315,7 @@ def gpu_looks(tick: Tick) -> dict[Key, ObservedGpus]:
 
 
 def _reading(tick: Tick, feature: str) -> NDArray[np.float64]:
-    """(n, g) the last fresh value of each GPU, NaN unknown."""
+    """Return (n, g) the last fresh value of each GPU, NaN if unknown."""
     if feature not in tick.frames.gpu.names:
         return np.full(tick.gpu_rows.shape, np.nan)
     return tick.gpu_column(feature)

@@ -1,4 +1,7 @@
-"""The histories that demand is forecast from, as of now: of queues, classes, user groups, pools and served models."""
+"""The histories that demand is forecast from.
+
+They cover queues, classes, user groups, pools and served models, up to now.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,8 +24,9 @@ SERVING = "inference"
 
 
 def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
-    """Return queues, then classes, then groups with what each queue has beyond them, then pools of machines.
+    """Return the keys of all series: queues, classes, groups, the rest of each queue, and pools.
 
+    The rest of a queue is its demand beyond its listed groups.
     The queue OTHER has the demand of queues beyond the bound.
     """
     queues = demand.queues()
@@ -35,7 +39,10 @@ def everybody(demand: DemandSeries) -> tuple[SeriesKey, ...]:
 
 
 async def read_histories(demand: DemandSeries, now_ms: int) -> list[Histories]:
-    """One a target, in the order of `forecaster.TARGETS`. Reading is sliced: events are taken in meanwhile."""
+    """Read one history for each target, in the order of `forecaster.TARGETS`.
+
+    The series are read in slices, so that events can be folded in between.
+    """
     keys = everybody(demand)
     listed = {SeriesKey(*scope) for kind in ("queue", "class", "group") for scope in demand.scopes(kind)}
     tables: dict[tuple[Target, int], Array] = {
@@ -71,7 +78,10 @@ def _histories(keys: tuple[SeriesKey, ...], tables: dict[tuple[Target, int], Arr
 
 
 def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
-    """Fill in what "all" has beyond the listed queues, and a queue beyond its groups. table: (series, bin)."""
+    """Fill in the demand of "all" beyond the listed queues, and of each queue beyond its groups.
+
+    table: (series, bin).
+    """
     rows = {one: row for row, one in enumerate(keys)}
     unlisted = rows.get(SeriesKey(OTHER))
     if unlisted is not None and not np.isfinite(table[unlisted]).any():
@@ -85,27 +95,33 @@ def _fill_others(table: Array, keys: Sequence[SeriesKey]) -> None:
 
 
 def _rest(table: Array, whole: int, parts: Sequence[int]) -> Array:
-    """Return what a series has beyond its listed parts. table: (series, bin); whole, parts: rows."""
+    """Return the demand of a series beyond its listed parts.
+
+    table: (series, bin). whole, parts: rows.
+    """
     return np.maximum(thousandths(table[whole] - np.nan_to_num(table[parts]).sum(axis=0)), 0.0)
 
 
 def thousandths(gpus: Array) -> Array:
-    """Return sums of GPUs without rounding errors: parts of GPUs are whole thousandths."""
+    """Round sums of GPUs to thousandths, which removes rounding errors of parts of GPUs."""
     return np.round(gpus, 3)
 
 
 def last_ten(minutes: Array) -> Array:
-    """(series, bin) sums over the ten minutes that end with each; NaN where the minute is unknown."""
+    """Return (series, bin) the sums over the ten minutes that end with each bin.
+
+    A bin is NaN if its minute is unknown.
+    """
     sums = np.nan_to_num(minutes).cumsum(axis=1)
     sums[:, 10:] -= sums[:, :-10].copy()
     return np.where(np.isfinite(minutes), thousandths(sums), np.nan)
 
 
 def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
-    """Return the GPUs that a series may use, (series,), NaN where no inventory says.
+    """Return (series,) the GPUs that each series may use, NaN if no inventory knows.
 
-    For a pool those of its nodes. For a queue those of the pools that its jobs may run in: all pools while one of its
-    jobs may run anywhere.
+    A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools that its jobs may run in, which
+    are all pools while one of its jobs may run anywhere.
     """
     gpus, total = demand.inventory.gpus, sum(demand.inventory.gpus.values())
     allowed = allowed_pools(demand.known())
@@ -116,7 +132,7 @@ def usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
 
 
 def read_requests(requests: RequestSeries, now_ms: int) -> Histories:
-    """Return requests per second: of all queues, of each, and of each of its models.
+    """Return requests per second: of all queues together, of each queue, and of each of its models.
 
     A serving pool counts as a queue.
     """

@@ -1,4 +1,7 @@
-"""Metrics of demand beside those of `fleet_metrics`: the largest groups, the busiest served models, the trees."""
+"""The metrics of demand that `fleet_metrics` lacks.
+
+They cover the largest groups, the busiest served models, and the trees.
+"""
 
 from collections.abc import Sequence
 
@@ -55,7 +58,7 @@ def _ahead(
 
 
 def trees_page(trees: ServedTrees | None) -> bytes:
-    """Which trees forecast demand, and whether those that should are in trouble."""
+    """Make the metrics of the trees: which version forecasts, and whether the promoted version fails to."""
     page = Page()
     if trees is not None:
         rows = [({"model": trees.version}, 1)] if trees.version else []

@@ -1,4 +1,7 @@
-"""Demand on the board, encoded once a forecast. By keys and offsets a reader decodes only the rows that it asks for."""
+"""The sections of demand on the board, encoded once for each forecast.
+
+With the keys and offsets, a reader decodes only the rows that it asks for.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +31,10 @@ def demand_sections(
     model: Sequence[Mapping[str, Any]],
     as_of_ms: int,
 ) -> list[Section]:
-    """rows: of `/v1/demand`; record: as `DemandForecaster.record`; model: rows of `/v1/demand/model`."""
+    """Return the sections of one forecast.
+
+    rows: of `/v1/demand`. record: as `DemandForecaster.record`. model: rows of `/v1/demand/model`.
+    """
     head = b'{"as_of_ms":%d,"series":[' % as_of_ms
     body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
     names = [(row.queue, row.class_, row.group, row.target, row.pool) for row in rows]
@@ -46,9 +52,9 @@ def demand_sections(
 
 
 def demand_again(board: Board) -> list[Section]:
-    """Return the sections of an older board, with their own times.
+    """Return the demand sections of an older board, with their own times.
 
-    None if it lacks one, or knows no pools of machines.
+    Returns an empty list if the board lacks one of them, or knows no pools of machines.
     """
     if not all(name in board for name in SECTIONS):
         return []
@@ -63,7 +69,7 @@ def demand_again(board: Board) -> list[Section]:
 
 
 def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
-    """Parts with commas between them, and (part, [begin, end]) of each."""
+    """Join parts with commas. Also return (part, 2) the begin and end of each part."""
     sizes = np.array([len(part) for part in parts], np.int64)
     begins = len(head) + np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]) if len(parts) else sizes
     return head + b",".join(parts) + tail, np.stack([begins, begins + sizes], axis=1).astype(np.int64)
@@ -71,7 +77,10 @@ def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, ND
 
 @dataclass(frozen=True, slots=True)
 class DemandKeys:
-    """(queue, class, group, target, pool) of every row, the rows of each queue, and all names of groups and pools."""
+    """The (queue, class, group, target, pool) of every row, with indexes.
+
+    The indexes are the rows of each queue, and the names of all groups and pools.
+    """
 
     rows: list[Key]
     by_queue: dict[str, list[int]]
@@ -79,14 +88,17 @@ class DemandKeys:
     pools: frozenset[str]
 
     def matching(self, wanted: Mapping[str, str]) -> list[int]:
-        """Rows that have these values; `wanted` has names of KEYS."""
+        """Return the rows that have all these values. `wanted` has names of KEYS."""
         values = [(KEYS.index(name), value) for name, value in wanted.items()]
         among: Iterable[int] = self.by_queue.get(wanted["queue"], ()) if "queue" in wanted else range(len(self.rows))
         return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
 
 
 def demand_keys(board: Board) -> DemandKeys:
-    """Return the keys of forecasts. Boards with the same keys share the result. Raises KeyError without a forecast."""
+    """Return the keys of the forecasts on a board. Raises KeyError if the board has no forecast.
+
+    Boards with the same keys share the result.
+    """
     return _keys(bytes(board.raw("demand.keys")))
 
 
@@ -100,7 +112,7 @@ def _keys(told: bytes) -> DemandKeys:
 
 
 def _whole_key(key: Sequence[str]) -> Key:
-    """Return a row's key. A pipeline of an older version publishes none of pools."""
+    """Return a row's complete key. The keys of an older version have no pool, which becomes "all"."""
     queue, class_, group, target, pool = (*key, "all")[: len(KEYS)]
     return queue, class_, group, target, pool
 
@@ -111,7 +123,10 @@ def demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
 
 
 def demand_fan(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
-    """Return what `/v1/demand/record` says of a series; None where nothing is drawn of it. name: `series_name`."""
+    """Return the record of a series for `/v1/demand/record`. Returns None if the series has none.
+
+    name: `series_name`.
+    """
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:
         return None

@@ -1,4 +1,7 @@
-"""The demand trees that serve: the registry's current version. Without a sound one (`trouble`), others forecast."""
+"""The demand trees that serve: the registry's current version.
+
+While there is no usable version, `trouble` says why and the other forecasters serve.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,10 @@ UNREAD = "?"  # no version has this name
 
 
 class ServedTrees:
-    """The forecaster `trees` of a pipeline. One reader: `refresh` and forecasts may run in a thread, one at a time."""
+    """The forecaster `trees` of a pipeline.
+
+    It has one reader: `refresh` and forecasts may run in a thread, one at a time.
+    """
 
     name = "trees"
     withholds = True  # targets that the version lost in its back-test
@@ -40,7 +46,10 @@ class ServedTrees:
         self._withheld: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
-        """Load the wanted version; True when other trees forecast than last time, or none do. Blocks."""
+        """Load the wanted version.
+
+        Return whether the trees that forecast have changed. Blocks.
+        """
         try:
             wanted = self._wanted()
             if wanted == self._pointer:
@@ -60,11 +69,14 @@ class ServedTrees:
         return self._spoke != spoke
 
     def _wanted(self) -> str | None:
-        """Return the version's name. Raises ModelError if the registry does not say."""
+        """Return the name of the version that should serve. Raises ModelError if the registry cannot be read."""
         return self._registry.current_version(KIND)
 
     def _load(self, version: str) -> None:
-        """Load a version. Raises OSError, to be tried again. A damaged or sick version is not tried again."""
+        """Load a version. Raises OSError, after which `refresh` tries again.
+
+        A damaged version is not tried again.
+        """
         try:
             folder = self._registry.current(KIND)
             if folder is not None:
@@ -81,9 +93,10 @@ class ServedTrees:
         logger.info("demand: the trees of %s forecast%s", self.version, but)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return (quantile, step, origin, series).
+        """Return (quantile, step, origin, series) forecasts.
 
-        NaN for small series, for a target that it lost, where it learnt, and while there is no model.
+        They are NaN for small series, for a target that the version lost in its back-test, for origins in the time
+        that it was fitted on, and while there is no model.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
@@ -119,7 +132,7 @@ def load_trees(folder: Path) -> tuple[Forecaster, int]:
 
 
 class ShadowTrees(ServedTrees):
-    """The trees of the registry's challenger, served as `ServedTrees`."""
+    """The trees of the registry's challenger, with the interface of `ServedTrees`."""
 
     name = "shadow"
     withholds = False  # its record says how it would do in all of them
@@ -141,9 +154,9 @@ class ShadowTrees(ServedTrees):
 def shadow_of(
     losses: Mapping[str, Mapping[str, tuple[float, int]]], shadow: ServedTrees, serving: ServedTrees
 ) -> ShadowModel | None:
-    """Return the shadow's record over all targets.
+    """Return the shadow's record over all targets. Returns None without a shadow.
 
-    losses: target -> forecaster -> (mean over persistence's, number).
+    losses: target -> forecaster -> (mean loss relative to persistence's, number of losses).
     """
     if not shadow.version:
         return None

@@ -1,4 +1,7 @@
-"""Co-runs of the past that a promoted version knows (`fleetcast train interference`), beside a pipeline's own."""
+"""The past co-runs that a promoted version knows, in addition to a pipeline's own co-runs.
+
+`fleetcast train interference` makes such versions.
+"""
 
 import logging
 import math
@@ -16,7 +19,7 @@ LOOK_MS = 10_000
 
 
 class ServedCoRuns:
-    """The co-runs that the serving version knows. Nothing without one."""
+    """The co-runs that the serving version knows. There are none without a version."""
 
     def __init__(self, registry: Registry | None) -> None:
         self.version = ""  # as interference-0002; empty when none serves
@@ -28,7 +31,10 @@ class ServedCoRuns:
         self._trouble = ""
 
     def refresh(self, now_ms: int) -> bool:
-        """Load what was promoted or rolled back since the last look; True where that is another version."""
+        """Load the version that was promoted or rolled back to. Return whether the version changed.
+
+        The registry is polled at most once in LOOK_MS.
+        """
         if self._registry is None or 0 <= now_ms - self._looked_ms < LOOK_MS:
             return False
         self._looked_ms = now_ms

@@ -1,4 +1,7 @@
-"""Answers of `/v1/jobs/{id}/fingerprint` and `/v1/utilisation`: what a job tells itself, else its telemetry. Pure."""
+"""The answers of `/v1/jobs/{id}/fingerprint` and `/v1/utilisation`. All functions are pure.
+
+Facts that a job reports itself come before facts from its telemetry.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +34,7 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing was done from since_ms until until_ms, where the readings of that look end."""
+    """A time during which a job did nothing: from `since_ms` to `until_ms`, the end of its last readings."""
 
     since_ms: int
     until_ms: int
@@ -39,7 +42,10 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class JobCopy:
-    """One job as it was copied for the thread. trouble: why its readings could not be; idle, past: by the last look."""
+    """A copy of one job for the thread.
+
+    trouble: why its readings could not be copied. idle, past: results of the previous evaluation.
+    """
 
     attempt: JobAttempt
     window: JobWindow | None
@@ -51,12 +57,12 @@ class JobCopy:
 
     @property
     def whole(self) -> JobWindow | None:
-        """The window, where it speaks for the whole job."""
+        """The window, if it covers the whole job. None otherwise."""
         return self.window if self.window is not None and self.window.is_whole else None
 
     @property
     def idle_before_s(self) -> float:
-        """For how long the job did nothing before the window; 0 where a part of that time is unknown."""
+        """Seconds that the job did nothing before the window. It is 0 if part of that time is unknown."""
         window, idle = self.whole, self.idle
         if window is None or idle is None or idle.until_ms < window.first_ms:
             return 0.0
@@ -64,7 +70,7 @@ class JobCopy:
 
     @property
     def unheard(self) -> str:
-        """Return why telemetry does not speak for it, "" if it does."""
+        """The reason why telemetry does not cover the job, or "" if it does."""
         if self.trouble:
             return self.trouble
         if self.window is None or not self.window.heard:
@@ -75,7 +81,7 @@ class JobCopy:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Checkpoints so far, and when the next pauses are due."""
+    """The checkpoints of a job so far, and the times at which its next pauses are due."""
 
     begins: list[int]  # Unix ms
     lasts: list[float]  # seconds, of whole checkpoints
@@ -103,9 +109,10 @@ def pauses_of(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> 
 
 @dataclass(frozen=True, slots=True)
 class SeenPauses:
-    """Pauses at regular distances that telemetry shows. every_s: None without a rhythm, and `reason` says why.
+    """Pauses at regular intervals that telemetry shows.
 
-    begins_ms: when they began; empty if they last too long to be checkpoints.
+    every_s: None without a rhythm. Then `reason` says why. begins_ms: when the pauses began. Empty if they last
+    too long to be checkpoints.
     """
 
     every_s: float | None
@@ -130,7 +137,7 @@ def seen_pauses(past: JobPast | None, interval_s: float) -> SeenPauses:
 
 
 def fingerprint_of(seen: JobCopy) -> Fingerprint:
-    """Return the body of the answer."""
+    """Return the body of the fingerprint's answer for one job."""
     attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
     rhythm = seen_pauses(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
@@ -173,7 +180,11 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
 
 
 def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
-    """Return the period of its readings: the one that they show, else that of its checkpoints, if readings show it."""
+    """Return the period of the job's readings.
+
+    It is the period that the readings show. Otherwise it is the interval of the checkpoints, if that is long
+    enough to show in the readings. Returns None if neither is known.
+    """
     if found.period_s is not None:
         return found.period_s
     every_s = pauses.every_s
@@ -182,7 +193,7 @@ def _cycle_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
 
 
 def utilisation_of(seen: JobCopy) -> UseRow:
-    """One row of the answer."""
+    """Return one row of `/v1/utilisation`."""
     attempt, window = seen.attempt, seen.whole
     gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
     of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
@@ -217,7 +228,10 @@ def utilisation_of(seen: JobCopy) -> UseRow:
 
 
 def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
-    """Where the next look goes on from. idle_s: of this look's answer."""
+    """Return the idle time from which the next evaluation continues. Returns None if the job is not idle.
+
+    idle_s: from the answer of this evaluation.
+    """
     if seen.whole is None or not idle_s:
         return None
     return Idle(seen.whole.end_ms - round(idle_s * 1000), seen.whole.end_ms)
@@ -226,7 +240,7 @@ def idle_of(seen: JobCopy, idle_s: float | None) -> Idle | None:
 def _checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
-    """Return the median of what its checkpoints took, else what its submission states."""
+    """Return the median duration of the job's checkpoints, or the cost that its submission states."""
     told = attempt.submission.checkpoint_cost_s if attempt.submission else None
     if lasts:
         return float(np.median(lasts)), "measured"
@@ -241,14 +255,17 @@ def _number(text: str) -> float:
 
 
 def _step_period(attempt: JobAttempt) -> float | None:
-    """Return the median of its latest whole steps. None if they have no duration."""
+    """Return the median duration of the latest steps. Returns None if that is not above zero."""
     steps = attempt.steps[-STEPS:]
     median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
     return median_s if median_s > 0 else None
 
 
 def _find_period(window: JobWindow, past: JobPast | None) -> Period:
-    """Find the period in the last half hour, then in the job's longer past: what repeats seldom needs hours."""
+    """Find the period in the last half hour, or else in the job's longer past.
+
+    A long period shows only over hours.
+    """
     channels, averaged = _channels(window)
     found = find_period(channels, window.interval_s, averaged)
     if found.period_s is not None or past is None or past.values.shape[1] <= channels.shape[1]:
@@ -258,7 +275,10 @@ def _find_period(window: JobWindow, past: JobPast | None) -> Period:
 
 
 def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
-    """(channel, slot) in which a period may show, and (channel,) whether they are means over their slots."""
+    """Return (channel, slot) series in which a period may show, and (channel,) whether each is averaged.
+
+    An averaged channel has means over its slots.
+    """
     names = ("sm_active", "tensor_active", "power_w", "nvlink_tx_bytes_per_s", "pcie_tx_bytes_per_s")
     watts, is_mean = watts_of(window)
     means = [*(window.mean(name) for name in names), window.sent.astype(np.float64)]
@@ -269,7 +289,7 @@ def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _exchange(window: JobWindow) -> Array:
-    """(slot,) bytes/s a GPU sends to others, over NVLink and over its share of the node's ports."""
+    """Return (slot,) bytes/s that a GPU sends to others, over NVLink and its share of the node's ports."""
     nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
     known = np.isfinite(nvlink) | np.isfinite(ports)
     return np.where(known, np.nan_to_num(nvlink) + np.nan_to_num(ports), np.nan)
@@ -287,7 +307,10 @@ def _odds(window: JobWindow, period: Period) -> dict[str, float] | None:
 
 
 def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
-    """Return the phase that the job reports, else the one that its levels show, and since when, if known."""
+    """Return the phase that the job reports, or else the phase that its levels show.
+
+    The second value is when the phase began, None if unknown.
+    """
     if attempt.phase:
         return attempt.phase, attempt.phase_since_ms
     if window is None or not np.isfinite(window.mean("sm_active")).any():
@@ -302,7 +325,10 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
 
 
 def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
-    """Return when the phase ends: of a checkpoint by earlier ones, of steady work at the next pause. Else None."""
+    """Return when the phase ends. Returns None if that is unknown.
+
+    A checkpoint ends as earlier ones did. Steady work ends at the next pause.
+    """
     if phase == "checkpoint" and since_ms is not None and pauses.lasts:
         ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000
         low, middle, high = np.maximum(ends, now_ms).round().astype(int).tolist()

@@ -1,10 +1,13 @@
-"""Fingerprints beside a running pipeline: new jobs and those that were looked at longest ago, for a share of a core.
+"""Fingerprints, made alongside a running pipeline with a share of a core.
+
+New jobs and those that were evaluated longest ago come first.
 
     loop: copy the rings of some jobs ──> thread: periods, phases, use ──> again, until the budget of the pass is spent
 
-A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer. New and known jobs
-get every other slice, so that many short jobs do not keep the others waiting. Load peaks are summed every SPIKES_S, or
-once there are many more jobs. A job whose numbers break the arithmetic is unknown, and says why; the others go on.
+A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer. New and
+known jobs alternate slice by slice, so that many short jobs do not keep the others waiting. Load peaks are
+summed every SPIKES_S, or sooner once there are many more jobs. A job whose numbers break the arithmetic is
+unknown, with the reason, and the other jobs are evaluated as usual.
 """
 
 import asyncio
@@ -51,7 +54,10 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One job's answers. idle, past: reach back beyond the window of a look; both start again after a restart."""
+    """The answers about one job.
+
+    idle, past: reach back beyond the window of one evaluation. Both start again after a restart.
+    """
 
     fingerprint: Fingerprint
     use: UseRow
@@ -72,7 +78,11 @@ class _Places:
 
 
 class Fingerprints(Capability):
-    """`latest`: for the board, of the jobs looked at so far; answers: longest unseen first."""
+    """The fingerprints of the running jobs.
+
+    `latest`: sections for the board, of the jobs evaluated so far. `answers`: the job that was evaluated
+    longest ago comes first.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -95,7 +105,10 @@ class Fingerprints(Capability):
         return self._metrics.page(tick, self.latest, self._print_of)
 
     def _print_of(self, attempt: JobAttempt) -> Fingerprint | None:
-        """Look it up by key and do not walk over all: a thread may be renewing them."""
+        """Return the fingerprint of an attempt, or None. Looks it up by key.
+
+        A thread may be renewing the answers, so this must not iterate over them.
+        """
         found = self.answers.get((attempt.job, attempt.attempt))
         return None if found is None else found.fingerprint
 
@@ -109,7 +122,7 @@ class Fingerprints(Capability):
         return max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S))
 
     async def renew(self, state: FleetState) -> None:
-        """One pass."""
+        """Run one pass: evaluate jobs until the budget is spent, and encode the sections."""
         now_ms = self._clock.now_ms()
         running = {(row.job, row.attempt): row for row in state.jobs.running()}
         self._forget(running)
@@ -131,13 +144,16 @@ class Fingerprints(Capability):
             state.counts.bad[ODD] += 1
 
     def _forget(self, running: Mapping[Attempt, JobAttempt]) -> None:
-        """Drop the jobs that run no more."""
+        """Drop the jobs that no longer run."""
         self.answers = {key: row for key, row in self.answers.items() if key in running}
         self._odd = {key: why for key, why in self._odd.items() if key in running}
         self._rows = {key: row for key, row in self._rows.items() if key in running}
 
     def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
-        """Slices of new jobs and of those unseen longest, in turn, also from pass to pass; none looked at just now."""
+        """Yield slices of new jobs and of jobs evaluated longest ago, in turn. The turn outlives the pass.
+
+        Jobs that were evaluated less than REFRESH_S ago are left out.
+        """
         refresh_ms = REFRESH_S * 1000
         looked = [(key, answers.use.looked_ms) for key, answers in self.answers.items()]
         old = [key for key, then_ms in looked if not 0 <= now_ms - then_ms < refresh_ms]  # a clock may be set back
@@ -152,7 +168,7 @@ class Fingerprints(Capability):
             yield due
 
     async def _copy(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> JobCopy:
-        """On the loop: what changes there is copied."""
+        """Copy a job for the thread. This runs in the event loop, where the job's data changes."""
         model = places.models.get(row.hosts[0], "") if row.hosts else ""
         window, trouble = None, ""
         try:
@@ -164,7 +180,10 @@ class Fingerprints(Capability):
         return JobCopy(row.copy(), window, model, now_ms, trouble, idle, past)
 
     def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
-        """Where its readings lie; looked up anew when GPUs, ports, nodes or its ranks are others."""
+        """Return the rows of the job's readings.
+
+        They are looked up again if its GPUs, ports, nodes or ranks changed.
+        """
         tables = state.store.entities
         sizes = (len(tables[EntityKind.GPU]), len(tables[EntityKind.PORT]))
         stamp = (places, *sizes, row.ranks, row.nodes)
@@ -174,7 +193,7 @@ class Fingerprints(Capability):
         return known[1]
 
     def _answer(self, seen: Sequence[JobCopy], places: _Places) -> float:
-        """In a thread; returns the CPU seconds that it took."""
+        """Compute the answers for copied jobs, and return the CPU seconds that it took. Runs in a thread."""
         began = time.thread_time()
         for one in seen:
             key = one.attempt.job, one.attempt.attempt
@@ -209,7 +228,7 @@ class Fingerprints(Capability):
 
 
 def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
-    """Slices of SLICE_JOBS and SLICE_GPUS at most, but of one job at least."""
+    """Yield slices of at least one job, and otherwise of at most SLICE_JOBS jobs and SLICE_GPUS GPUs."""
     due: list[JobAttempt] = []
     gpus = 0
     for row in rows:
@@ -231,7 +250,7 @@ def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
 
 
 def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:
-    """Return the answers for a job whose numbers are not plausible, only its submission and its place."""
+    """Return the answers for a job with implausible numbers, from its submission and its place alone."""
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
     answers = _answers_of(replace(seen, attempt=bare, window=None), shares)

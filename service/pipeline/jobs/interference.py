@@ -5,8 +5,10 @@
     doc.interference    gpu|mig|pcie|nic|rail -> co-runs and what they teach
     doc.co_runs         job -> the co-run that it is in now, and whether it is slower there than its bound
 
-A rule speaks for jobs that share a GPU; MIG slices lose nothing; on a link it counts how often two periodic jobs meet.
-Co-runs correct that (models.jobs.interference): a few at once, many each half minute, since their cost is cubic.
+A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the prediction
+depends on how often two periodic jobs meet. Observed co-runs correct these predictions
+(models.jobs.interference). A few co-runs are learnt at once, and many each half minute, because the cost
+is cubic.
 """
 
 import hashlib
@@ -50,7 +52,10 @@ Pair = tuple[Attempt, Attempt]
 
 
 class LearntCoRuns(msgspec.Struct):
-    """Co-runs on one kind of hardware. pairs: [load, partner's load, keys, partner's keys] a row."""
+    """The co-runs on one kind of hardware, and the results of learning from them.
+
+    pairs: each row is [load, partner's load, keys, partner's keys].
+    """
 
     pairs: list[tuple[list[float | None], list[float | None], Keys, Keys]]
     weight: list[float]
@@ -60,7 +65,7 @@ class LearntCoRuns(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The board's tables (see above)."""
+    """The tables of the board that the module's docstring lists."""
 
     jobs: NDArray[np.uint64]
     job_keys: NDArray[np.uint64]
@@ -69,7 +74,7 @@ class Known:
 
     @classmethod
     def on(cls, board: Board) -> "Known":
-        """KeyError while the pipeline has not published it."""
+        """Read the tables from a board. Raises KeyError while the pipeline has not published them."""
         return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
 
     def of_job(self, job: str) -> Keys | None:
@@ -77,7 +82,10 @@ class Known:
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def party(self, keys: Keys | None) -> "Party":
-        """Return the job's own loads, else its kind's. Nothing is known of None."""
+        """Return one side of a co-run, with the job's own loads or else those of its kind.
+
+        If `keys` is None, nothing about the job is known.
+        """
         if keys is None:
             return Party(NOBODY)
         rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
@@ -85,7 +93,7 @@ class Known:
 
 
 class Party(msgspec.Struct):
-    """One of two jobs: what it is called by, and what is known of it alone."""
+    """One of two jobs that share hardware: its keys, and its known behaviour when it runs alone."""
 
     keys: Keys
     load: Sequence[float] = UNKNOWN
@@ -97,9 +105,9 @@ class Party(msgspec.Struct):
 
 
 class Speeds(msgspec.Struct):
-    """Predicted speeds of two jobs that share hardware, a beside b and b beside a.
+    """The predicted speeds of two jobs that share hardware: a next to b, and b next to a.
 
-    known: of each, whether anything is. fit: on a link, how well they fit.
+    known: for each, whether anything is known. fit: on a link, how well the jobs fit together.
     """
 
     found: Prediction
@@ -108,7 +116,10 @@ class Speeds(msgspec.Struct):
 
 
 class Going(msgspec.Struct):
-    """A co-run that goes on: speed relative to alone, and what nine in ten of those like it are faster than."""
+    """A co-run in progress: its speed relative to running alone, and its bound.
+
+    lower_90: nine in ten co-runs like it are faster than this.
+    """
 
     beside: str
     share: str
@@ -118,10 +129,16 @@ class Going(msgspec.Struct):
 
 
 class Sharing(Capability):
-    """The pipeline's side: what was learnt last, and the sections of a tick."""
+    """The capability that learns how jobs on shared hardware slow each other down.
+
+    It holds the latest results of learning, and publishes the sections of a tick.
+    """
 
     def __init__(self, co_runs: CoRuns, registry: Registry | None = None) -> None:
-        """registry: of versions of co-runs of the past, which are known beside the own ones; None: of none."""
+        """Start with the pipeline's own co-runs.
+
+        registry: has versions of past co-runs, which are used in addition to the own ones. None: there are none.
+        """
         self.co_runs = co_runs
         self._served = ServedCoRuns(registry)
         self._found: dict[Pair, CoRun] = {}
@@ -132,7 +149,7 @@ class Sharing(Capability):
         self._wiring, self._waiting_keys = Wiring(), KeyTable()
 
     def sections(self, tick: Tick) -> list[Section]:
-        """Return what jobs that share hardware do to each other, and the facts behind isolations."""
+        """Return the sections about jobs that share hardware, and the facts for isolation checks."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         running, waiting = tick.events.running, tick.open.waiting
@@ -155,11 +172,11 @@ class Sharing(Capability):
 
     @property
     def version(self) -> str:
-        """Return the version of its past co-runs, as interference-0002. Empty if no version serves."""
+        """The version of the past co-runs, such as interference-0002. Empty if no version serves."""
         return self._served.version
 
     def going(self) -> dict[str, Going]:
-        """Job -> the co-run that it is in."""
+        """Return job -> the co-run that it is in now."""
         rows = {}
         for pair, row in self.co_runs.going.items():
             bound = self._bounds.get(pair, math.nan)
@@ -188,7 +205,12 @@ class Sharing(Capability):
 
 
 def blamed(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
-    """Cause and sentence of a slow job that nothing else explains, if its co-run `going` is slower than its bound."""
+    """Return a new cause and sentence for an unexplained slow job, if its co-run explains it.
+
+    Else return {}.
+
+    The co-run explains it if its speed is below its bound. going: the job's current co-run.
+    """
     unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
     if not unexplained or going is None or not going["slower"]:
         return {}
@@ -198,14 +220,14 @@ def blamed(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[st
 
 
 def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
-    """Key -> ALONE."""
+    """Return key -> the values named in ALONE."""
     unknown = (math.nan,) * 2
     found = {key: (*load, *co_runs.turns.get(key, unknown)) for key, load in co_runs.loads.items()}
     return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.turns.items() if key not in found}
 
 
 def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    """Keys, sorted, and the values of each."""
+    """Return the keys, sorted, and the values of each key."""
     keys = np.fromiter(rows, np.uint64, len(rows))
     values = np.array(list(rows.values()), kind).reshape(len(rows), width)
     order = np.argsort(keys)
@@ -217,7 +239,7 @@ def _jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArr
 
 
 def _place(keys: NDArray[np.uint64], key: int) -> int:
-    """Row of a key in a sorted column, -1 where it is not there."""
+    """Return the row of a key in a sorted column, or -1 if the column does not have it."""
     at = int(np.searchsorted(keys, np.uint64(key)))
     return at if at < len(keys) and int(keys[at]) == key else -1
 
@@ -231,7 +253,10 @@ _kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of wh
 
 
 def loads_of(tick: Tick) -> Array:
-    """Return (running, LOADS) means over the GPUs that each attempt holds, as in the last two minutes or now."""
+    """Return (running, LOADS) mean loads over the GPUs that each attempt holds.
+
+    The loads are those of the last two minutes, or of now.
+    """
     gpu = tick.frames.gpu
     seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
     number = tick.occupancy.holder[seen].astype(np.intp)
@@ -239,7 +264,7 @@ def loads_of(tick: Tick) -> Array:
 
 
 def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
-    """Those of these GPUs of which telemetry tells nothing now, so that what was known of them holds."""
+    """Return those of these GPUs about which telemetry reports nothing now. Their last known state holds."""
     if not gpus:
         return set()
     heard = np.isfinite(gpu_readings(tick))
@@ -283,7 +308,7 @@ def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
 
 
 def residuals_of(taught: LearntCoRuns | None) -> Residuals:
-    """Return what co-runs teach, from the board."""
+    """Return the residuals that were learnt from co-runs, as the board has them."""
     if taught is None:
         return learn(Pairs.of([]), np.zeros(0))
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
@@ -293,7 +318,7 @@ def residuals_of(taught: LearntCoRuns | None) -> Residuals:
 
 
 def prior_of(a: Party, b: Party, share: str) -> float:
-    """Return how fast a should be beside b before any co-run counts. NaN if unknown."""
+    """Return the predicted speed of a next to b before any co-run is counted. NaN if unknown."""
     if share == "gpu":
         return _gpu_rule(a.load[0], b.load[0])
     if share == "mig":
@@ -307,7 +332,7 @@ _meets = lru_cache(4096)(overlap)
 
 
 def _gpu_rule(own: float, other: float) -> float:
-    """`gpu_prior` of one pair."""
+    """Apply `gpu_prior` to one pair."""
     if math.isnan(own) and math.isnan(other):
         return math.nan
     own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
@@ -315,7 +340,10 @@ def _gpu_rule(own: float, other: float) -> float:
 
 
 def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
-    """Both ways. more: on a link, other jobs there, which the fit is of as well."""
+    """Predict the speeds of both jobs.
+
+    more: on a link, other jobs there, which the fit covers as well.
+    """
     pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
     found = predict(pairs, np.array([prior_of(a, b, share), prior_of(b, a, share)]), residuals)
     on_gpu = share in ON_GPU

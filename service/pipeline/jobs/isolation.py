@@ -3,9 +3,9 @@
     gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
     doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
 
-Where nothing can be seen, `ok` is null and `reason` says which metric would show it; the whole answer is null too,
-unless another field is false. Of a limit only the use is seen: true says that it lies below, not that anything holds it
-there.
+If a field cannot be observed, its `ok` is null and `reason` names the metric that would show it. The
+whole answer is then null too, unless another field is false. For a limit, only the use is observed: true
+means that the use lies below the limit, not that anything enforces the limit.
 """
 
 import math
@@ -63,7 +63,7 @@ MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their sli
 class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The isolation that a scheduler relies on.
 
-    mig_profile: as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: CPUs.
+    mig_profile: such as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: CPUs.
     """
 
     mig: bool | None = None
@@ -80,7 +80,7 @@ class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defa
 
 
 class IsolationReport(msgspec.Struct):
-    """The document of the section."""
+    """The document of the section `doc.isolation`."""
 
     mig: dict[str, dict[str, float | None]]
     holders: dict[str, list[str]]
@@ -88,7 +88,10 @@ class IsolationReport(msgspec.Struct):
 
 
 class ObservedGpu(msgspec.Struct):
-    """The observation of one GPU, NaN unknown. somewhere: jobs on GPUs of its node that no event names."""
+    """The observations of one GPU, NaN if unknown.
+
+    somewhere: jobs on its node for which no event names the GPUs.
+    """
 
     readings: dict[str, float]
     network: float
@@ -98,17 +101,17 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def heard(self) -> bool:
-        """Return whether telemetry or a job reported this GPU. Otherwise its emptiness is no observation."""
+        """Return whether telemetry or a job reported this GPU. If not, it cannot be observed to be empty."""
         return bool(self.holders) or self.measured
 
     @property
     def measured(self) -> bool:
-        """Return whether telemetry reported it: jobs do not say whether a GPU is divided."""
+        """Return whether telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 
 def isolation_sections(tick: Tick) -> list[Section]:
-    """Return readings of every GPU and what shares it."""
+    """Return the sections with the readings of every GPU, and with the jobs and instances on it."""
     running = tick.events.running
     network = np.full(len(tick.topology), np.nan, np.float32)
     if len(tick.frames.node.values):
@@ -128,12 +131,12 @@ def isolation_sections(tick: Tick) -> list[Section]:
 
 
 def gpu_readings(tick: Tick) -> NDArray[np.float32]:
-    """(n, g, OBSERVED) of a tick, NaN unknown."""
+    """Return (n, g, OBSERVED) the readings of a tick, NaN if unknown."""
     return np.stack([tick.gpu_column(name) for name in OBSERVED], axis=-1).astype(np.float32)
 
 
 def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
-    """GPU -> the jobs that hold it, where events name GPUs."""
+    """Return GPU -> the jobs that hold it, if events name their GPUs."""
     found: dict[str, list[str]] = {}
     for attempt in running:
         for rank in attempt.ranks:
@@ -145,7 +148,7 @@ def holders_of(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
 
 
 def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
-    """Node -> the jobs that run there on GPUs that no event names."""
+    """Return node -> the jobs that run there on GPUs that no event names."""
     found: dict[str, list[str]] = {}
     for attempt in running:
         named = {rank.node for rank in attempt.ranks if rank.gpus}
@@ -156,7 +159,7 @@ def _somewhere(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
 
 
 def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
-    """Return a row for every field that is expected, in the order of the fields."""
+    """Return a row for each field that the scheduler expects, in the order of the fields."""
     found = []
     for field, wanted in msgspec.structs.asdict(expected).items():
         if wanted is not None:
@@ -166,7 +169,7 @@ def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) ->
 
 
 def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
-    """Return why a field is unknown, or the evidence for its being right."""
+    """Return why a field is unknown, or how far the evidence for a confirmed field reaches."""
     if ok is None and field == "jobs" and sight.somewhere:
         return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
     if ok is None:
@@ -177,7 +180,7 @@ def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
 
 
 def verdict(rows: Sequence[IsolationCheck]) -> bool | None:
-    """Return False if a field says otherwise, None if one cannot be seen, else True."""
+    """Return False if a field is violated. Else return None if a field cannot be observed, else True."""
     answers = [row.ok for row in rows]
     return False if False in answers else None if None in answers else True
 
@@ -213,7 +216,8 @@ def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | Non
 def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
     """Return the holders of the GPU, and whether they are as expected.
 
-    A job that may hold it, or not, leaves it open, unless those that do say otherwise already.
+    A job on unnamed GPUs of the node leaves the answer open (None), unless the known holders already
+    contradict it.
     """
     held, asked, may = set(sight.holders), set(wanted), set(sight.somewhere)
     if not held <= asked or not asked - held <= may:
@@ -222,7 +226,7 @@ def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
 
 
 def gib_of_profile(profile: str) -> float | None:
-    """Memory that a MIG profile names; None where it names none.
+    """Return the memory in GiB that a MIG profile names, or None if it names none.
 
     >>> gib_of_profile("1g.10gb"), gib_of_profile("MIG 1c.3g.40gb+me"), gib_of_profile("half")
     (10.0, 40.0, None)
@@ -232,7 +236,10 @@ def gib_of_profile(profile: str) -> float | None:
 
 
 def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
-    """Whether an instance has the memory of the profile: telemetry shows memory, not slices."""
+    """Return the instances' sizes, and whether one of them has the memory of the profile.
+
+    Telemetry shows the memory of instances, not their slices.
+    """
     gib = gib_of_profile(wanted)
     if not mig:
         return "no MIG instance", False

@@ -1,4 +1,7 @@
-"""Loads of running jobs on racks, power domains, rail groups and stores: `/v1/spikes` from their windows."""
+"""Loads of running jobs on racks, power domains, rail groups and stores, for `/v1/spikes`.
+
+They are computed from the windows of the jobs.
+"""
 
 from collections.abc import Mapping
 
@@ -25,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def shares_of(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
-    """Which part of an attempt's nodes lies in each domain; rows: node name -> row."""
+    """Return domain -> share of an attempt's nodes that lie in it. rows: node name -> row."""
     found: dict[Domain, float] = {}
     hosts = [rows[host] for host in attempt.hosts if host in rows]
     for row in hosts:
@@ -45,9 +48,10 @@ def _domains(topology: Topology, row: int) -> list[Domain]:
 
 
 def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> JobLoad:
-    """Return the load of one attempt: its readings of ten minutes at their present level, and its next checkpoint.
+    """Return the load of one attempt: its readings and its next checkpoint.
 
-    window: the readings of the whole job.
+    The readings are those of ten minutes, shifted to their present level. window: the readings of the whole
+    job.
     """
     readings = {}
     if window is not None:
@@ -60,7 +64,10 @@ def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domai
 
 
 def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
-    """Its next checkpoint, as all ranks write it; None where it is not known when, for how long, or how many bytes."""
+    """Return the job's next checkpoint, written by all ranks.
+
+    Returns None if its time, its duration or its bytes are unknown.
+    """
     told = episodes(attempt.checkpoints)
     upcoming = next_of(np.array([one.begin_ms for one in told], np.int64), now_ms)
     whole = [(one.lasts_s, one.bytes) for one in told if one.lasts_s is not None and one.bytes]
@@ -73,7 +80,10 @@ def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
 
 
 def rail_capacity(topology: Topology) -> dict[Domain, float]:
-    """Bytes/s that the adapters of a rail group can send together, if each one's speed is known."""
+    """Return rail group -> bytes/s that its adapters can send together.
+
+    A group is left out if the speed of one of its adapters is unknown.
+    """
     level = Level.RAIL_GROUP
     known: dict[Domain, float] = {}
     for at, name in enumerate(topology.domain_names[level]):
@@ -97,7 +107,10 @@ def series_of(window: JobWindow) -> dict[str, Array]:
 
 
 def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
-    """Return a row per metric and horizon: the reading then, not the highest until then. period_s None: it stays."""
+    """Return the expected reading of each metric at each horizon, not the peak until then.
+
+    period_s: None if the job has no period, so that the level is expected to stay.
+    """
     rows = []
     for metric, values in series_of(window).items():
         lately = values[-max(1, round(RECENT_S / window.interval_s)) :]

@@ -1,4 +1,4 @@
-"""Verdicts: who or what slowed a job, as it was last judged, kept when it has ended."""
+"""Verdicts on what slowed each job, as last judged. They outlive the job."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -21,10 +21,11 @@ Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `
 
 
 class Verdicts(Capability, Stateful):
-    """The last verdict on each job: of an hour, of slow jobs for a month.
+    """The last verdict on each job.
 
-    If more than MOST_KEPT jobs ended, those that were not slow go first, then the oldest. `sections`, `dump` and `move`
-    are never called at the same time.
+    Verdicts on ended jobs stay for an hour, and those on slow jobs for a month. Beyond MOST_KEPT ended jobs,
+    those that were not slow are dropped first, then the oldest. `sections`, `dump` and `move` are never
+    called at the same time.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Verdicts(Capability, Stateful):
         self._shown: bytes | None = None
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        """Take in a tick. Returns the section where it changed."""
+        """Fold a tick. Returns the section if it has changed, else nothing."""
         before, attempts = self._live, {attempt.job: attempt.attempt for attempt in tick.events.running}
         told = {job: body for job, body in tick.fleet.stragglers.items() if job in attempts}
         self._live = {job: {**body, "attempt": attempts[job], "judged_ms": tick.now_ms} for job, body in told.items()}
@@ -51,7 +52,7 @@ class Verdicts(Capability, Stateful):
         return (Section(SECTION, self._shown, tick.now_ms),)
 
     def _forget(self, now_ms: int) -> bool:
-        """Drop what is old or too much; whether anything was."""
+        """Drop verdicts that are too old or too many. Return whether any was dropped."""
         young = {job: row for job, row in self._kept.items() if row["judged_ms"] >= now_ms - _kept_ms(row)}
         too_many = max(0, len(young) - MOST_KEPT)
         going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
@@ -60,17 +61,17 @@ class Verdicts(Capability, Stateful):
         return dropped
 
     def dump(self) -> Dump:
-        """All of it, packed at once."""
+        """Return all verdicts, packed at once."""
         return None, {"verdicts": np.frombuffer(msgspec.msgpack.encode([self._live, self._kept]), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one. Raises msgspec.MsgspecError."""
+        """Restore the result of `dump` into an empty object. Raises msgspec.MsgspecError."""
         self._live, self._kept = msgspec.msgpack.decode(
             arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
         )
 
     def move(self, by_ms: int) -> None:
-        """Move what runs with a clock that was set; what has ended stays where it was."""
+        """Move the verdicts on running jobs along with a clock that was set. Those on ended jobs stay."""
         for row in self._live.values():
             row["judged_ms"] += by_ms
 

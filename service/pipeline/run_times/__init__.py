@@ -1,1 +1,1 @@
-"""Run times in the pipeline: forecasts, their hit rate, and the model that serves."""
+"""Run times in the pipeline: forecasts, their hit rate, and the serving model."""

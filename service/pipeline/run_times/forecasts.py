@@ -1,8 +1,9 @@
-"""Run-time forecasts: of new jobs within seconds, of the time left to all running ones every minute.
+"""Run-time forecasts: for new jobs within seconds, and every minute for the time left to running jobs.
 
-    loop      features of what is new, in slices           thread    predict all rows at once           loop   publish
+    loop      features of new attempts, in slices          thread    predict all rows at once           loop   publish
 
-As in training, a run time is forecast from what was known at submission, the time left from what is known now.
+As in training, a run time is forecast from the facts known at submission, and the time left from the
+facts known now.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """An attempt without a forecast. closed: its run, where it has ended since."""
+    """An attempt without a forecast. closed: its run, if it has ended since."""
 
     key: Attempt
     shape: JobShape
@@ -67,9 +68,9 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class ForecastInputs:
-    """The inputs of one pass. kinds: features of `due`, a shape per kind.
+    """The inputs of one pass.
 
-    old: features of `aging`, the running attempts.
+    kinds: features of `due`, one shape for each kind. old: features of `aging`, the running attempts.
     """
 
     new: Sequence[New]
@@ -81,7 +82,11 @@ class ForecastInputs:
 
 
 class RunForecasts(Capability):
-    """`issued` for the tick, `latest` for the board, `recent` for the model monitor. Hold `free` to use the record."""
+    """The run-time forecasts of a pipeline.
+
+    `issued` is for the tick, `latest` for the board, and `recent` for the model monitor. Hold `free` to use
+    the record.
+    """
 
     def __init__(self, record: RunTimeRecord, model: ServedRunModel, clock: Clock, peaks: JobPeaks) -> None:
         self.free = asyncio.Lock()
@@ -118,7 +123,7 @@ class RunForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
 
     async def forecast(self, state: FleetState) -> None:
-        """Forecast new attempts and, once a minute, the time left to everything that runs."""
+        """Forecast new attempts and, once a minute, the time left to all running attempts."""
         async with self.free:
             now_ms, record = self._clock.now_ms(), self.record
             live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
@@ -146,14 +151,14 @@ class RunForecasts(Capability):
             self.recent = Recent() if self.model.name == BASELINE else record.recent()
 
     def _table(self, now_ms: int) -> list[Section]:
-        """Return the table of run times by kind. Empty before the first."""
+        """Return the sections of run times by kind. Returns no section before the first forecast."""
         keys, run_s, runs = self.record.table()
         if not len(keys):
             return []
         return [*table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
 
     def _retained(self, state: FleetState, live: Rows, now_ms: int) -> dict[Attempt, IssuedRunTime]:
-        """Issued forecasts, without those of attempts that are long over."""
+        """Return the issued forecasts, without those of attempts that ended long ago."""
         retained = {}
         for key, issued in self.record.issued.items():
             row = live.get(key) or state.jobs.get(*key)
@@ -162,7 +167,10 @@ class RunForecasts(Capability):
         return retained
 
     def _new_of(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
-        """From an attempt that waits or runs. features: as of its submission, if known."""
+        """Make the forecast's inputs from a waiting or running attempt.
+
+        features: as of its submission, if known.
+        """
         shape = shape_of(row)
         self.record.mark_due(shape)
         if features is None:
@@ -170,11 +178,14 @@ class RunForecasts(Capability):
         return New(_key(row), shape, features, self._is_in_time(shape))
 
     def _is_in_time(self, shape: JobShape) -> bool:
-        """Whether it came since the last poll. Only such are scored: no features know of later, short runs count."""
+        """Return whether the job was submitted since the last poll. Only such forecasts are scored.
+
+        Their features know nothing of later events, and short runs count too.
+        """
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
     def _over(self, run: ClosedRun, now_ms: int) -> New | None:
-        """Score an ended run; without a forecast, return what one is made of, unless it ended long ago."""
+        """Score an ended run. If it has no forecast, return the inputs of one, unless it ended long ago."""
         key = (run.job, run.attempt)
         self.record.mark_due(run.shape, is_over=True)
         issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
@@ -201,7 +212,7 @@ class RunForecasts(Capability):
     def _issue(
         self, inputs: ForecastInputs, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
     ) -> tuple[Array, dict[Attempt, IssuedRunTime]]:
-        """(kind, LEVELS) run times, capped by no limit, and the forecasts from now on. Runs in a thread."""
+        """Return (kind, LEVELS) run times that no limit caps, and the issued forecasts. Runs in a thread."""
         self.model.refresh()
         new, features = inputs.new, _stacked([*(row.features for row in inputs.new), *inputs.kinds])
         similar = features[:, _SIMILAR].astype(np.float64)
@@ -225,7 +236,10 @@ class RunForecasts(Capability):
         return run_s[len(new) :], issued | with_left(issued, keys, left_s, now_ms)
 
     def _left_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
-        """(attempt, LEVELS) seconds from now, no more than what a limit leaves. issued_s, ended_s: of the whole run."""
+        """Return (attempt, LEVELS) seconds from now, at most the time left to the limit.
+
+        issued_s, ended_s: seconds of the whole run.
+        """
         left_s = self.model.remaining_s(features, elapsed_s, LEVELS)
         if self.model.name == BASELINE:
             log_s = np.log(np.maximum(ended_s, 1.0))
@@ -237,14 +251,20 @@ class RunForecasts(Capability):
 
 
 def _ended_s(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
-    """(LEVELS,) run times of finished jobs of this size, of all where they are few; NaN where there are none."""
+    """Return (LEVELS,) run times of finished jobs of this size, NaN if there are none.
+
+    If few jobs of this size have finished, return those of all jobs.
+    """
     own, everybody = ended["by_gpus"].get(str(gpus)), ended["all"]
     row = own if own is not None and own["n"] >= FEWEST_ENDED else everybody
     return UNKNOWN_S if row is None else row["levels"]
 
 
 def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
-    """(attempt, LEVELS) seconds left. Models are not fitted on runs younger than YOUNG_S, which lean on `issued_s`."""
+    """Return (attempt, LEVELS) seconds left, corrected for young runs.
+
+    Models are not fitted on runs younger than YOUNG_S, so these runs are weighted towards `issued_s`.
+    """
     rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
     if not len(rows):
         return left_s
@@ -257,13 +277,13 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
 
 
 def _features_now(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
-    """Features of an attempt that waits or runs, even if its submission never came."""
+    """Return the features of a waiting or running attempt, even if its submission never arrived."""
     found = state.runs.features_of(*_key(row), now_ms)
     return state.runs.features(shape_of(row), now_ms) if found is None else found
 
 
 async def _sliced(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
-    """`make` of each row; events are folded in between."""
+    """Return `make` of each row. Events are folded in between."""
     made = []
     for at, row in enumerate(rows):
         made.append(make(row))
@@ -273,12 +293,12 @@ async def _sliced(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
 
 
 def _stacked(rows: Sequence[Array]) -> Array:
-    """(row, feature)"""
+    """Stack rows into (row, feature)."""
     return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
 
 
 def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
-    """Peaks of jobs by kind, this tick included."""
+    """Return the sections with the peaks of jobs by kind, including those of this tick."""
     peaks.finish(tick.events.ended)
     memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
     peaks.observe(tick.events.running, tick.now_ms, tick.occupancy.holder, tick.gpu_rows, memory, power)
@@ -286,7 +306,7 @@ def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
 
 
 def run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
-    """Metrics: how often bounds held, and which model forecasts."""
+    """Return the metrics of run times: how often bounds held, and which model forecasts."""
     page = Page()
     page.gauge(
         "duration_coverage_ratio",

@@ -1,4 +1,7 @@
-"""The run-time model that serves: the registry's version, or the quantiles of similar jobs where that is unsound."""
+"""The run-time model that serves.
+
+It is the registry's version, or the quantiles of similar jobs if that version is unusable.
+"""
 
 import logging
 from pathlib import Path
@@ -28,7 +31,11 @@ Features = NDArray[np.float32]
 
 
 class RunModel(Protocol):
-    """features: (job, feature). Answers: (job, level), not falling; `log_run` in log seconds, not capped by a limit."""
+    """A model of run times.
+
+    features: (job, feature). Answers are (job, level) and never fall along the levels. `log_run` is in log
+    seconds, and no limit caps it.
+    """
 
     def log_run(self, features: Features) -> Array: ...
 
@@ -36,7 +43,10 @@ class RunModel(Protocol):
 
 
 class ServedRunModel:
-    """One reader: `refresh` and the forecasts may run in a thread, one at a time."""
+    """The run-time model of a pipeline.
+
+    It has one reader: `refresh` and the forecasts may run in a thread, one at a time.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.name = BASELINE
@@ -48,7 +58,10 @@ class ServedRunModel:
         self._version: str | None = None
 
     def refresh(self) -> bool:
-        """Load the version that serves; True when it is another one than before. Blocks."""
+        """Load the version that serves.
+
+        Return whether the version has changed. Blocks.
+        """
         try:
             version = self._registry.current_version(KIND)
         except ModelError as error:
@@ -77,15 +90,18 @@ class ServedRunModel:
             logger.info("run times: %s serves", self.name)
 
     def log_run(self, features: Features) -> Array:
-        """(job, LEVELS) logarithms of seconds from the start, not capped by a limit; NaN where nothing is known."""
+        """Return (job, LEVELS) logarithms of seconds from the start, NaN if nothing is known.
+
+        No limit caps them.
+        """
         return self._checked(lambda model: model.log_run(features), features, len(LEVELS), SHORTEST_LOG)
 
     def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
-        """(job, level) seconds from now, of jobs that have run for `elapsed_s`; NaN where nothing is known."""
+        """Return (job, level) seconds left for jobs that have run for `elapsed_s`, NaN if nothing is known."""
         return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
 
     def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
-        """Return the model's answer. If it gives none or nonsense, the baseline answers from now on."""
+        """Return the model's answer. If it is missing or implausible, the baseline answers from now on."""
         jobs = len(features)
         if not jobs:
             return np.zeros((0, levels))
@@ -113,7 +129,7 @@ class ServedRunModel:
 
 
 def _not_falling(answer: Array) -> Array:
-    """(job, level) sorted along the levels."""
+    """Return (job, level) values, each raised to the highest value at a lower level."""
     sorted_up: Array = np.maximum.accumulate(answer, axis=1)
     return sorted_up
 

@@ -35,7 +35,7 @@ Array = NDArray[np.float32]
 
 
 class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of one attempt at its submission. Replaced, never changed."""
+    """The forecast of one attempt, made at its submission. It is replaced, never changed."""
 
     run_s: Array  # (LEVELS,) seconds, not capped by limit_s, NaN unknown
     similar_s: Array  # the same by similar jobs alone
@@ -49,14 +49,14 @@ class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool = False
 
     def remaining(self, now_ms: int) -> RemainingTime | None:
-        """p50 and p90 of what is left now, in seconds."""
+        """Return p50 and p90 of the remaining time, in seconds. Returns None if it is unknown."""
         if self.left is None:
             return None
         since_s = (now_ms - self.left_ms) / 1000
         return RemainingTime(*(float(round(max(0.0, left_s - since_s))) for left_s in self.left))
 
     def over(self) -> "IssuedRunTime":
-        """Return the same forecast once the job has ended."""
+        """Return the same forecast without its remaining time, for a job that has ended."""
         return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
 
 
@@ -77,9 +77,10 @@ def issue_run_time(
 
 
 class Outcome(NamedTuple):
-    """The outcome of one forecast. losses: mean pinball of log seconds over LEVELS.
+    """The outcome of one forecast.
 
-    None: there were no similar jobs.
+    loss, similar_loss: mean pinball loss of log seconds over LEVELS. similar_loss is None if there were no
+    similar jobs.
     """
 
     model: str
@@ -92,7 +93,10 @@ class Outcome(NamedTuple):
 
 
 class RunTimeRecord(Stateful):
-    """One writer; `issued` is replaced as a whole, so that a thread may go on reading it."""
+    """The record of run-time forecasts. It has one writer.
+
+    `issued` is replaced as a whole, so that a thread may keep reading the old one.
+    """
 
     def __init__(self) -> None:
         self.issued: Mapping[Attempt, IssuedRunTime] = {}
@@ -106,12 +110,15 @@ class RunTimeRecord(Stateful):
         self._due: dict[int, None] = {}
 
     def coverage(self) -> dict[str, float]:
-        """Share of the last runs that lasted no longer than each bound; empty before the first."""
+        """Return the share of the last runs that lasted no longer than each bound. Empty before the first run."""
         shares = np.mean([row[1:4] for row in self.outcomes], axis=0).tolist() if self.outcomes else []
         return dict(zip(SCORED, shares, strict=False))
 
     def recent(self) -> Recent:
-        """Coverage of the 80 % band, and the loss over that of similar jobs, of the model in use."""
+        """Return the recent outcomes of the model in use.
+
+        They are the coverage of the 80 % band, and the loss relative to that of similar jobs.
+        """
         rows = [row for row in self.outcomes if row.model == self.model]
         if not rows:
             return Recent()
@@ -120,13 +127,13 @@ class RunTimeRecord(Stateful):
         return Recent(sum(row.in_80 for row in rows) / len(rows), ours / theirs if theirs > 0 else None, len(rows))
 
     def use_model(self, model: str) -> None:
-        """Set the model in use; another one begins without learnt errors, and all kinds are due."""
+        """Set the model in use. Another model begins without learnt errors, and all kinds become due."""
         if model != self.model:
             self.model, self.tracker = model, RunTracker()
             self._due = dict.fromkeys(self._shapes)
 
     def score(self, issued: IssuedRunTime, shape: JobShape, run_s: float, ended_ms: int) -> None:
-        """Note whether an ended run lay within its bounds; later forecasts move a little towards it."""
+        """Record whether an ended run lay within its bounds. Later forecasts move a little towards it."""
         if issued.quantiles is None or not issued.in_time:
             return
         limit_s = issued.limit_s or np.inf
@@ -145,7 +152,7 @@ class RunTimeRecord(Stateful):
     # -- kinds
 
     def mark_due(self, shape: JobShape, *, is_over: bool = False) -> None:
-        """Note that a job of this shape came or ended: its kinds are due."""
+        """Mark the kinds of a shape as due, because such a job arrived or ended."""
         for kind, key in kinds(shape).items():
             before = self._shapes.pop(key, None)
             self._shapes[key] = _of_kind(shape, kind, before)
@@ -161,7 +168,7 @@ class RunTimeRecord(Stateful):
                     kept.pop(oldest, None)
 
     def due(self, most: int) -> list[tuple[int, JobShape]]:
-        """Kinds to forecast, those that have waited longest first; they are due no longer."""
+        """Return kinds to forecast, longest waiting first. They are no longer due afterwards."""
         keys = [key for key, _ in zip(self._due, range(most), strict=False)]
         for key in keys:
             del self._due[key]
@@ -202,7 +209,7 @@ class RunTimeRecord(Stateful):
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty one."""
+        """Restore the result of `dump` into an empty record."""
         self._shapes = {key: JobShape(*shape) for key, shape, _ in about["kinds"]}
         self._runs = {key: runs for key, _, runs in about["kinds"] if runs}
         self._bare = dict.fromkeys(key for key in self._shapes if key not in self._runs)
@@ -223,7 +230,7 @@ class RunTimeRecord(Stateful):
 def with_left(
     issued: Mapping[Attempt, IssuedRunTime], keys: Iterable[Attempt], left_s: Array, now_ms: int
 ) -> dict[Attempt, IssuedRunTime]:
-    """Forecasts with the time left. left_s: (attempt, LEVELS)."""
+    """Return the forecasts with new remaining times. left_s: (attempt, LEVELS)."""
     known = np.isfinite(left_s.sum(axis=1)).tolist()
     bounds = left_s[:, [P50, P90]].tolist()
     return {
@@ -233,17 +240,16 @@ def with_left(
 
 
 def _loss(issued: NDArray[np.float64], log_run: float) -> float:
-    """Mean pinball loss over LEVELS; issued: (LEVELS,) logarithms."""
+    """Return the mean pinball loss over LEVELS. issued: (LEVELS,) logarithms."""
     error = log_run - issued
     return float(np.maximum(_levels * error, (_levels - 1) * error).mean())
 
 
 def _of_kind(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
-    """Return the newest job of a kind, without what the kind's jobs do not share.
+    """Return the newest job of a kind, without the fields that the kind's jobs do not share.
 
-    before: the shape of the kind until now.
-
-    Several users' limits have all lengths. The usual one (geometric mean, the newest count most) stands for the kind.
+    before: the previous shape of the kind. The limits of several users differ widely, so the kind has a
+    typical limit: their geometric mean, in which the newest weighs most.
     """
     match kind:
         case "user, name and GPUs" | "user and name":
