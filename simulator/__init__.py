@@ -1,1 +1,4 @@
-"""A GPU fleet that serves real exporter pages; it knows the product only through HTTP and files."""
+"""A simulated GPU fleet that serves real exporter pages.
+
+It knows the product only through HTTP and files.
+"""

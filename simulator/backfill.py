@@ -1,8 +1,9 @@
-"""FIFO with EASY backfill over nodes, on arrays small enough for a month of jobs in a second or two.
+"""FIFO with EASY backfill over nodes, fast enough for a month of jobs in a second or two.
 
-The head of the queue reserves the nodes that it will use once, by the running jobs' estimates, it fits. A later job may
-start now if, by its own estimate, it ends before then, or if it leaves those nodes alone. The estimate is the running
-p90 of *finished* jobs of the same GPU count, so a size that failed once fails for the rest of the pass.
+The head of the queue reserves the nodes that it will use once it fits by the running jobs' estimates. A
+later job may start now if it ends before then by its own estimate, or if it leaves those nodes alone.
+The estimate is the running p90 of *finished* jobs of the same GPU count. So a size that failed once
+fails for the rest of the pass.
 """
 
 from bisect import insort
@@ -20,7 +21,7 @@ SAMPLES_WANTED = 5
 
 @dataclass(slots=True)
 class RunTimeSamples:
-    """Run times of finished jobs, sorted, by GPU count (0: all)."""
+    """The run times of finished jobs, sorted, by GPU count. The key 0 has all jobs."""
 
     by_gpus: dict[int, list[float]] = field(default_factory=dict)
 
@@ -43,7 +44,11 @@ class RunTimeSamples:
 
 @dataclass(slots=True)
 class BackfilledJob:
-    """A job on its GPUs. `held[i]`: (node row, GPU indices) of member i; `end_ms` is true, `estimate_s` a guess."""
+    """A job on its GPUs.
+
+    `held[i]`: (node row, GPU indices) of member i. `end_ms`: the true end. `estimate_s`: the estimated run
+    time.
+    """
 
     job: TraceJob
     started_ms: int
@@ -52,7 +57,7 @@ class BackfilledJob:
     held: tuple[tuple[int, tuple[int, ...]], ...]
 
     def expected_end_ms(self, now_ms: int) -> int:
-        """When it should end; an estimate that has passed is doubled until it lies ahead."""
+        """Return when the job should end. An estimate that has passed is doubled until it lies in the future."""
         run_ms = self.estimate_s * 1000
         while self.started_ms + run_ms <= now_ms:
             run_ms *= 2
@@ -61,7 +66,10 @@ class BackfilledJob:
 
 @dataclass(slots=True)
 class GpuPool:
-    """Free GPUs: free (n, g) bool; count (n,) free per node; rack (n,) row of the rack."""
+    """The free GPUs.
+
+    free: (n, g) bool. count: (n,) free GPUs of each node. rack: (n,) row of the rack.
+    """
 
     free: NDArray[np.bool_]
     rack: NDArray[np.int32]
@@ -71,7 +79,7 @@ class GpuPool:
         self.count = self.free.sum(axis=1)
 
     def take(self, nodes: list[int], each: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Occupy `each` GPUs on every listed node, lowest indices first; a node may be listed twice."""
+        """Occupy `each` GPUs on every listed node, lowest indices first. A node may be listed twice."""
         held = []
         for node in nodes:
             gpus = np.flatnonzero(self.free[node])[:each]
@@ -81,7 +89,7 @@ class GpuPool:
         return tuple(held)
 
     def retake(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
-        """Occupy the very GPUs that `give_back` freed."""
+        """Occupy exactly the GPUs that `give_back` freed."""
         for node, gpus in held:
             self.free[node, list(gpus)] = False
             self.count[node] -= len(gpus)
@@ -93,7 +101,10 @@ class GpuPool:
 
 
 def choose_nodes(count: NDArray[np.int64], rack: NDArray[np.int32], members: int, each: int) -> list[int] | None:
-    """Nodes for `members` of `each` GPUs: in the tightest rack if one holds all, fullest first; None: no room."""
+    """Choose nodes for `members` of `each` GPUs. Returns None if there is no room.
+
+    They are in the tightest rack if one rack holds all members. Within it, the fullest nodes come first.
+    """
     room = count // each
     if int(room.sum()) < members:
         return None
@@ -115,7 +126,10 @@ Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
 
 @dataclass(slots=True)
 class BackfillQueue:
-    """Queue, running jobs and run times of a cluster. `chooser` replaces `choose_nodes` for jobs that fit by count."""
+    """The queue, running jobs and run times of a cluster.
+
+    `chooser` replaces `choose_nodes` for jobs that fit by count.
+    """
 
     pool: GpuPool
     queue: list[TraceJob] = field(default_factory=list)
@@ -128,14 +142,14 @@ class BackfillQueue:
         return int(self.pool.free.shape[1])
 
     def end(self, job: str) -> BackfilledJob:
-        """Take a finished job off its GPUs and learn its run time."""
+        """Take a finished job off its GPUs and record its run time."""
         row = self.running.pop(job)
         self.pool.give_back(row.held)
         self.run_times.add(row.job.gpus, row.job.run_s)
         return row
 
     def start_ready(self, now_ms: int) -> list[BackfilledJob]:
-        """Start the head while it fits, then backfill behind it; returns what started, in order."""
+        """Start the head as long as it fits, then backfill behind it. Returns the started jobs, in order."""
         started = []
         while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
             started.append(self._start(self.queue.pop(0), nodes, now_ms))
@@ -175,7 +189,7 @@ class BackfillQueue:
         return started
 
     def _reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
-        """(when the head fits by the estimates, free GPUs per node (n,) that it leaves then)."""
+        """Return when the head fits by the estimates, and the free GPUs (n,) of each node that it leaves then."""
         members, each = gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()
         missing = members - int((count // each).sum())

@@ -31,7 +31,11 @@ SOFT_HEAT, HARD_HEAT = 0.4, 0.75
 
 @dataclass(slots=True)
 class ThermalThrottle(Passing):
-    """`heat` goes 0..1 with time constant `tau_s` while the GPU is busy; soft above 0.4, hard above 0.75."""
+    """A fault in which a GPU overheats and throttles.
+
+    `heat` goes from 0 to 1 with time constant `tau_s` while the GPU is busy. Throttling is soft above 0.4 and
+    hard above 0.75.
+    """
 
     hot_c: float
     soft_ratio: float
@@ -115,7 +119,10 @@ class PcieDowngrade(NeedsReset):
 
 @dataclass(slots=True)
 class EccStorm(NeedsReset):
-    """Corrected errors in bursts; at `dbe_s` an uncorrected one with its XIDs, which kills the job."""
+    """A fault with corrected errors in bursts.
+
+    At `dbe_s` there is an uncorrected error with its XIDs, which kills the job.
+    """
 
     sbe_per_s: float
     period_s: float
@@ -175,7 +182,11 @@ class EccStorm(NeedsReset):
 
 @dataclass(slots=True)
 class GpuOffBus(NeedsReset):
-    """`warns_s` before the series vanish the XID gauge says 79 (0: they vanish at once), or the page freezes."""
+    """A fault in which a GPU falls off the bus and its series vanish.
+
+    For `warns_s` before that, the XID gauge shows 79, or the page freezes. If `warns_s` is 0, the series
+    vanish at once.
+    """
 
     warns_s: float
     freezes: bool
@@ -215,7 +226,7 @@ class GpuOffBus(NeedsReset):
 
 @dataclass(slots=True)
 class Slipping:
-    """The signs before a loss. They are structural, not numeric: scrapes take longer, and some are lost."""
+    """The signs before a loss: scrapes take longer, and some are lost. No values change."""
 
     delay_s: float
     lost_share: float

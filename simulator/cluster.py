@@ -1,6 +1,6 @@
-"""A simulated fleet: 133 nodes of eight H100 by default, with jobs, faults and the exporter pages they would show.
+"""A simulated fleet, by default 133 nodes of eight H100, with jobs, faults and exporter pages.
 
-Everything is vectorised over all GPUs; port i of a node serves its GPU i. The order of a step:
+All computations are vectorised over all GPUs. Port i of a node serves its GPU i. The order of a step:
 
     1. counters grow by the rates of the last step (so a page can extrapolate them exactly)
     2. faults write their effects, given what runs where
@@ -35,7 +35,11 @@ EXPORTERS = ("dcgm", "node")
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """Size and shape: racks of `rack_nodes`, rail groups of two racks, blocks of an equal share of the racks."""
+    """The size and layout of a fleet.
+
+    It has racks of `rack_nodes`, rail groups of `racks_per_rail_group` racks, and blocks of an equal share of
+    the racks.
+    """
 
     nodes: int = 133
     gpus: int = 8
@@ -56,7 +60,7 @@ class FleetSpec:
         return tuple(f"n{number:0{width}d}" for number in range(1, self.nodes + 1))
 
     def topology_toml(self) -> str:
-        """Return the topology file of this fleet, a [[rack]] per rack."""
+        """Return the topology file of this fleet, with one [[rack]] for each rack."""
         racks = math.ceil(self.nodes / self.rack_nodes)
         return "\n".join(self._rack_toml(rack, racks) for rack in range(racks))
 
@@ -77,7 +81,10 @@ class FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class MemberStep:
-    """One rank's share of its job's step: seconds of own compute, and of waiting for and moving data."""
+    """One rank's part of its job's step.
+
+    It has seconds of its own compute, and of waiting for and moving data.
+    """
 
     rank: int
     node: str
@@ -91,7 +98,7 @@ FailedJob = tuple[str, str, str, str]  # job, category, node, message
 
 
 class SimulatedFleet:
-    """The state of the telemetry. Not thread-safe: one task advances it and reads its pages."""
+    """The state of a simulated fleet. It is not thread-safe: one task advances it and reads its pages."""
 
     def __init__(self, spec: FleetSpec | None = None, seed: int = 0, settings: FaultSettings = QUIET) -> None:
         self.spec = spec or FleetSpec()
@@ -116,20 +123,26 @@ class SimulatedFleet:
     def start_job(
         self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
     ) -> None:
-        """Run a job on its GPUs from `now_ms` (which may lie in the past: then it is past its loading)."""
+        """Run a job on its GPUs from `now_ms` on.
+
+        That may lie in the past, so that the job has already loaded.
+        """
         self.gangs.start(job, attempt, [(rank, self.rows[rank.node]) for rank in ranks], profile, now_ms)
 
     def stop_job(self, job: str, now_ms: int) -> None:
-        """Take a job off its GPUs; nothing happens when it does not run any more."""
+        """Take a job off its GPUs. Does nothing if the job no longer runs."""
         self.gangs.stop(job)
 
     def failed_jobs(self) -> list[FailedJob]:
-        """Jobs that a fault has killed since the last call; they no longer hold GPUs."""
+        """Return the jobs that a fault has killed since the last call. They no longer hold GPUs."""
         failed, self._failed = self._failed, []
         return failed
 
     def step_time_s(self, job: str) -> float:
-        """Seconds of a step now, slowed by its worst member; inf while the job hangs, nan while it loads or is gone."""
+        """Return the seconds that a step takes now, slowed by the job's worst member.
+
+        inf while the job hangs, nan while it loads or if it does not run.
+        """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading"):
             return math.nan
@@ -139,7 +152,10 @@ class SimulatedFleet:
         return not math.isnan(self.gangs.hung_since_ms[gang.slot])
 
     def _draw_step(self, gang: RunningGang) -> tuple[float, float]:
-        """Seconds of a step of a job that steps, and what its ranks wait together for data, collection or storage."""
+        """Draw the seconds of one step, and the seconds that all ranks wait for data, collection or storage.
+
+        The job must not hang.
+        """
         levels = self.effects.levels.get(gang.slot, ActivityLevels())
         step_s = gang.profile.step_s * levels.step * self._slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
         if self.phase(gang.job) == "checkpoint":
@@ -149,9 +165,9 @@ class SimulatedFleet:
         return step_s, 0.0
 
     def member_steps(self, job: str) -> list[MemberStep]:
-        """Return the present step by rank: a slow rank computes long, the others wait for it.
+        """Return the current step by rank: a slow rank computes long, and the others wait for it.
 
-        Empty if nothing steps.
+        The list is empty if the job does not step.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.phase(job) in ("init", "loading") or self._hangs(gang):
@@ -171,10 +187,10 @@ class SimulatedFleet:
         ]
 
     def step_parts(self, job: str, step_s: float) -> StepParts | None:
-        """Return how a step of `step_s` divides along its critical path. None if nothing steps.
+        """Divide a step of `step_s` along its critical path. Returns None if the job does not step.
 
-        Its slowest rank computes, then all exchange. What is left beyond the usual length they waited for data or, in
-        a checkpoint, for storage.
+        The slowest rank computes, then all ranks exchange. The time beyond the usual length is waiting for data
+        or, in a checkpoint, for storage.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or not math.isfinite(step_s):
@@ -198,7 +214,10 @@ class SimulatedFleet:
         return 1.0 if gang is None else self._slowdown(gang)
 
     def phase(self, job: str) -> str:
-        """Return the phase as job events name it: "init" before the first step of the fleet, "" for no job."""
+        """Return the phase as job events name it.
+
+        "init" before the first step of the fleet, "" if the job does not run.
+        """
         gang = self.gangs.by_job.get(job)
         if gang is None:
             return ""
@@ -208,7 +227,10 @@ class SimulatedFleet:
     # Time
 
     def advance(self, now_ms: int) -> None:
-        """Bring the fleet to `now_ms`; a time that is not later than the last changes nothing but jobs' phases."""
+        """Advance the fleet to `now_ms`.
+
+        A time that is not later than the last one changes only the phases of jobs.
+        """
         dt_s = 0.0 if self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
         self.time_ms = now_ms if self.time_ms is None else max(self.time_ms, now_ms)
         self.sensors.integrate(dt_s)
@@ -217,7 +239,10 @@ class SimulatedFleet:
         self.sensors.follow(self.gangs, self._phase, self._factor, self.effects, self.time_ms, dt_s)
 
     def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
-        """Exposition text of one exporter; `now_ms` (default: the last step's time) extrapolates the counters."""
+        """Return the exposition text of one exporter.
+
+        `now_ms` (default: the last step's time) extrapolates the counters.
+        """
         row = self.rows[node]
         ahead_s = 0.0 if now_ms is None or self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
         if exporter == "node":
@@ -234,15 +259,15 @@ class SimulatedFleet:
         return page
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """(node, exporter) of every page."""
+        """Return (node, exporter) of every page."""
         return [(name, exporter) for name in self.names for exporter in EXPORTERS]
 
     def answers(self, node: str, exporter: str) -> bool:
-        """Return whether this exporter answers at all now."""
+        """Return whether this exporter answers now."""
         return not self.effects.page_down[self.rows[node], EXPORTERS.index(exporter)]
 
     def delay_s(self, node: str) -> float:
-        """Wall seconds by which the node's DCGM exporter is late now."""
+        """Return the wall seconds by which the node's DCGM exporter is late now."""
         return float(self.effects.page_delay_s[self.rows[node]])
 
     def _apply_faults(self, dt_s: float) -> None:
@@ -272,7 +297,7 @@ class SimulatedFleet:
         )
 
     def _apply_faults_to_jobs(self) -> None:
-        """Hang, time out, kill; then how slow each job is."""
+        """Hang, time out and kill jobs. Then compute how slow each job is."""
         assert self.time_ms is not None
         for death in self.effects.deaths:
             cells = slice(None) if death.gpu < 0 else death.gpu

@@ -1,6 +1,7 @@
-"""A scrape of a whole fleet as columns: the numbers of the exporter pages without the text between.
+"""A scrape of a whole fleet as columns: the numbers of the exporter pages without their text.
 
-The decoders convert to the catalogue's metrics and units. `training.sets.fault_runs` reads the files.
+The decoders' conversions turn them into the catalogue's metrics and units. `training.sets.fault_runs`
+reads the files.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which rows of a table of raw numbers become which metrics of the catalogue, in its order."""
+    """A mapping from rows of raw numbers to metrics of the catalogue."""
 
     names: tuple[str, ...]
     rows: NDArray[np.intp]
@@ -57,7 +58,7 @@ class Columns:
         )
 
     def values(self, raw: Values) -> Values:
-        """(metric, cell) in our units of (row, cell) raw numbers; NaN where a number says nothing."""
+        """Convert (row, cell) raw numbers into (metric, cell) in our units. NaN if a number has no meaning."""
         chosen = raw[self.rows]
         chosen[self.whole] = np.trunc(chosen[self.whole])
         many = chosen.shape[1]
@@ -77,7 +78,7 @@ _CPU_FIELD = Field("node_cpu_seconds_total", "counter", "", "%f")
 
 
 def _cpu_columns() -> tuple[tuple[str, int], ...]:
-    """(metric, row of CPU_MODES) of the modes that are metrics."""
+    """Return (metric, row of CPU_MODES) of the modes that are metrics."""
     found = []
     for row, mode in enumerate(CPU_MODES):
         columns = Columns.of([_CPU_FIELD], {"cpu": "0", "mode": mode}, EntityKind.NODE)
@@ -87,7 +88,10 @@ def _cpu_columns() -> tuple[tuple[str, int], ...]:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes a round after every advance of the fleet; `close` writes what is left. Deterministic by `seed`."""
+    """A recorder of a fleet's scrapes, deterministic by `seed`.
+
+    Call `take` after every advance of the fleet. `close` writes the remaining rows.
+    """
 
     fleet: SimulatedFleet
     folder: Path
@@ -165,7 +169,10 @@ class Recorder:
 
 
 class SampleFile:
-    """`samples/KIND.parquet` of a fleet whose rows are `nodes`, each with an equal number of cells."""
+    """The file `samples/KIND.parquet` of a fleet.
+
+    Its rows are `nodes`, each with an equal number of cells.
+    """
 
     def __init__(self, folder: Path, kind: EntityKind, nodes: Sequence[str], metrics: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +192,10 @@ class SampleFile:
         self._writer = pq.ParquetWriter(folder / f"{kind.value}.parquet", self._schema, compression="zstd")
 
     def write(self, times_ms: Sequence[int], rounds: Sequence[tuple[Values, NDArray[np.bool_]]]) -> None:
-        """One row group: of each round (metric, cell) values and the cells (cell,) that answered, node by node."""
+        """Write one row group.
+
+        rounds: for each round, (metric, cell) values, and (cell,) whether the cell answered, node by node.
+        """
         cells = len(rounds[0][1])
         each = cells // self._rows
         there = np.concatenate([mask for _, mask in rounds])

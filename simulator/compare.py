@@ -1,9 +1,9 @@
-"""The benefit of the forecasts: a day of the same jobs and faults under a risk-blind engine and under ours.
+"""The benefit of the forecasts: one day of jobs and faults under a risk-blind engine and under ours.
 
-Played over several seeds. Each draws faults by kind at the rates of large fleets (DAY_RATES) with log-normal
-durations; 22 % of repaired nodes fail again within a day. A precursor is only what the kind itself shows, which favours
-the blind arm. A measured DetectionTable says what each fault does and when it is seen. Both arms share the engine;
-`day.py` states the model.
+The day is played over several seeds. Each draws faults by kind at the rates of large fleets (DAY_RATES)
+with log-normal durations. 22 % of repaired nodes fail again within a day. A precursor is only what the
+kind itself shows, which favours the blind arm. A measured DetectionTable says what each fault does and
+when it is detected. All arms share the engine. `day.py` states the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,10 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its 95 % percentile bootstrap interval over the seeds (days of faults are skewed: no Student's t)."""
+    """A mean with its 95 % percentile bootstrap interval over the seeds.
+
+    Days of faults are skewed, so Student's t would not do.
+    """
 
     mean: float
     low: float
@@ -66,9 +69,11 @@ def compare(
     seed: int = 0,
     seeds: int = SEEDS,
 ) -> dict[str, Any]:
-    """GPU-hours lost in the day after the start: {"risk_blind", "ours", "saved", "ours_acting", "saved_acting", …}.
+    """Return the GPU-hours lost in the day after the start.
 
-    Each is {"mean", "low", "high"}; `saved` of the differences seed by seed. In `ours_acting` owners act on risk, too.
+    The keys are "risk_blind", "ours", "saved", "ours_acting", "saved_acting" and more. Each of these is
+    {"mean", "low", "high"}. `saved` is that of the differences seed by seed. In `ours_acting` owners act on
+    risk, too.
     """
     memo: Memo = {}
     days = [_arms(trace, replay, topology, table, seed + number, memo) for number in range(seeds)]
@@ -98,7 +103,7 @@ def _parts(arms: Sequence[Losses]) -> dict[str, float]:
 def _arms(
     trace: JobTrace, replay: TraceReplay, topology: Topology, table: DetectionTable, seed: int, memo: Memo
 ) -> dict[Arm, Losses]:
-    """Play the same day for every arm."""
+    """Simulate the same day for every arm."""
     cluster = replay.cluster
     assert cluster is not None
     start_ms, end_ms = trace.start_ms, trace.start_ms + DAY_MS
@@ -123,7 +128,7 @@ def draw_day(
     rng: np.random.Generator,
     rates: Mapping[str, float] = DAY_RATES,
 ) -> tuple[list[DayFault], list[FalseAlarm]]:
-    """Draw the faults and the false alarms of one day. Leaves out kinds without a measured fault."""
+    """Draw the faults and the false alarms of one day. It leaves out kinds without a measured fault."""
     nodes = len(topology)
     faults: list[DayFault] = []
     for kind, rate in rates.items():
@@ -148,7 +153,7 @@ def _with_repeats(
     day_end_ms: int,
     rng: np.random.Generator,
 ) -> list[DayFault]:
-    """Return a fault and, now and then, the same again after its repair."""
+    """Return a fault, and sometimes the same fault again after its repair."""
     gpu = -1 if kind in NODE_KINDS else int(rng.integers(max(1, int(topology.gpus[node]))))
     faults = []
     while at_ms < day_end_ms:

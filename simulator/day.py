@@ -1,19 +1,23 @@
-"""A day of the fleet in a second: jobs, faults and one scheduler, by events; what faults cost in GPU-hours.
+"""A day of the fleet in a second, by events: jobs, faults and one scheduler.
 
-Model, the same for both arms but for what the scheduler sees:
+It measures the GPU-hours that faults cost. Model, the same for all arms except for what the scheduler
+knows:
 
-- A fault sits on one GPU of a node, or on all of it. A job that holds it works at 1 / slowdown. One that the fault
-  kills dies after the measured time (standing still if the fault hangs it), loses the work since its last checkpoint
-  (every CHECKPOINT_S of work), goes back to the head of the queue, and needs RESTART_S to come up again. One that is
-  started on a GPU that is gone does not come up: it dies after LAUNCH_S.
-- Every scheduler notices within DOWN_S that a whole node is gone. For other faults that kill, an operator drains the
-  node OPERATOR_S after the first job that died there. Nobody drains a node that is only slow.
-- RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also has the node's risk, from the measured delay after
-  the fault first showed until CLEAR_S after it ended; a slow fault shows once a job runs on it. In neither does
-  anybody touch a running job. In ACTING its owner does: once its node is flagged, a hung job is restarted elsewhere
-  at once, a slow one is checkpointed and moved when it has lost as much as a restart costs (ski rental).
-- Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + GPUs kept idle on avoided or
-  drained nodes while jobs queue for them.
+- A fault is on one GPU of a node, or on all of it. A job that holds it works at 1 / slowdown. A job
+  that the fault kills dies after the measured time (it stands still if the fault hangs it). It loses
+  the work since its last checkpoint (every CHECKPOINT_S of work), goes back to the head of the queue,
+  and needs RESTART_S to come up again. A job that is started on a GPU that is gone does not come up: it
+  dies after LAUNCH_S.
+- Every scheduler notices within DOWN_S that a whole node is gone. For other faults that kill, an
+  operator drains the node OPERATOR_S after the first job that died there. A node that is only slow is
+  never drained.
+- RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also has the node's risk, from the
+  measured delay after the fault first showed until CLEAR_S after it ended. A slow fault shows once a
+  job runs on it. Neither arm touches a running job. In ACTING the job's owner does. Once the node is
+  flagged, a hung job is restarted elsewhere at once. A slow job is checkpointed and moved when it has
+  lost as much as a restart costs (ski rental).
+- Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + GPUs kept idle on
+  avoided or drained nodes while jobs queue for them.
 """
 
 import copy
@@ -52,7 +56,7 @@ SHOWS_IDLE = frozenset({"gpu_off_bus", "node_lost", "ecc_storm", "ib_flap"})  # 
 
 
 class Arm(StrEnum):
-    """The parties that know the risk, and those that act on it."""
+    """An arm of the comparison: whether the scheduler knows the risk, and whether owners act on it."""
 
     RISK_BLIND = "risk_blind"
     RISK_AWARE = "ours"
@@ -61,7 +65,7 @@ class Arm(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayFault:
-    """A fault on `node` (row), on one GPU or on all (-1), with what was measured of its like."""
+    """A fault on `node` (row), on one GPU or on all (-1), with the measurements of similar faults."""
 
     node: int
     gpu: int
@@ -81,7 +85,7 @@ class FalseAlarm:
 
 @dataclass(slots=True)
 class Losses:
-    """GPU-hours by cause."""
+    """The lost GPU-hours by cause."""
 
     slowed: float = 0.0
     redone: float = 0.0
@@ -96,7 +100,10 @@ class Losses:
 
 @dataclass(slots=True)
 class _Work:
-    """One running job: `startup_s` to come up, then `remaining_s` to work; `version` outdates earlier events."""
+    """One running job: it needs `startup_s` to come up, then has `remaining_s` of work.
+
+    `version`: events of an earlier version no longer apply.
+    """
 
     row: BackfilledJob
     remaining_s: float
@@ -113,7 +120,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flag:
-    """A flag of our arm against a node."""
+    """A flag on a node, with the risks that the scheduler then assumes."""
 
     node: int
     p_fail: float
@@ -124,7 +131,11 @@ Memo = dict[tuple[Any, ...], list[int] | None]
 
 
 class Day:
-    """One arm. `cluster` is copied; `memo` may be shared between arms and seeds (same view, same decision)."""
+    """One arm of a day.
+
+    `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the same
+    decision.
+    """
 
     def __init__(
         self,
@@ -156,7 +167,7 @@ class Day:
         self._at(begin_ms, self._count_idle)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
-        """Play the day."""
+        """Simulate the day and return its losses."""
         for job in arrivals:
             self._at(job.submit_ms, partial(self._arrive, job))
         for fault in faults:
@@ -197,7 +208,7 @@ class Day:
         self._plan_end(work)
 
     def _progress(self, work: _Work, now_ms: int) -> None:
-        """Work done since the last look; what slowness cost."""
+        """Account for the work done since the last call, and for what slowness cost."""
         dt_s = (now_ms - work.last_ms) / 1000
         work.last_ms = now_ms
         gpu_hours = work.row.job.gpus / 3600
@@ -236,7 +247,10 @@ class Day:
         self._at(now_ms + round(OPERATOR_S * 1000), partial(self._drain, fault))
 
     def _stop(self, work: _Work, *, lost: bool) -> None:
-        """Back to the head of the queue; `lost`: the work since the last checkpoint has to be done again."""
+        """Put a job back at the head of the queue.
+
+        lost: whether the work since the last checkpoint has to be done again.
+        """
         job = work.row.job
         redone_s = max(0.0, job.run_s - work.remaining_s) % CHECKPOINT_S if lost else 0.0
         self.losses.redone += redone_s * job.gpus / 3600
@@ -262,7 +276,7 @@ class Day:
                 self._plan_end(work)
 
     def _expose(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """Let a job meet a fault: it is slowed, or will die of it."""
+        """Expose a job to a fault: the job is slowed, or will die of it."""
         work.faults.append(fault)
         self._show(fault, now_ms)
         self._consider(work, fault, now_ms)
@@ -273,7 +287,7 @@ class Day:
             self._at(now_ms + round(dies_s * 1000), partial(self._kill, work, fault))
 
     def _show(self, fault: DayFault, now_ms: int) -> None:
-        """From its first effect on the fault can be seen; it is flagged after the measured delay."""
+        """Record the first effect of a fault. The node is flagged after the measured delay."""
         sighting, until_ms = fault.sighting, fault.end_ms + round(CLEAR_S * 1000)
         if fault in self._flag_ms or not self._sees_risk or not math.isfinite(sighting.delay_s):
             return
@@ -282,7 +296,10 @@ class Day:
             self._at(flag_ms, partial(self._flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms))
 
     def _consider(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """When will the owner move this job away? Slow ones once the loss equals the price of a restart."""
+        """Schedule when the owner moves this job away, if the owner acts.
+
+        A hung job is moved at once, and a slow one when its loss equals the cost of a restart.
+        """
         sighting = fault.sighting
         if self._arm is not Arm.ACTING or fault not in self._flag_ms:
             return
@@ -295,7 +312,7 @@ class Day:
         self._at(max(pays_ms, self._flag_ms[fault]), partial(self._move, work, fault))
 
     def _move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        """Restart a job on other GPUs if there is room for it, else look again later."""
+        """Restart a job on other GPUs if there is room for it. Otherwise try again later."""
         if not self._runs(work) or fault not in work.faults:
             return
         job, pool = work.row.job, self.cluster.pool
@@ -348,7 +365,7 @@ class Day:
         self._view = replace(self._view, state=changed)
 
     def _count_idle(self, now_ms: int) -> None:
-        """Count the GPUs that stand idle on avoided or drained nodes while jobs queue for them."""
+        """Count the GPUs that are idle on avoided or drained nodes while jobs queue for them."""
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
@@ -359,7 +376,7 @@ class Day:
     # Placement
 
     def _choose(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
-        """Nodes by the product's own engine, on what this arm can see."""
+        """Choose nodes with the product's own engine, from what this arm knows."""
         free = self.cluster.pool.free
         if not np.array_equal(count, self.cluster.pool.count):
             free = free & (np.cumsum(free, axis=1) <= count[:, None])

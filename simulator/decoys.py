@@ -1,4 +1,4 @@
-"""Benign look-alikes of faults: what an operator must not be alarmed about."""
+"""Benign look-alikes of faults, which must not alarm an operator."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from simulator.workload import CONTEXT_POWER_W, POWER_BY_CLOCK, JobPhase
 
 @dataclass(slots=True)
 class PhaseDecoy(Passing):
-    """All ranks of the job on this node checkpoint or evaluate together."""
+    """A decoy in which all ranks of the job on this node checkpoint or evaluate together."""
 
     phase: JobPhase
 
@@ -26,11 +26,11 @@ class PhaseDecoy(Passing):
 
 @dataclass(slots=True)
 class PowerCap(Passing):
-    """An operator's power limit, on purpose: the board draws no more, so its clocks are lower and the bit says why.
+    """A decoy in which an operator sets a power limit on purpose.
 
-    The limit is what the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: the place in the node of
-    the
-    only GPU with the limit, 0 to 1. None for all.
+    The board draws no more, so its clocks are lower, and the clock event reasons say why. The limit is what
+    the job draws at `ratio` of its clock, from `least_w` to `most_w`. at: the place in the node of the only
+    GPU with the limit, 0 to 1. None for all GPUs.
     """
 
     ratio: float
@@ -61,7 +61,10 @@ class PowerCap(Passing):
 
 @dataclass(slots=True)
 class ExporterRestart(Passing):
-    """One scrape gets no answer, then counters start afresh without an XID; `renames`: with other names, too."""
+    """A decoy in which one scrape gets no answer, and then counters start at zero without an XID.
+
+    `renames`: the exporter also returns with other names.
+    """
 
     down_s: float
     renames: bool = False
@@ -87,7 +90,10 @@ class ExporterRestart(Passing):
 
 @dataclass(slots=True)
 class SequenceImbalance(Passing):
-    """Ranks are dealt sequences of unlike lengths, anew every `hold_s`: all wait for whoever has the longest."""
+    """A decoy in which ranks get sequences of different lengths, drawn again every `hold_s`.
+
+    All ranks wait for the one with the longest sequences.
+    """
 
     spread: float
     hold_s: float
@@ -114,7 +120,10 @@ class SequenceImbalance(Passing):
 
 @dataclass(slots=True)
 class PhaseChange(Passing):
-    """The job does something else for a while, all ranks together: longer sequences, another data set, more layers."""
+    """A decoy in which all ranks of the job do something else for a while.
+
+    Examples are longer sequences, another data set, or more layers.
+    """
 
     levels: ActivityLevels
 
@@ -131,5 +140,5 @@ class PhaseChange(Passing):
 
 
 def _job_on(load: HardwareLoad, node: int) -> int:
-    """Return the slot of the first job on a node, 0 for none."""
+    """Return the slot of the first job on a node, or 0 if there is none."""
     return next((slot for slot in np.unique(load.slot[node]).tolist() if slot), 0)

@@ -1,4 +1,7 @@
-"""Measured effect and detection delay of each kind of fault, as `cli/detection.py` measures them on a small fleet."""
+"""The measured effect and detection delay of each kind of fault.
+
+`cli/detection.py` measures them on a small fleet.
+"""
 
 import math
 from collections.abc import Mapping
@@ -13,8 +16,9 @@ INNOCENT = "innocent_peer"  # a healthy node beside a faulty one, among the deco
 class Sighting:
     """One measured fault.
 
-    slowdown: step time over the usual; kills_s: until it kills the job, which `hangs` till then; delay_s: from first
-    effect to flag (both inf: never); p_fail, p_slow: the node's risk within an hour once it is flagged.
+    slowdown: step time over the usual one. kills_s: the time until it kills the job. hangs: whether the job
+    hangs until then. delay_s: the time from the first effect to the flag. kills_s and delay_s are inf if it
+    never happens. p_fail, p_slow: the node's risk within an hour once it is flagged.
     """
 
     kind: str
@@ -32,23 +36,26 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class DetectionTable:
-    """Measured faults by kind, and for benign decoys by kind the seconds for which each falsely flagged its node."""
+    """The measurements of faults and of benign decoys, by kind.
+
+    decoys: for how many seconds each decoy falsely flagged its node.
+    """
 
     faults: Mapping[str, tuple[Sighting, ...]]
     decoys: Mapping[str, tuple[float, ...]]
 
     def draw(self, rng: np.random.Generator, kind: str) -> Sighting:
-        """One of the measured faults of a kind, all alike likely."""
+        """Draw one of the measured faults of a kind, all with equal probability."""
         rows = self.faults[kind]
         return rows[int(rng.integers(len(rows)))]
 
     def summary(self) -> dict[str, dict[str, float | None]]:
-        """By kind: how many were measured, the share that was seen, the median delay of those that were."""
+        """Return for each kind how many were measured, the detected share, and the median delay of those."""
         return {kind: _summary([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
 
     @property
     def false_alarm_share(self) -> float:
-        """Share of decoys that flagged a node."""
+        """The share of decoys that flagged a node."""
         alarms = [seconds > 0 for rows in self.decoys.values() for seconds in rows]
         return sum(alarms) / max(1, len(alarms))
 

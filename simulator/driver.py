@@ -1,7 +1,8 @@
-"""The live driver: it plays all owners of jobs, and meets the product over HTTP only.
+"""The live driver: it acts for all owners of jobs, and talks to the product over HTTP only.
 
-First it tells the past (history, running jobs, queue). Then, in fleet time, it submits the trace's jobs, starts what
-the engine places, tells steps, phases and checkpoints, ends jobs, and resubmits killed ones from their checkpoints.
+First it sends the past (history, running jobs, queue). Then, in fleet time, it submits the trace's jobs
+and starts what the engine places. It reports steps, phases and checkpoints, ends jobs, and resubmits
+killed jobs from their checkpoints.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ _CATEGORIES = frozenset(get_args(FailureCategory))
 
 
 class JobHost(Protocol):
-    """The methods of the simulated fleet that the driver needs."""
+    """An interface with the methods of the simulated fleet that the driver needs."""
 
     def start_job(
         self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
@@ -49,7 +50,7 @@ class JobHost(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of the driver since its start. `running` and `queued` are now."""
+    """Counts of the driver since its start. `running` and `queued` are the current numbers."""
 
     submitted: int = 0
     placed: int = 0
@@ -62,7 +63,11 @@ class Counters:
 
 @dataclass(slots=True)
 class Driver:
-    """`arrivals` are the jobs after the start, by time of submission; `profile_of` says what a job does to its GPUs."""
+    """The driver of a simulated fleet.
+
+    `arrivals`: the jobs after the start, by time of submission. `profile_of`: returns what a job does to its
+    GPUs.
+    """
 
     fleet: JobHost
     api: ProductApi
@@ -90,7 +95,7 @@ class Driver:
         self._next = next(self._ahead, None)
 
     def start_ongoing(self) -> None:
-        """Put the jobs that run at the start on the fleet, as old as they are."""
+        """Start the jobs that already run at the start, with their age."""
         for row in self.replay.ongoing:
             live = self._live(row.job, row.remaining_s)
             live.sequence, live.last_ms = ONGOING_SEQUENCE, self.replay.start_ms
@@ -99,7 +104,7 @@ class Driver:
             self.running[live.name] = live
 
     async def run(self) -> None:
-        """Tell the past, then live; ends by cancellation."""
+        """Send the past, then run live until the task is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.outbox.run())
             await self._send_past()
@@ -127,9 +132,9 @@ class Driver:
             await self._submit(self._live(job, job.run_s), job.submit_ms)
 
     async def _wait_for_running_jobs(self) -> None:
-        """Events are acknowledged once they are on disk: wait until the board knows the running jobs, too.
+        """Wait until the board shows the running jobs. Otherwise the queue would get their GPUs.
 
-        A queue that came before would be given their GPUs.
+        The product acknowledges events as soon as they are on disk, which is earlier.
         """
         began = time.monotonic()
         while time.monotonic() - began < HEARD_LIMIT_S:
@@ -143,7 +148,7 @@ class Driver:
         return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)
 
     async def submit(self, live: LiveJob) -> "asyncio.Future[dict[str, Any]]":
-        """Send a job in; the future holds its decision once there is one."""
+        """Submit a job. The returned future gets its decision once there is one."""
         future = self._decided[live.request_id] = asyncio.get_running_loop().create_future()
         await self._submit(live, self.clock.now_ms())
         return future
@@ -162,7 +167,7 @@ class Driver:
             self._requests.task_done()
 
     def _give_up(self, request_id: str) -> None:
-        """Give up a request that the engine will never place: its owner forgets it."""
+        """Forget a request that the engine will never place."""
         if self.waiting.pop(request_id, None) is not None:
             self.counters.refused += 1
         self._decided.pop(request_id, None)
@@ -220,7 +225,7 @@ class Driver:
             await asyncio.sleep(TICK_S)
 
     async def advance(self, now_ms: int) -> None:
-        """Submit what has arrived, let running jobs work until `now_ms`, bury the dead."""
+        """Submit jobs that have arrived, let running jobs work until `now_ms`, and handle failed jobs."""
         while self._next is not None and self._next.submit_ms <= now_ms:
             await self._submit(self._live(self._next, self._next.run_s), self._next.submit_ms)
             self._next = next(self._ahead, None)
@@ -263,7 +268,7 @@ class Driver:
             await self.outbox.put(self._node_event(node, "returned", "answers again", now_ms))
 
     async def end(self, live: LiveJob, category: str, node: str, message: str) -> None:
-        """Stop a running job and tell that it failed."""
+        """Stop a running job and report that it failed."""
         now_ms = self.clock.now_ms()
         self._stop(live, now_ms)
         self.counters.failed += 1
@@ -280,7 +285,7 @@ class Driver:
         )
 
     def status(self) -> dict[str, Any]:
-        """Counters for the status file."""
+        """Return the counters for the status file."""
         return {
             "jobs": asdict(self.counters),
             "events": {"posted": self.outbox.posted, "rejected": self.outbox.rejected, "retries": self.api.retries},

@@ -1,4 +1,7 @@
-"""Effects of faults on the hardware now, as arrays over (node, GPU) or (node, port). Port i serves GPU i."""
+"""The current effects of faults on the hardware, as arrays over (node, GPU) or (node, port).
+
+Port i serves GPU i.
+"""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +21,7 @@ REASON_POWER_BRAKE = 128
 
 @dataclass(frozen=True, slots=True)
 class Bump:
-    """Add `amount` to a counter, or set a gauge to it, of one GPU or port."""
+    """A change of one value of a GPU or port: `amount` is added to a counter, or set on a gauge."""
 
     table: str  # "gpu" or "port"
     field: str
@@ -30,7 +33,7 @@ class Bump:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The job on this GPU (-1: every job of the node) dies now."""
+    """The death of the job on this GPU now. -1: of every job of the node."""
 
     node: int
     gpu: int
@@ -40,7 +43,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class HardwareLoad:
-    """The demands of jobs on the hardware now, which decide what a fault can show. Slot 0 is no job."""
+    """The demands of jobs on the hardware now. They decide what a fault can show. Slot 0 is no job."""
 
     slot: NDArray[np.int32]  # (n, g) job slot
     busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
@@ -52,7 +55,7 @@ class HardwareLoad:
 
 @dataclass(frozen=True, slots=True)
 class ActivityLevels:
-    """A job that does something else: times its usual activity, traffic and step."""
+    """The multipliers of a job that does something else: of its usual activity, traffic and step."""
 
     activity: float = 1.0
     traffic: float = 1.0
@@ -61,7 +64,7 @@ class ActivityLevels:
 
 @dataclass(slots=True)
 class Effects:
-    """Neutral after `clear`; faults write into their few cells."""
+    """The effects of all faults. They are neutral after `clear`, and each fault writes into a few cells."""
 
     nodes: int
     gpus: int
@@ -102,7 +105,7 @@ class Effects:
         self.clear()
 
     def clear(self) -> None:
-        """Back to healthy hardware; an exporter that was renewed stays so."""
+        """Reset to healthy hardware. A renamed exporter stays renamed."""
         shape = (self.nodes, self.gpus)
         self.clock_ratio = np.ones(shape)
         self.reasons = np.zeros(shape, np.int64)
@@ -126,13 +129,16 @@ class Effects:
 
 
 class FaultShape(Protocol):
-    """A fault, applied at every step. `age_s` counts from its start and is negative during a precursor."""
+    """An interface of faults that are applied at every step.
+
+    `age_s` counts from the fault's start, and is negative during a precursor.
+    """
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
-        """Write into the cells of (node, unit); True when what runs there shows the fault now."""
+        """Write into the cells of (node, unit). Returns True if the work there shows the fault now."""
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
-        """Undo the fault: it is over or repaired."""
+        """Undo the fault, because it is over or repaired."""
 
 
 @dataclass(slots=True)
@@ -145,7 +151,10 @@ class Passing:
 
 @dataclass(slots=True)
 class NeedsReset:
-    """A shape whose repair resets the GPU (unit -1: all of the node): volatile counters and the XID restart."""
+    """A shape whose repair resets the GPU (unit -1: all GPUs of the node).
+
+    Volatile counters and the XID restart.
+    """
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
         effects.resets.append((node, unit))

@@ -1,6 +1,7 @@
-"""Exporter pages over HTTP on loopback: one path a node and exporter, `/{node}/dcgm/metrics`, `/{node}/node/metrics`.
+"""Exporter pages over HTTP on loopback: `/{node}/dcgm/metrics` and `/{node}/node/metrics`.
 
-Plain asyncio, for hundreds of 75 kB pages a second. A line broken on purpose counts once its response has been sent.
+The server uses plain asyncio, to serve hundreds of 75 kB pages a second. It counts a line that it broke on
+purpose only once the response with that line has been sent.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ BREAKABLE = (
 
 
 class PageSource(Protocol):
-    """The pages of a server: of a simulated fleet or of recorded runs."""
+    """A source of the pages of a server: a simulated fleet or recorded runs."""
 
     time_ms: int | None
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """(node, exporter) pairs that have a page."""
+        """Return the (node, exporter) pairs that have a page."""
 
     def advance(self, now_ms: int) -> None: ...
 
@@ -43,7 +44,10 @@ class PageSource(Protocol):
 
 @dataclass(slots=True)
 class Breakage:
-    """Breaks one line in a `share` of the pages; one time in four it only blanks the number, as DCGM does."""
+    """A generator of broken lines: one line in a `share` of the pages.
+
+    One time in four it only blanks the number of a DCGM line, as DCGM does.
+    """
 
     rng: np.random.Generator
     share: float = 0.003
@@ -72,7 +76,10 @@ def _occurrences(page: bytes, text: bytes) -> list[int]:
 
 
 def _break_line(line: bytes, way: int) -> bytes:
-    """Cut off within the labels, without a number, with a label that never closes, or with DCGM's "no data"."""
+    """Break a line in one of four ways.
+
+    Cut it off within the labels, remove the number, leave a label open, or write DCGM's "no data".
+    """
     if way == 0:
         return line[: line.index(b"{") + 9]
     if way == 1:
@@ -83,7 +90,7 @@ def _break_line(line: bytes, way: int) -> bytes:
 
 
 class ExporterServer:
-    """Serves a source's pages at the clock's time; the source advances with the requests."""
+    """A server of a source's pages at the clock's time. Requests advance the source."""
 
     def __init__(self, source: PageSource, clock: Clock, breakage: Breakage | None = None) -> None:
         self.source = source
@@ -105,15 +112,15 @@ class ExporterServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def urls(self, host: str = "127.0.0.1") -> list[str]:
-        """Scrape targets of a server that listens."""
+        """Return the scrape targets. The server must be listening."""
         return [f"http://{host}:{self.port}{path}" for path in self._targets]
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one."""
+        """Start to listen. Port 0 means a free port."""
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port)
 
     async def close(self) -> None:
-        """Stop listening and drop what is open."""
+        """Stop listening and drop open connections."""
         if self._server is not None:
             self._server.close()
             for connection in list(self._connections):
@@ -146,7 +153,10 @@ class ExporterServer:
 
 @dataclass(frozen=True, slots=True)
 class ExporterResponse:
-    """Status 0 closes the connection without a word, as a host that is gone does."""
+    """The response to one request.
+
+    Status 0 closes the connection without an answer, as a host that is gone does.
+    """
 
     status: int
     body: bytes
@@ -165,7 +175,7 @@ class ExporterResponse:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection; requests are answered in order."""
+    """One keep-alive connection. Requests are answered in order."""
 
     def __init__(self, server: ExporterServer) -> None:
         self._server = server
@@ -192,7 +202,7 @@ class _Connection(asyncio.Protocol):
             self.drop()
 
     def resume_writing(self) -> None:
-        """Note that the write buffer is empty: what was written has been sent."""
+        """Count the written pages as sent, because the write buffer is empty."""
         self._count()
 
     def drop(self) -> None:

@@ -1,4 +1,7 @@
-"""The TOML file behind `fleetcast simulate faults`: all that is drawn, with defaults. Unknown keys are refused."""
+"""The TOML file for `fleetcast simulate faults`: all settings of a run, with defaults.
+
+Unknown keys are refused.
+"""
 
 import inspect
 import math
@@ -17,7 +20,10 @@ from simulator.magnitudes import DECOY_KINDS, FAULT_KINDS, FaultKind, Magnitudes
 
 
 class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machines; `lost_scrapes_share` of all scrapes of a healthy exporter get no answer."""
+    """The machines of the fleet.
+
+    `lost_scrapes_share`: the share of all scrapes of a healthy exporter that get no answer.
+    """
 
     nodes: int = 64
     rack_nodes: int = 16
@@ -25,11 +31,11 @@ class FleetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The jobs that run: `sizes` in whole nodes with their `weights` (none: no jobs). Run times are lognormal.
+    """The jobs that run: `sizes` in whole nodes with their `weights` (none: no jobs).
 
-    `median_s`: of run times. `gap_s`: how long nodes stay free on average. `avoid_s`: how long no job is placed on a
-    node
-    that has shown a fault. `step_every_s`: how often each rank reports a step, 0: never.
+    Run times are lognormal. `median_s`: their median. `gap_s`: how long nodes stay free on average.
+    `avoid_s`: how long a node may show a fault before no further job is placed on it. `step_every_s`: how
+    often each rank reports a step, 0: never.
     """
 
     sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -45,12 +51,13 @@ class JobsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The arrival of faults. `scale` multiplies the rates of faults, `decoy_scale` those of decoys. 0: none.
+    """The settings for drawing faults.
 
-    `precursor_share` replaces every kind's own where it is not negative, but for the kinds that show nothing before
-    they start (power_brake, slow_nic, cpu_contention). A precursor leads up for `precursor_s`. Of what was repaired,
-    `repeat_share` comes again within `repeat_within_s`. `repairs_told`: node events report the drain for a repair and
-    the return from it.
+    `scale` multiplies the rates of faults, `decoy_scale` those of decoys. 0: none. A `precursor_share` that
+    is not negative replaces the share of every kind, except for the kinds that show nothing before they
+    start (power_brake, slow_nic, cpu_contention). A precursor lasts for `precursor_s`. After `repeat_share`
+    of the repairs, the fault comes again within `repeat_within_s`. `repairs_told`: node events report the
+    drain for a repair and the return from it.
     """
 
     scale: float = 100.0
@@ -67,9 +74,10 @@ class DrawTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """--recorded: the runs are played for `loops` times the longest, with a fault every `every_s` (0: none).
+    """The settings of --recorded: runs are played for `loops` times the longest run.
 
-    Faults last from `shortest_s` to `limit_s`; `communication_share` of a step is exchange with the others.
+    There is a fault every `every_s` (0: none). Faults last from `shortest_s` to `limit_s`.
+    `communication_share`: the share of a step that is exchange with the other ranks.
     """
 
     interval_s: float = 1.0
@@ -82,7 +90,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _usual() -> Magnitudes:
-    """Decoys come a few times a node-day; losses lead up to their start, too."""
+    """Return the default kinds: decoys occur a few times in a node-day, and losses have precursors, too."""
     kinds = Magnitudes()
     decoys = dict.fromkeys(DECOY_KINDS, 500.0)
     lead = dict.fromkeys(("gpu_off_bus", "node_lost"), 0.3)
@@ -115,7 +123,7 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: Magnitudes = msgspec.field(default_factory=_usual)
 
     def settings(self) -> FaultSettings:
-        """Return the settings of a fault plan: a Poisson process per kind."""
+        """Return the settings of a fault plan: a Poisson process for each kind."""
         draw = self.draw
         faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, FaultKind)}
         rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
@@ -149,7 +157,10 @@ def read_fault_file(path: Path) -> FaultFile:
 
 
 def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
-    """Keys that are not there keep their defaults. Raises ConfigError."""
+    """Parse the text of a file of faults. Raises ConfigError.
+
+    A missing key has its default.
+    """
     try:
         given = read_toml(text)
     except ValueError as error:
@@ -168,14 +179,14 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
 
 
 def _merged(usual: Any, given: Any) -> Any:
-    """`given` over `usual`, table by table."""
+    """Return `given` merged into `usual`, table by table."""
     if not (isinstance(usual, dict) and isinstance(given, dict)):
         return given
     return usual | {key: _merged(usual.get(key), value) for key, value in given.items()}
 
 
 def _problem(file: FaultFile) -> str:
-    """Return a problem that no type can show. "" if all is well."""
+    """Return a problem that types cannot show. "" if the file is valid."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
     sizes, weights = file.jobs.sizes, file.jobs.weights

@@ -12,7 +12,8 @@
     decoys            checkpoint_stall, evaluation, power_cap, exporter_restart, label_rename, sequence_imbalance,
                       phase_change: benign
 
-A loss (gpu_off_bus, node_lost) leads up to its start with late and lost scrapes, an error kind with a few errors.
+The precursor of a loss (gpu_off_bus, node_lost) is late and lost scrapes. That of an error kind is a few
+errors.
 """
 
 from collections.abc import Callable
@@ -56,6 +57,9 @@ _DRAW: dict[str, Callable[[np.random.Generator, Any], FaultShape]] = {
 
 
 def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USUAL) -> FaultShape:
-    """Draw a fault or decoy of this kind, its numbers from `magnitudes`. Raises ValueError for an unknown kind."""
+    """Draw a fault or decoy of this kind. Raises ValueError for an unknown kind.
+
+    Its numbers are drawn from `magnitudes`.
+    """
     ranges = magnitudes.of(kind)
     return _DRAW[kind](rng, ranges)

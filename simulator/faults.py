@@ -1,6 +1,7 @@
-"""Which faults happen when and where: a seeded plan over the fleet, with the truth about each.
+"""A seeded plan of faults over the fleet: which happen when and where, with the truth about each.
 
-Faults are injected, or drawn: evenly spaced, so that minutes of a demonstration show most kinds, or at real rates.
+Faults are injected or drawn. Drawn faults are evenly spaced, so that minutes of a demonstration show most
+kinds, or come at real rates.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,13 @@ LEADING_KINDS = PRECURSOR_KINDS | {"gpu_off_bus", "node_lost"}  # whose shape sh
 
 
 class FaultSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of the draw of faults. Times are fleet seconds.
+    """The settings for drawing faults. Times are fleet seconds.
 
-    `every_s` > 0 spaces them evenly (with jitter), kinds in turn; else `rates` (per 1000 node-days, by kind) draw a
-    Poisson process. A fault lasts a lognormal time around `median_s`, from `shortest_s` to `limit_s`.
-    `precursor_shares` by kind replace `precursor_share`; what shows nothing before its start never has a precursor.
-    After `repeat_share` of the repairs the node has the same fault again within `repeat_within_s`.
+    `every_s` > 0 spaces them evenly (with jitter), kinds in turn. Otherwise `rates` (per 1000 node-days, by
+    kind) draw a Poisson process. A fault lasts a lognormal time around `median_s`, from `shortest_s` to
+    `limit_s`. `precursor_shares` by kind replace `precursor_share`. A kind that shows nothing before its
+    start never has a precursor. After `repeat_share` of the repairs the node has the same fault again
+    within `repeat_within_s`.
     """
 
     kinds: tuple[str, ...] = (*FAULT_KINDS, *DECOY_KINDS)
@@ -66,7 +68,7 @@ DEMO = FaultSettings(
 
 @dataclass(slots=True)
 class Incident:
-    """One fault or decoy with its place, times and truth."""
+    """One fault or decoy with its place, its times and its strength."""
 
     fault_id: str
     kind: str
@@ -84,7 +86,10 @@ class Incident:
 
 
 class FaultPlan:
-    """All faults of a fleet of `names` with `gpus` GPUs each. `advance` is called with every step of the fleet."""
+    """All faults of a fleet of `names` with `gpus` GPUs each.
+
+    The fleet calls `advance` with every step.
+    """
 
     def __init__(self, names: Sequence[str], gpus: int, settings: FaultSettings = QUIET, seed: int = 0) -> None:
         self.settings = settings
@@ -109,7 +114,10 @@ class FaultPlan:
         end_ms: int | None = None,
         **magnitudes: Any,
     ) -> str:
-        """Plan a fault; `gpu` is the port for ib_flap and slow_nic. `magnitudes` replace drawn ones by field name."""
+        """Plan a fault and return its id.
+
+        `gpu` is the port for ib_flap and slow_nic. `magnitudes` replace drawn ones by field name.
+        """
         shape = draw_shape(kind, self._rng, self.settings.magnitudes)
         if magnitudes:
             shape = replace(shape, **magnitudes)  # type: ignore[type-var]
@@ -118,12 +126,12 @@ class FaultPlan:
         return self._add(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
 
     def begin(self, settings: FaultSettings) -> None:
-        """Draw faults as `settings` says, counted from the next step on."""
+        """Draw faults by these settings, from the next step on."""
         self.settings = settings
         self._due_ms = {}
 
     def advance(self, effects: Effects, load: HardwareLoad, now_ms: int, dt_s: float) -> None:
-        """Start what is due, write what is active into `effects`, end what is over, keep the truth."""
+        """Start due faults, apply active ones to `effects`, end those that are over, and record the truth."""
         self._draw_due(load, now_ms)
         for incident in list(self._incidents):
             if now_ms < incident.start_ms - incident.lead_ms:
@@ -136,7 +144,7 @@ class FaultPlan:
             self._log_incident(incident, shows, now_ms, dt_s)
 
     def clear(self, node: str, now_ms: int) -> None:
-        """End everything that is wrong with a repaired node, at the next step."""
+        """End all faults of a repaired node at the next step."""
         row = self._row[node]
         for incident in self._incidents:
             if incident.node == row and not incident.benign:
@@ -152,11 +160,11 @@ class FaultPlan:
         return changed
 
     def active(self) -> Sequence[Incident]:
-        """Return every incident that is planned or under way."""
+        """Return every incident that is planned or in progress."""
         return self._incidents
 
     def faulty_nodes(self) -> set[str]:
-        """Nodes with a fault that has begun (precursors included) and is not benign."""
+        """Return the nodes with a planned or active fault that is not benign."""
         return {self._names[incident.node] for incident in self._incidents if not incident.benign}
 
     def _add(self, kind: str, node: int, unit: int, start_ms: int, end_ms: int, lead_ms: int, shape: FaultShape) -> str:
@@ -242,7 +250,10 @@ class FaultPlan:
         self._plan(kind, *place, now_ms)
 
     def _plan(self, kind: str, node: int, unit: int, from_ms: int) -> None:
-        """Draw when it starts, after a precursor or at `from_ms`, how long it lasts and how strong it is."""
+        """Plan an incident at `from_ms`, or after a precursor that begins then.
+
+        Draws its precursor, its length and its strength.
+        """
         lead_s = 0.0
         share = self.settings.precursor_shares.get(kind)
         if share is None and kind in PRECURSOR_KINDS:
@@ -273,7 +284,10 @@ class FaultPlan:
         return float(min(lasts_s, self.settings.limit_s))
 
     def _place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
-        """Return a (node, unit) without a fault, busy if possible, and in no job that another fault already slows."""
+        """Return a (node, unit) without a fault, or None. It is busy if possible.
+
+        It is in no job that another fault already slows.
+        """
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:
             free[incident.node] = False

@@ -1,4 +1,7 @@
-"""Running jobs as columns: a slot per job, and which slot holds each GPU. Slot 0 is "no job"."""
+"""Running jobs as columns: one slot for each job, and the slot that holds each GPU.
+
+Slot 0 is "no job".
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +18,10 @@ _ROW = {name: row for row, name in enumerate(NUMBERS)}
 
 @dataclass(frozen=True, slots=True)
 class RunningGang:
-    """One running job attempt and the cells (node row, GPU) it holds; `rank_of` names each cell's rank."""
+    """One running job attempt and the cells (node row, GPU) that it holds.
+
+    `rank_of`: the rank of each cell.
+    """
 
     job: str
     attempt: int
@@ -43,14 +49,17 @@ class RunningGangs:
         self._free = list(range(63, 0, -1))
 
     def level(self, name: str) -> NDArray[np.float64]:
-        """(slots,) a number of each job's profile; 0 for slots without a job."""
+        """Return (slots,) a number of each job's profile. 0 for slots without a job."""
         levels: NDArray[np.float64] = self._levels[_ROW[name]]
         return levels
 
     def start(
         self, job: str, attempt: int, ranks: Sequence[tuple[RankPlacement, int]], profile: WorkloadProfile, now_ms: int
     ) -> RunningGang:
-        """Give a job its GPUs; `ranks` carries node rows. A rank without GPU indices takes the whole node."""
+        """Assign a job its GPUs. A rank without GPU indices gets the whole node.
+
+        `ranks` holds each rank with its node row.
+        """
         self.stop(job)
         cells = [(row, gpu, rank.rank) for rank, row in ranks for gpu in (rank.gpus or range(self.slot.shape[1]))]
         node, gpu, rank_of = (np.array(column, np.int32) for column in zip(*cells, strict=True))
@@ -66,7 +75,7 @@ class RunningGangs:
         return gang
 
     def stop(self, job: str) -> RunningGang | None:
-        """Take the GPUs back; None when no such job runs."""
+        """Free the GPUs of a job, and return it. Returns None if no such job runs."""
         gang = self.by_job.pop(job, None)
         if gang is None:
             return None
@@ -80,11 +89,14 @@ class RunningGangs:
         return gang
 
     def age_s(self, now_ms: int) -> NDArray[np.float64]:
-        """(slots,) seconds since each job's start."""
+        """Return (slots,) the seconds since each job's start."""
         return (now_ms - self.started_ms) / 1000
 
     def phases(self, now_ms: int) -> NDArray[np.int64]:
-        """(slots,) what each job is doing: loading, then warm-up, then steady with evaluations and checkpoints."""
+        """Return (slots,) the phase of each job.
+
+        A job loads, warms up, and is then steady with evaluations and checkpoints.
+        """
         ready_s = self.age_s(now_ms) - self.level("loading_s")
         steady_s = ready_s - self.level("warmup_s")
         phase = np.where(steady_s >= 0, JobPhase.STEADY, JobPhase.WARMUP)

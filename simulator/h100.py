@@ -1,7 +1,8 @@
 """Recorded H100 runs as exporter pages: each run is a node, replayed in a loop from the first step on.
 
-Only what was recorded is shown (no SM clock, no error counters); energy and InfiniBand bytes grow on from loop to loop.
-Files: `RUN_telemetry.csv.gz` (a row a GPU and 0.1 s), `RUN_ib.csv.gz` (port rates), `RUN_bmc.csv.gz` (chassis power).
+Only recorded values are shown (no SM clock, no error counters). Energy and InfiniBand bytes keep
+growing from loop to loop. Files: `RUN_telemetry.csv.gz` (one row for each GPU and 0.1 s),
+`RUN_ib.csv.gz` (port rates), `RUN_bmc.csv.gz` (chassis power).
 """
 
 import os
@@ -52,7 +53,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RecordedSeries:
-    """`values` (t, …) at `times_s` (t,) from the run's start. `grows` (…) is added each time the run starts over."""
+    """A recorded series.
+
+    `values`: (t, …) at `times_s` (t,) from the run's start. `grows`: (…) is added each time the run starts
+    over.
+    """
 
     times_s: Array
     values: Array
@@ -63,7 +68,7 @@ class RecordedSeries:
         return float(self.times_s[-1]) + 0.1
 
     def at(self, age_s: float) -> Array:
-        """Return the newest values at an age that may be many loops."""
+        """Return the values at an age, from the newest sample. The recording repeats as often as needed."""
         loops, within_s = divmod(age_s, self.span_s)
         row = max(0, int(np.searchsorted(self.times_s, within_s, side="right")) - 1)
         now: Array = self.values[row] + loops * self.grows
@@ -72,7 +77,7 @@ class RecordedSeries:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run; any of the three recordings may be missing."""
+    """One run. Any of the three recordings may be missing."""
 
     node: str
     gpus: RecordedSeries | None = None  # (t, field, GPU)
@@ -81,7 +86,10 @@ class RecordedRun:
 
 
 class RecordedFleet:
-    """Shows recorded runs like a simulated fleet shows its nodes. Needs at least one run."""
+    """A fleet of recorded runs, with the same methods for pages as a simulated fleet.
+
+    It needs at least one run.
+    """
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
         self.time_ms: int | None = None
@@ -95,7 +103,7 @@ class RecordedFleet:
         return tuple(self.runs)
 
     def targets(self) -> Iterable[tuple[str, str]]:
-        """(node, exporter) of every page: a run without GPU telemetry has no dcgm page."""
+        """Return (node, exporter) of every page. A run without GPU telemetry has no dcgm page."""
         return [(node, "dcgm") for node in self._dcgm] + [(node, "node") for node in self._node]
 
     def advance(self, now_ms: int) -> None:
@@ -131,7 +139,10 @@ def _node_page(run: RecordedRun) -> NodePage:
 
 
 def load_recorded_fleet(data: Path | None = None) -> RecordedFleet:
-    """All runs below the data folder (default: FLEETCAST_DATA). Raises ConfigError that says what is missing where."""
+    """Load all runs below the data folder (default: FLEETCAST_DATA).
+
+    Raises ConfigError that says what is missing where.
+    """
     folder = (data or Path(os.environ.get("FLEETCAST_DATA", "../shared/data"))) / FOLDER
     names = sorted(
         {path.name.rsplit("_", 1)[0] for path in folder.glob("*_*.csv.gz") if not path.name.startswith("old_")}
@@ -160,7 +171,10 @@ def _load_run(folder: Path, name: str) -> RecordedRun:
 
 
 def _read_gpus(path: Path) -> RecordedSeries:
-    """(t, field, GPU) at GPU 0's samples; a value not read stands as before, as in DCGM's cache; without any, 0."""
+    """Read a recording of the GPUs as (t, field, GPU) values, at the times of GPU 0's samples.
+
+    A missing value repeats the value before it, as in DCGM's cache. It is 0 if there is none before it.
+    """
     columns = _read(path, ("timestamp", "gpu", _TOTAL, *_COLUMNS))
     per_gpu = [columns["gpu"] == gpu for gpu in np.unique(columns["gpu"])]
     samples = min(int(mask.sum()) for mask in per_gpu)
@@ -181,7 +195,7 @@ def _read_gpus(path: Path) -> RecordedSeries:
 
 
 def _held(values: Array) -> Array:
-    """Each NaN replaced by the last number before it along axis 0, at the start by 0.
+    """Replace each NaN by the last number before it along axis 0, and at the start by 0.
 
     >>> _held(np.array([np.nan, 1.0, np.nan, 3.0])).tolist()
     [0.0, 1.0, 1.0, 3.0]
@@ -192,7 +206,7 @@ def _held(values: Array) -> Array:
 
 
 def _read_ports(path: Path) -> RecordedSeries:
-    """(t, field, port): rates per second, summed up to counters."""
+    """Read (t, field, port) rates per second, summed up to counters."""
     names = [[f"ib{port}_{column}" for port in range(PORTS)] for column in _PORT_COLUMNS]
     columns = _read(path, ("timestamp", *(name for row in names for name in row)))
     times_s = columns["timestamp"] - columns["timestamp"][0]
@@ -208,7 +222,7 @@ def _read_power(path: Path) -> RecordedSeries:
 
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """Columns as floats. Raises ConfigError naming the file and what it lacks."""
+    """Read columns as floats. Raises ConfigError that names the file and what it lacks."""
     table = csv.read_csv(path)
     missing = [name for name in names if name not in table.column_names]
     if missing:

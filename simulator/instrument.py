@@ -1,4 +1,7 @@
-"""Faults with a truth: a fleet with tenants, faults and decoys runs for hours, and what it showed is written down."""
+"""Simulation of faults with their truth: a fleet with tenants, faults and decoys runs for hours.
+
+Its telemetry and events are written to a folder.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -34,7 +37,10 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True)
 class TruthRecorder:
-    """Adds to a plan's records the job that was hit and its slowdown: `find` by node row and GPU or port (-1: any)."""
+    """A recorder that adds the affected job and its slowdown to a plan's records.
+
+    find: returns them by node row and GPU or port (-1: any).
+    """
 
     plan: FaultPlan
     find: Callable[[int, int], tuple[str, float] | None]
@@ -71,7 +77,7 @@ class TruthRecorder:
 
 
 def _numbers(shape: Any) -> dict[str, float]:
-    """Return the drawn numbers of a shape."""
+    """Return the drawn numbers of a shape by name."""
     found: dict[str, float] = {}
     for one in fields(shape):
         value = getattr(shape, one.name)
@@ -83,7 +89,10 @@ def _numbers(shape: Any) -> dict[str, float]:
 
 
 def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Path:
-    """Write `out/faults/simulated/NAME-SEED`: same seed, same bytes but Parquet's header. ConfigError if it exists."""
+    """Write `out/faults/simulated/NAME-SEED`, and return the folder. Raises ConfigError if it exists.
+
+    The same seed gives the same bytes, except for Parquet's header.
+    """
     folder = make_folder(out / SIMULATED, file)
     spec = FleetSpec(nodes=file.fleet.nodes, rack_nodes=file.fleet.rack_nodes, cluster="simulated")
     fleet = SimulatedFleet(spec, file.seed)
@@ -112,7 +121,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
 
 
 def start_of(file: FaultFile) -> int:
-    """Unix ms of the start. Raises ConfigError."""
+    """Return the Unix ms of the start. Raises ConfigError."""
     try:
         start = datetime.fromisoformat(file.start)
     except ValueError:
@@ -121,7 +130,7 @@ def start_of(file: FaultFile) -> int:
 
 
 def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) -> Path:
-    """Make an empty folder of this run with the settings used. Raises ConfigError if it exists already."""
+    """Make a folder for this run, with the settings used. Raises ConfigError if it exists already."""
     if interval_s is not None:
         file = msgspec.structs.replace(file, interval_s=interval_s)
     start_of(file)

@@ -1,4 +1,7 @@
-"""One job attempt as its owner's launcher sees it: work left, steps, phases, checkpoints, and the events it sends."""
+"""One job attempt from the view of its owner's launcher.
+
+It tracks remaining work, steps, phases and checkpoints. It also makes the events that the launcher sends.
+"""
 
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -35,7 +38,11 @@ Event = TypeVar("Event", bound=JobEvent)
 
 @dataclass(slots=True)
 class LiveJob:
-    """`remaining_s`: run time to do; `safe_s`: after a restart from the last checkpoint; `gang`: another shape."""
+    """One live job attempt.
+
+    `remaining_s`: run time still to do. `safe_s`: the same after a restart from the last checkpoint. `gang`:
+    replaces the gang of the trace.
+    """
 
     job: TraceJob
     profile: WorkloadProfile
@@ -57,7 +64,7 @@ class LiveJob:
 
     @property
     def request_id(self) -> str:
-        """The job's name; a later attempt has its number behind it."""
+        """The job's name. A later attempt adds its number."""
         return self.name if self.attempt == 1 else f"{self.name}.{self.attempt}"
 
     @property
@@ -65,7 +72,7 @@ class LiveJob:
         return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
 
     def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
-        """Return the next event of this attempt."""
+        """Make the next event of this attempt, and count it."""
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
@@ -76,12 +83,12 @@ class LiveJob:
         return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
 
     def request(self, gpus_per_node: int) -> PlacementRequest:
-        """Return the request for the queue."""
+        """Return the placement request for the product's queue."""
         shape = self._shape(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
     def submission_facts(self) -> dict[str, Any]:
-        """Return what a trainer states of its model and its checkpoints."""
+        """Return what a trainer states about its model and its checkpoints."""
         told: dict[str, Any] = {}
         if self.tells_steps and self.profile.trains:
             told["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
@@ -109,9 +116,10 @@ class LiveJob:
         return self.event(Started, now_ms, ranks=ranks)
 
     def progress(self, phase: str, step_s: float, now_ms: int) -> int | None:
-        """Do the work that fits between the last call and now; when it is done, the time of the end.
+        """Do the work that fits between the last call and now. If it is done, return the time of its end.
 
-        step_s: of a step now; `nan`: it loads; `inf`: it hangs and does no work. Slow steps slow only steady work.
+        step_s: the length of a step now. `nan`: the job loads. `inf`: it hangs and does no work. Slow steps
+        slow only steady work.
         """
         dt_s = (now_ms - self.last_ms) / 1000
         self.last_ms = now_ms
@@ -131,7 +139,10 @@ class LiveJob:
         return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
 
     def report(self, phase: str, step_s: float, now_ms: int, parts: StepParts | None = None) -> list[JobEvent]:
-        """Phase, checkpoint and step events that are due. parts: of a step now."""
+        """Return the phase, checkpoint and step events that are due.
+
+        parts: those of a step now.
+        """
         events: list[JobEvent] = []
         if phase and phase != self.phase:
             events += self._change_phase(phase, now_ms)

@@ -1,8 +1,9 @@
-"""The strength of each fault and each benign look-alike: ranges that its numbers are drawn from, one struct per kind.
+"""The strength of each fault and benign look-alike: the ranges that its numbers are drawn from.
 
-Defaults are those of real fleets (Azure's throttled nodes, InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal
-time around `median_s`, a decoy a uniform one within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults:
-caps go as deep as heat throttles, checkpoints stop a gang as long as a hang, an exporter is away as long as a node that
+There is one struct for each kind. Defaults are those of real fleets (Azure's throttled nodes,
+InfiniteHBD, Minder, Greyhound). A fault lasts a lognormal time around `median_s`, a decoy a uniform one
+within `lasts_s`. Spans are [low, high]. Decoys are as strong as faults: caps go as deep as heat
+throttles, checkpoints stop a gang as long as a hang, an exporter is away as long as a node that
 reboots, and the longest sequences cost as much as a slow rank.
 """
 
@@ -12,7 +13,10 @@ Span = tuple[float, float]
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The common part of every kind: how often it comes, per 1000 node-days."""
+    """The settings that every kind has.
+
+    rate: how often the kind occurs in 1000 node-days.
+    """
 
     rate: float = 0.0
 
@@ -24,7 +28,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def _problem(name: str, value: object) -> str:
-    """Return what is wrong with a value, "" for nothing."""
+    """Return what is wrong with a value. "" if it is valid."""
     if isinstance(value, tuple) and value and value[0] > value[-1]:
         return f"{name} = {list(value)}: the low end comes first"
     if name.endswith("_share") and isinstance(value, (int, float)) and not 0 <= value <= 1:
@@ -162,7 +166,7 @@ class PhaseChangeKind(Decoy, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One struct a kind, by the kind's name."""
+    """The strengths of all kinds: one struct for each, under the kind's name."""
 
     thermal_throttle: ThermalThrottleKind = ThermalThrottleKind()
     ecc_storm: EccStormKind = EccStormKind()
@@ -204,9 +208,9 @@ LEAST_LEFT = 0.05  # of a clock or an activity
 
 
 def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
-    """Return kinds with faults `times` as strong: 2 is twice as far from what is usual. Look-alikes stay as they are.
+    """Return kinds with faults `times` as strong: 2 is twice as far from the usual value.
 
-    Weak faults must be found beside look-alikes that are as strong as ever.
+    Look-alikes stay as they are, because weak faults must be found among look-alikes of the usual strength.
 
     >>> scaled(USUAL, 0.5).power_brake.clock
     (0.7, 0.75)

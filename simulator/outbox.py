@@ -1,4 +1,4 @@
-"""The door to the product: its HTTP API as a patient client sees it, and an outbox that never loses an event."""
+"""Clients of the product: its HTTP API with patient retries, and an outbox that never loses an event."""
 
 import asyncio
 import logging
@@ -20,7 +20,10 @@ TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class ProductApi:
-    """Calls under `url`. Connection errors, time-outs and 5xx are tried again for ever, less and less often."""
+    """A client of the API under `url`.
+
+    It retries connection errors, time-outs and 5xx for ever, with growing pauses.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -28,7 +31,7 @@ class ProductApi:
         self.retries = 0
 
     async def call(self, method: str, path: str, body: bytes | None = None, kind: str = "json") -> tuple[int, bytes]:
-        """(status, body) of the first answer that is not worth another try."""
+        """Return (status, body) of the first answer that needs no retry."""
         pause_s = FIRST_PAUSE_S
         while True:
             answer = await self.once(method, path, body, kind)
@@ -41,7 +44,7 @@ class ProductApi:
     async def once(
         self, method: str, path: str, body: bytes | None = None, kind: str = "json"
     ) -> tuple[int, bytes] | None:
-        """(status, body), or None when there was no answer."""
+        """Return (status, body), or None if there was no answer."""
         headers = {"Content-Type": f"application/{kind}"} if body is not None else None
         try:
             async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
@@ -50,7 +53,7 @@ class ProductApi:
             return None
 
     async def get(self, path: str) -> dict[str, Any] | None:
-        """Return a JSON object by one try. None if there is none now."""
+        """Return a JSON object with a single attempt. None if there is none now."""
         answer = await self.once("GET", path)
         if answer is None or answer[0] != 200:
             return None
@@ -68,7 +71,7 @@ class ProductApi:
             await asyncio.sleep(FIRST_PAUSE_S)
 
     async def post_events(self, events: Sequence[JobEvent | NodeEvent]) -> int:
-        """Post one batch as JSON lines until it is taken; returns how many were rejected."""
+        """Post one batch as JSON lines until it is accepted. Returns how many events were rejected."""
         body = b"\n".join(map(msgspec.json.encode, events)) + b"\n"
         status, text = await self.call("POST", "/v1/events", body, "x-ndjson")
         if status == 413 and len(events) > 1:
@@ -80,7 +83,7 @@ class ProductApi:
         return rejected
 
     async def enqueue(self, request: PlacementRequest) -> bool:
-        """Put a request into the queue; False when it is refused (which is logged)."""
+        """Put a request into the queue. Returns False if it is refused, which is logged."""
         status, text = await self.call("POST", "/v1/queue", msgspec.json.encode(request))
         if status >= 400:
             logger.warning("queue request %s was refused (%d): %.300s", request.request_id, status, text)
@@ -97,9 +100,10 @@ def _rejected(status: int, text: bytes, count: int) -> int:
 
 
 class Outbox:
-    """Events in order, posted in batches by `run`. A batch is repeated until it is taken (events are idempotent).
+    """A queue of events in order, which `run` posts in batches.
 
-    While `limit` events wait, `put` waits: an API that is away slows the driver and fills no memory.
+    A batch is repeated until it is accepted (events are idempotent). While `limit` events wait, `put`
+    waits. So an API that is away slows the driver and does not fill the memory.
     """
 
     def __init__(self, api: ProductApi, *, limit: int = 20_000) -> None:
@@ -117,12 +121,12 @@ class Outbox:
             self._changed.notify_all()
 
     async def drained(self) -> None:
-        """Wait until everything that was put has been taken."""
+        """Wait until all events have been posted."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._waiting)
 
     async def run(self) -> None:
-        """Post for ever; ends by cancellation only."""
+        """Post events until the task is cancelled."""
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: bool(self._waiting))

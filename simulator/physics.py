@@ -1,10 +1,13 @@
-"""From what jobs ask and what faults do to what the sensors show. Arrays over (node, GPU); nothing is looped over.
+"""Physics of the simulated fleet: from demands of jobs and effects of faults to sensor readings.
 
-A job is as slow as its slowest member: with speed s (clock ratio over its load and over what its host adds) and
-communication share c its step takes k = (1 - c)/min(s) + c * max(r) times as long, r being how much longer a transfer
-takes on its worst port. All members then do 1/k of their work per second: power above the idle context, tensor and SM
-activity and traffic fall by that factor, while utilisation stays high because waiting ranks spin. Members are
-synchronous: a step moves the same bytes through each of them, so no member's share of the traffic shows a slow link.
+All arrays are over (node, GPU), without loops.
+
+A job is as slow as its slowest member. With speed s (clock ratio over its load and over what its host
+adds) and communication share c, its step takes k = (1 - c)/min(s) + c * max(r) times as long. r is how
+much longer a transfer takes on its worst port. All members then do 1/k of their work per second. Power
+above the idle context, tensor and SM activity and traffic fall by that factor, while utilisation stays
+high because waiting ranks spin. Members are synchronous: a step moves the same bytes through each of
+them, so no member's share of the traffic shows a slow link.
 """
 
 from dataclasses import dataclass
@@ -29,7 +32,7 @@ PACKET_BYTES = 3900.0
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The traits that differ from GPU to GPU and never change. (n, g), inlet (n, 1)."""
+    """The fixed traits of each GPU, (n, g). inlet_c is (n, 1)."""
 
     inlet_c: NDArray[np.float64]
     resistance_c_per_w: NDArray[np.float64]
@@ -42,7 +45,10 @@ class Body:
 
     @classmethod
     def draw(cls, rng: np.random.Generator, nodes: int, gpus: int) -> "Body":
-        """Two cooling groups in a chassis: GPUs 0, 3, 4, 6 run hotter and slower than 1, 2, 5, 7."""
+        """Draw the traits of a fleet.
+
+        A chassis has two cooling groups: GPUs 0, 3, 4, 6 run hotter and slower than 1, 2, 5, 7.
+        """
         shape = (nodes, gpus)
         hot = np.isin(np.arange(gpus) % 8, (0, 3, 4, 6))
         return cls(
@@ -59,7 +65,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of each GPU now, between the jobs' demands and the sensors. (n, g)."""
+    """The work of each GPU now, (n, g), between the jobs' demands and the sensors."""
 
     phase: NDArray[np.int64]
     work: NDArray[np.float64]  # share of the steady work per second that gets done
@@ -71,13 +77,13 @@ class Activity:
 
 
 def pcie_bytes_per_s(effects: Effects) -> NDArray[np.float64]:
-    """(n, g) what each GPU's PCIe link carries at most."""
+    """Return (n, g) the capacity of each GPU's PCIe link."""
     per_lane: NDArray[np.float64] = PCIE_LANE_BYTES_PER_S[effects.link_gen.astype(int)]
     return per_lane * effects.link_width
 
 
 def port_bytes_per_s(gangs: RunningGangs) -> NDArray[np.float64]:
-    """(n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
+    """Return (n, g) what a healthy, steady gang that spans nodes sends through each GPU's port."""
     ports = np.maximum(gangs.level("ib_ports"), 1.0)
     per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
     used = np.arange(gangs.slot.shape[1]) < ports[gangs.slot]
@@ -85,7 +91,10 @@ def port_bytes_per_s(gangs: RunningGangs) -> NDArray[np.float64]:
 
 
 def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
-    """(slots,) how many times as long each job's step takes because of its worst member; 1 is healthy."""
+    """Return (slots,) how many times as long each job's step takes because of its worst member.
+
+    1 is healthy.
+    """
     cells = gangs.slot.ravel()
     sends = port_bytes_per_s(gangs)
     speed = np.ones(len(gangs.size))
@@ -106,20 +115,23 @@ def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
 
 
 def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
-    """Return the slots of jobs that wait for a port which is down: none of their members exchanges anything."""
+    """Return the slots of jobs that wait for a port which is down.
+
+    None of their members exchanges data.
+    """
     waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (port_bytes_per_s(gangs) > 0)])
     return waiting
 
 
 def own_speed(effects: Effects) -> NDArray[np.float64]:
-    """(n, g) how fast each GPU does its own part of a step: 1 is usual."""
+    """Return (n, g) how fast each GPU does its own part of a step. 1 is usual."""
     return effects.clock_ratio / (effects.load * effects.host_slow)
 
 
 def activity_of(
     gangs: RunningGangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects
 ) -> Activity:
-    """Spread each job's phase and slowdown over its GPUs."""
+    """Return the activity of each GPU, from its job's phase and slowdown."""
     levels = PHASE_LEVELS[phase]  # (slots, 5)
     for slot, changed in effects.levels.items():
         levels[slot] *= (changed.activity, 1.0, changed.traffic, changed.traffic, 1.0)
@@ -141,7 +153,7 @@ def power_w(
 ) -> NDArray[np.float64]:
     """Return (n, g) board power. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
 
-    That exponent includes that the voltage falls with the clock.
+    The exponent accounts for the voltage, which falls with the clock.
     """
     slot = gangs.slot
     above = np.maximum(gangs.level("power_w") - CONTEXT_POWER_W, 0.0)[slot]
@@ -156,13 +168,16 @@ def power_w(
 
 
 def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
-    """(n, g) SM clock in steps of 15 MHz; 345 without a context."""
+    """Return (n, g) the SM clock in steps of 15 MHz. 345 without a context."""
     running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
     return np.where(gangs.slot > 0, running, 345.0)
 
 
 def event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effects) -> NDArray[np.int64]:
-    """(n, g) clock event reason bits: idle, the software power cap that is normal near the limit, faults."""
+    """Return (n, g) clock event reason bits of idle GPUs, the software power cap, and faults.
+
+    The software power cap is normal near the limit.
+    """
     idle = np.where(gangs.slot > 0, 0, 1)
     capped = np.where(power > np.minimum(POWER_CAP_W, effects.power_limit_w - 1.0), REASON_SW_POWER_CAP, 0)
     return idle | capped | effects.reasons
@@ -171,12 +186,15 @@ def event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effects: Effe
 def warm(
     temp_c: NDArray[np.float64], power: NDArray[np.float64], body: Body, effects: Effects, dt_s: float
 ) -> NDArray[np.float64]:
-    """(n, g) GPU temperature after `dt_s` at this power: exact relaxation with each GPU's time constant."""
+    """Return (n, g) GPU temperature after `dt_s` at this power.
+
+    This is exact relaxation with each GPU's time constant.
+    """
     target = body.inlet_c + body.resistance_c_per_w * power * np.interp(power, FAN_AT_W, FAN_WARMER)
     relaxed = temp_c + (target - temp_c) * -np.expm1(-dt_s / body.tau_s)
     return np.maximum(relaxed, effects.hot_c)
 
 
 def is_computing(phase: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Phases in which GPUs work."""
+    """Return whether each phase is one in which GPUs work."""
     return np.isin(phase, (JobPhase.WARMUP, JobPhase.STEADY, JobPhase.EVALUATION))

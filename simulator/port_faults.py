@@ -13,7 +13,10 @@ FIRST_FLAP_S = 2.0
 
 @dataclass(slots=True)
 class IbFlap(Passing):
-    """A list of (begin, length) seconds, drawn ahead; what lies wholly inside one step still counts."""
+    """A fault of a link that goes down again and again.
+
+    flaps: (begin, length) in seconds, drawn in advance. A flap that lies wholly inside one step still counts.
+    """
 
     flaps: list[tuple[float, float]]
     symbols: int

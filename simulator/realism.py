@@ -1,6 +1,7 @@
 """The likeness of a healthy simulated fleet to real H100 runs: distances between distributions.
 
-Recorded steady phases meet simulated gangs of the same work. The distance is Kolmogorov and Smirnov's (0 to 1):
+Recorded steady phases are compared with simulated gangs of the same work. The distance is Kolmogorov and
+Smirnov's (0 to 1):
 
     power shape         W around each GPU's median, averaged over a second
     warmth              °C above 29.5 per W, which separates the two cooling groups of a chassis
@@ -43,7 +44,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """One quantity of one run: the distance, and the 10th, 50th and 90th percentiles on both sides."""
+    """The comparison of one quantity of one run.
+
+    It has the distance, and the 10th, 50th and 90th percentiles on both sides.
+    """
 
     run: str
     quantity: str
@@ -80,7 +84,10 @@ def _middle(values: Values) -> tuple[float, float, float]:
 
 
 def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
-    """Yield a row per run and quantity. None if the folder does not hold the run. Raises ConfigError."""
+    """Yield a row for each run and quantity. A run that the folder does not have is left out.
+
+    Raises ConfigError.
+    """
     for run, kind in KIND_OF.items():
         path = data / FOLDER / f"{run}_telemetry.csv.gz"
         if path.exists():
@@ -94,7 +101,7 @@ def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
 
 
 def recorded_gpus(path: Path) -> dict[str, Values]:
-    """Quantities of the steady phase, over GPUs and seconds."""
+    """Return the quantities of the steady phase, over GPUs and seconds."""
     names = ["power_w", "temp_c"]
     table = _steady(path, ["gpu", *names])
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
@@ -104,7 +111,7 @@ def recorded_gpus(path: Path) -> dict[str, Values]:
 
 
 def _steady(path: Path, names: list[str]) -> "DataFrame":
-    """Rows of the steady phase: `timestamp` and `names`. Raises ConfigError that names the file."""
+    """Read the rows of the steady phase: `timestamp` and `names`. Raises ConfigError that names the file."""
     columns = ["phase", "timestamp", *names]
     try:
         table = csv.read_csv(path, convert_options=csv.ConvertOptions(include_columns=columns)).to_pandas()
@@ -117,7 +124,7 @@ def _steady(path: Path, names: list[str]) -> "DataFrame":
 
 
 def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
-    """Return the quantities of gangs of one node each, a second apart, after their warm-up."""
+    """Return the quantities of gangs of one node each, every second after their warm-up."""
     fleet = _fleet(kind, seed, nodes_a_job=1)
     rows = [GPU_ROW["DCGM_FI_DEV_POWER_USAGE"], GPU_ROW["DCGM_FI_DEV_GPU_TEMP"]]
     seen = []
@@ -129,7 +136,7 @@ def simulated_gpus(kind: str, seed: int) -> dict[str, Values]:
 
 
 def _quantities(power: Values, temp: Values) -> dict[str, Values]:
-    """Return the quantities of grids (second, GPU)."""
+    """Return the quantities of power and temperature, grids (second, GPU)."""
     return {
         "power shape": (power - np.median(power, axis=0)).ravel(),
         "warmth": ((temp - INLET_C) / power).ravel(),
@@ -154,7 +161,10 @@ def simulated_ports(kind: str, seed: int) -> Values:
 
 
 def _largest_over_mean(rates: Values) -> Values:
-    """(second,) over the ports that carry anything (second, port)."""
+    """Return (second,) the largest traffic over the mean, of the ports that carry traffic.
+
+    rates: (second, port).
+    """
     active = rates[:, np.median(rates, axis=0) > ACTIVE_BYTES_PER_S]
     if not active.shape[1]:
         return np.empty(0)
@@ -164,7 +174,7 @@ def _largest_over_mean(rates: Values) -> Values:
 
 
 def _fleet(kind: str, seed: int, nodes_a_job: int) -> SimulatedFleet:
-    """Steady gangs of one kind of work and nothing wrong."""
+    """Return a healthy fleet with steady gangs of one kind of work."""
     fleet = SimulatedFleet(FleetSpec(nodes=JOBS * nodes_a_job), seed)
     every = tuple(range(GPUS))
     for job, profile in enumerate(_profiles(kind, seed, nodes_a_job * GPUS)):

@@ -1,8 +1,9 @@
-"""Recorded H100 runs, played in a loop, with the faults and decoys of the simulated fleet in their numbers.
+"""Recorded H100 runs, played in a loop, with the faults and decoys of the simulated fleet.
 
-A job whose worst member has speed s, with share c of a step in communication and worst transfer r, takes
-k = (1 - c)/s + c * r times as long: activity, traffic and dynamic power fall by k, temperatures follow the power with
-the time constants that were measured. Jobs of recordings do not die; they stand still while a fault lasts.
+Faults and decoys change the recorded numbers. A job whose worst member has speed s, with share c of a
+step in communication and worst transfer r, takes k = (1 - c)/s + c * r times as long. Activity, traffic
+and dynamic power fall by k. Temperatures follow the power with the time constants that were measured.
+Jobs of recordings do not die. They stand still while a fault lasts.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +45,10 @@ _UTIL, _REASONS = ROW["DEV_GPU_UTIL"], ROW["DEV_CLOCKS_EVENT_REASONS"]
 
 
 def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: None) -> Path:
-    """Write `out/faults/recorded/NAME-SEED` in the layout of simulated runs; the folder. Raises ConfigError."""
+    """Write `out/faults/recorded/NAME-SEED` in the layout of simulated runs, and return the folder.
+
+    Raises ConfigError.
+    """
     runs = list(load_recorded_fleet(data).runs.values())
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
@@ -75,7 +79,7 @@ def _topology(names: list[str]) -> str:
 
 
 def settings_of(file: FaultFile) -> FaultSettings:
-    """Return settings for a fault at regular times, each kind that the recordings can show in its turn."""
+    """Return settings for faults at regular times, which take the kinds that recordings can show in turn."""
     table = file.recorded
     middle_s = float(np.sqrt(table.shortest_s * table.limit_s))
     share = file.draw.precursor_share
@@ -97,7 +101,10 @@ def settings_of(file: FaultFile) -> FaultSettings:
 
 
 class RecordingPlayer:
-    """All runs at one time: recorded numbers with what faults do to them. Nodes of one run share its job."""
+    """A player of all runs at the same time: recorded numbers with the effects of faults.
+
+    Nodes of one run share its job.
+    """
 
     def __init__(self, runs: list[RecordedRun], file: FaultFile) -> None:
         self.runs, self.table = runs, file.recorded
@@ -130,7 +137,7 @@ class RecordingPlayer:
         return int(self.table.loops * longest_s / self.table.interval_s)
 
     def advance(self, now_ms: int) -> None:
-        """Read the recordings at `now_ms`, let faults do their work."""
+        """Read the recordings at `now_ms`, and apply the faults."""
         dt_s = self.table.interval_s if self._start_ms is not None else 0.0
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self._last_ms = now_ms
@@ -152,7 +159,7 @@ class RecordingPlayer:
         self._show_ports(levels, moved)
 
     def events(self, now_ms: int) -> list[JobEvent]:
-        """Return job events: a job begins with each loop of its run, as its next attempt."""
+        """Return the job events. A job begins again with each loop of its run, as its next attempt."""
         assert self._start_ms is not None
         events: list[JobEvent] = []
         for job in dict.fromkeys(self.jobs):
@@ -173,7 +180,7 @@ class RecordingPlayer:
         return events
 
     def job_and_factor(self, node: int, unit: int) -> tuple[str, float] | None:
-        """Return the job on a node and how many times as long its steps take."""
+        """Return the job on a node, and how many times as long its steps take."""
         return self.jobs[node], float(self.factor[self.slot[node, 0]])
 
     def _loop_of(self, row: int, now_ms: int) -> int:
@@ -192,7 +199,10 @@ class RecordingPlayer:
         )
 
     def _levels(self) -> Values:
-        """(slot, 5) multipliers of activity, utilisation, NVLink, InfiniBand and PCIe; `factor` on the way."""
+        """Return (slot, 5) multipliers of activity, utilisation, NVLink, InfiniBand and PCIe.
+
+        This also updates `factor`.
+        """
         effects, slots = self.effects, self.slot.ravel()
         speed, transfer = np.full(len(self.factor), np.inf), np.ones(len(self.factor))
         np.minimum.at(speed, slots, physics.own_speed(effects).ravel())
@@ -246,7 +256,7 @@ class RecordingPlayer:
         self.gpu[_REASONS] = np.where(np.isnan(raw[_REASONS]), np.nan, reasons)
 
     def _warm(self, dt_s: float) -> None:
-        """Temperature and energy follow the power that is missing."""
+        """Lower temperature and energy by the power that is missing."""
         missing_w = np.nan_to_num(self._raw_gpu[_POWER] - self.gpu[_POWER])
         cooler_c = self.body.resistance_c_per_w * missing_w
         self._warmer_c += (-cooler_c - self._warmer_c) * -np.expm1(-dt_s / self.body.tau_s)
@@ -255,7 +265,10 @@ class RecordingPlayer:
         self.gpu[_ENERGY] = self._raw_gpu[_ENERGY] - self._saved_mj
 
     def _show_ports(self, levels: Values, moved: Values) -> None:
-        """Counters grow by what was recorded, times what the job still sends. Its members send alike."""
+        """Increase the port counters by the recorded bytes, times the share that the job still sends.
+
+        All members of a job send the same share.
+        """
         sent = levels[self.slot][:, :, 3]
         waiting = np.unique(self.slot[self.effects.port_down & (self._port_rate > NETWORKED_BYTES_PER_S)])
         sent = np.where(np.isin(self.slot, waiting) | self.effects.port_down, 0.0, sent)
@@ -269,7 +282,7 @@ def _row_of(levels: ActivityLevels) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class Files:
-    """The three files of samples."""
+    """The three files of samples: GPUs, ports and nodes."""
 
     folder: Path
     player: RecordingPlayer

@@ -1,10 +1,10 @@
-"""Step times of real runs as the telemetry that they would have left, at several intervals, with the true steps beside.
+"""Step times of real runs, rendered as telemetry at several intervals, with the true steps.
 
-ByteDance's trace gives activity: the share of an interval that a worker's operations fill. Megatron's iterations are
-filled with the pattern of a step (forward, backward, exchange, optimizer); beyond 1.5 medians they stall. Values are
-means over the interval that ends at `time_s`, with a sensor's noise.
+ByteDance's trace gives activity: the share of an interval that a worker's operations fill. Megatron's
+iterations are filled with the pattern of a step (forward, backward, exchange, optimizer). Beyond 1.5
+medians they stall. Values are means over the interval that ends at `time_s`, with a sensor's noise.
 
-Written: `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
+It writes `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +58,11 @@ class StepTruth(msgspec.Struct, frozen=True):
 
 
 class RenderedTruth(msgspec.Struct, frozen=True):
-    """`period_s`: the median step; `aliased`: fewer than four samples a step; `step_time_cv`: spread over mean."""
+    """The truth about one rendered run.
+
+    `period_s`: the median step. `aliased`: whether a step has fewer than four samples. `step_time_cv`: the
+    standard deviation of step times over their mean.
+    """
 
     name: str
     source: str
@@ -74,13 +78,19 @@ class RenderedTruth(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Piecewise constant levels of one GPU: `ends_s` (k,) increasing, `levels` (k, 6) until each end."""
+    """The piecewise constant levels of one GPU.
+
+    `ends_s`: (k,) increasing. `levels`: (k, 6) until each end.
+    """
 
     ends_s: Values
     levels: Values
 
     def means(self, edges_s: Values) -> Values:
-        """(t, 6) exact means between successive edges (t + 1,)."""
+        """Return (t, 6) exact means between successive edges.
+
+        edges_s: (t + 1,).
+        """
         lengths = np.diff(self.ends_s, prepend=0.0)
         area = np.concatenate([np.zeros((1, self.levels.shape[1])), np.cumsum(self.levels * lengths[:, None], axis=0)])
         times = np.concatenate([[0.0], self.ends_s])
@@ -91,7 +101,10 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One real run, ready to be rendered. `stretches` of each GPU or worker."""
+    """One real run, ready to be rendered.
+
+    stretches: those of each GPU or worker.
+    """
 
     source: str
     series: str
@@ -108,7 +121,10 @@ def render_steps(
     intervals_s: Sequence[float] = INTERVALS_S,
     say: Say = lambda _: None,
 ) -> list[Path]:
-    """Render `series` runs of Megatron and ByteDance's job. Raises ConfigError when the data hold neither."""
+    """Render `series` runs of Megatron and ByteDance's job. Returns the folders.
+
+    Raises ConfigError if the data folder has neither.
+    """
     rng = np.random.default_rng([seed, 24])
     written = []
     for run in _runs(data, series, rng):
@@ -129,7 +145,7 @@ def _runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
 
 
 def pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
-    """Every step filled with the pattern; what is beyond 1.5 medians is a stall."""
+    """Fill every step with the pattern. The time beyond 1.5 medians is a stall."""
     parts = PATTERNS[pattern]
     usual = np.minimum(durations_s, STALL_RATIO * np.median(durations_s))
     shares = np.array([share for _, share in parts]) / sum(share for _, share in parts)
@@ -139,7 +155,10 @@ def pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
 
 
 def megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
-    """Up to `series` runs, evenly over the logarithm of their step times, repeated or cut to some ten minutes."""
+    """Yield up to `series` runs, evenly over the logarithm of their step times.
+
+    They are repeated or cut to about ten minutes.
+    """
     columns = ["suite", "test_case", "platform", "step", "iteration_time_s"]
     table = _table(path, columns).to_pandas()
     grouped = table.sort_values("step").groupby(columns[:3], observed=True)["iteration_time_s"]
@@ -164,7 +183,7 @@ def _table(path: Path, columns: list[str]) -> pa.Table:
 
 
 def _fitted(durations_s: Values) -> Values:
-    """Repeated or cut to a length that every interval can be tried on."""
+    """Repeat or cut a run to a length that suits every interval."""
     total_s = float(durations_s.sum())
     many = np.tile(durations_s, max(1, int(np.ceil(SHORTEST_S / total_s))))
     enough = max(FEWEST_STEPS, int(np.searchsorted(np.cumsum(many), LONGEST_S)) + 1)
@@ -172,7 +191,7 @@ def _fitted(durations_s: Values) -> Values:
 
 
 def bytedance_run(path: Path) -> Run:
-    """Each worker's own operations, steps one after the other."""
+    """Return a run of each worker's own operations, with one step after the other."""
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
     trace = _table(path, names).to_pandas()
     trace["end"] = trace["start_ts"].astype(float) + trace["duration"].astype(float)
@@ -186,7 +205,10 @@ def bytedance_run(path: Path) -> Run:
 
 
 def _worker(rows: "object", total_s: float) -> Stretches:
-    """Divide a worker's time. Computing goes before communicating, which may run beside it. The rest is waiting."""
+    """Divide a worker's time into levels.
+
+    Where computing and communicating overlap, computing counts. The rest is waiting.
+    """
     from pandas import DataFrame
 
     assert isinstance(rows, DataFrame)
@@ -205,7 +227,7 @@ def _worker(rows: "object", total_s: float) -> Stretches:
 
 
 def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.Generator) -> Path:
-    """One run at one interval."""
+    """Write one run at one interval, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(render(run, interval_s, rng), folder / "telemetry.parquet", compression="zstd")
     starts_s = np.cumsum(run.durations_s) - run.durations_s
@@ -230,7 +252,10 @@ def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.
 
 
 def render(run: Run, interval_s: float, rng: np.random.Generator) -> pa.Table:
-    """All GPUs of a run, in order of time; a row a GPU and interval. Names and units of the recorded H100 runs."""
+    """Return a table of all GPUs of a run in order of time, with one row for each GPU and interval.
+
+    Names and units are those of the recorded H100 runs.
+    """
     edges_s = np.arange(0.0, float(run.durations_s.sum()), interval_s)
     whole: dict[int, Values] = {}  # GPUs of one pattern share their stretches
     for stretches in run.stretches:

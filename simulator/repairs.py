@@ -1,6 +1,7 @@
-"""Report repairs as an operator's tools do: a node is drained during the work and returned after it.
+"""Reports of repairs, as an operator's tools send them: drained during the work, returned after it.
 
-Only visible faults that end by a repair are reported, and never that they began: telemetry has to find it.
+Only visible faults that end by a repair are reported. Their beginning is never reported, because
+telemetry has to find it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,10 @@ WORK_MS = 300_000  # a repair takes at most so long; it begins no sooner than th
 
 @dataclass(slots=True)
 class Repairs:
-    """`step` is called after every advance of the fleet. names: of the nodes, by row."""
+    """A reporter of repairs. Call `step` after every advance of the fleet.
+
+    names: the nodes, by row.
+    """
 
     plan: FaultPlan
     names: Sequence[str]

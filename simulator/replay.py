@@ -1,4 +1,7 @@
-"""Fast-forward: weeks without telemetry that leave a fleet in mid-life, with a history, running jobs and a queue."""
+"""A fast-forward of weeks without telemetry.
+
+It leaves a fleet with a history, running jobs and a queue.
+"""
 
 import heapq
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from simulator.traces import WEEK_MS, JobTrace, TraceJob
 
 @dataclass(frozen=True, slots=True)
 class OngoingJob:
-    """A job that runs at the start: where, since when, and how much undisturbed run time it has left."""
+    """A job that runs at the start, with its place, its start and its remaining undisturbed run time."""
 
     job: TraceJob
     started_ms: int
@@ -26,7 +29,11 @@ class OngoingJob:
 
 @dataclass(frozen=True, slots=True)
 class TraceReplay:
-    """history: by time, of jobs ended before the start; queue: by arrival; cluster: the scheduler's state, to copy."""
+    """The result of a fast-forward.
+
+    history: events by time, of jobs that ended before the start. queue: by arrival. cluster: the scheduler's
+    state, to be copied.
+    """
 
     start_ms: int
     history: tuple[JobEvent, ...]
@@ -44,7 +51,10 @@ class TraceReplay:
 
 
 def fast_forward(trace: JobTrace, topology: Topology, *, weeks: int = 4) -> TraceReplay:
-    """Play the trace to `trace.start_ms` on the nodes of `topology`, with jobs that reach into the last `weeks`."""
+    """Simulate the trace up to `trace.start_ms` on the nodes of `topology`.
+
+    Only jobs that reach into the last `weeks` are simulated.
+    """
     begin_ms = trace.start_ms - weeks * WEEK_MS
     reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
     jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
@@ -67,7 +77,10 @@ def _empty_pool(topology: Topology) -> GpuPool:
 
 
 def _run_until(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
-    """Play arrivals and ends in order of time, up to `stop_ms`; returns the jobs that ended, in that order."""
+    """Process arrivals and ends in order of time, up to `stop_ms`.
+
+    Returns the jobs that ended, in that order.
+    """
     ends: list[tuple[int, str]] = []
     ended: list[BackfilledJob] = []
     arrivals = iter(jobs)
@@ -108,9 +121,10 @@ def opening_events(
     ranks: tuple[RankPlacement, ...] = (),
     **told: Any,
 ) -> tuple[JobEvent, ...]:
-    """Return `submitted` (sequence 0), then `started` (1), or `queued` (1) for a job that still waits.
+    """Return the first two events of a job: `submitted`, then `started` or `queued`.
 
-    told: more fields of `submitted`.
+    The second is `queued` if the job still waits.
+    Their sequence numbers are 0 and 1. told: further fields of `submitted`.
     """
     members, each = job.shape(gpus_per_node)
     submitted = Submitted(

@@ -1,11 +1,12 @@
-"""The simulator's process: fleet (or recorded runs), exporter pages, driver and story, and the run folder.
+"""The simulator's process: fleet (or recorded runs), pages, driver, story and the run folder.
 
     topology.toml   what the service may read: racks and nodes           targets.txt   exporter URLs, one a line; last
     queues.toml     the same: how the teams share, if there are teams
     truth.jsonl     faults as they happen; not for the service           story.jsonl   turns of the story
     sim.json        status, replaced every second: jobs, events, pages served, bad lines injected
 
-SIGTERM and SIGINT end it; after SIGUSR1 no further page is broken, so that both sides can count the same ones.
+SIGTERM and SIGINT end it. After SIGUSR1 no further page is broken, so that both sides can count the same
+broken lines.
 """
 
 import asyncio
@@ -55,7 +56,10 @@ IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """`out`: the run folder; `api`: URL of the product; `data`: FLEETCAST_DATA; `faults`: TOML of FaultSettings."""
+    """The options of a simulation.
+
+    `out`: the run folder. `api`: URL of the product. `data`: FLEETCAST_DATA. `faults`: TOML of FaultSettings.
+    """
 
     out: Path
     api: str
@@ -73,7 +77,7 @@ class SimulationOptions:
 
 
 async def run_simulation(options: SimulationOptions) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigError when an input is missing or wrong."""
+    """Run until SIGTERM or SIGINT. Raises ConfigError if an input is missing or wrong."""
     options.out.mkdir(parents=True, exist_ok=True)
     with _signals() as (stop, quiet):
         if options.input == "h100":
@@ -131,7 +135,7 @@ def make_driver(
 
 
 async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
-    """Keep the fleet moving whether or not anybody scrapes, and the truth on disk."""
+    """Advance the fleet and write the truth to disk, whether or not the pages are scraped."""
     while True:
         fleet.advance(options.clock.now_ms())
         append_truth(options.out / "truth.jsonl", fleet.faults.changes())
@@ -139,7 +143,10 @@ async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
 
 
 async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSettings, served: "_Served") -> None:
-    """Faults and broken lines begin once the past is told: until then the product has nothing to compare with."""
+    """Begin faults and broken lines once the past is sent.
+
+    Before that, the product has nothing to compare with.
+    """
     await driver.live.wait()
     fleet.faults.begin(settings)
     served.breakage.share = BAD_SHARE
@@ -186,9 +193,9 @@ async def _break_when_ready(api: ProductApi, served: "_Served") -> None:
 
 
 def recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
-    """Return the nodes of each recorded job: `t10-node0` and `t10-node1` are one job's.
+    """Return the nodes of each recorded job: `t10-node0` and `t10-node1` belong to one job.
 
-    Nodes without a page of their GPUs are left out, since no GPU is known there. The baseline ran no job.
+    Nodes without a page of their GPUs are left out, because their GPUs are unknown. The baseline ran no job.
     """
     nodes = sorted({node for node, exporter in fleet.targets() if exporter == "dcgm"} - {IDLE_RUN})
     return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}
@@ -216,7 +223,10 @@ class _Served:
 
 @asynccontextmanager
 async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
-    """Serve exporter pages on loopback. Writes the targets file last, when everything answers."""
+    """Serve exporter pages on loopback.
+
+    It writes the targets file last, when all exporters answer.
+    """
     breakage = Breakage(np.random.default_rng([options.seed, 5]), 0.0)
     source.advance(options.clock.now_ms())
     server = ExporterServer(source, options.clock, breakage)
@@ -236,7 +246,7 @@ async def _until(
     quiet: asyncio.Event,
     status: Callable[[], dict[str, Any]],
 ) -> None:
-    """Run the works and write the status until `stop`; an error in any of them ends the process."""
+    """Run the works and write the status until `stop`. An error in any of them ends the process."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(work) for work in works]
@@ -252,7 +262,7 @@ async def _until(
 
 
 async def _first_of(stop: asyncio.Event, quiet: asyncio.Event) -> None:
-    """Wait a status period, less when a signal comes."""
+    """Wait for a status period, or less if a signal arrives."""
     events = [event for event in (stop, quiet) if not event.is_set()]
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waits, timeout=STATUS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -278,7 +288,7 @@ def _session() -> aiohttp.ClientSession:
 
 @contextmanager
 def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """(stop, quiet): set by SIGTERM or SIGINT, and by SIGUSR1."""
+    """Yield (stop, quiet): events that SIGTERM or SIGINT, and SIGUSR1, set."""
     loop = asyncio.get_running_loop()
     stop, quiet = asyncio.Event(), asyncio.Event()
     handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGUSR1: quiet.set}

@@ -1,4 +1,7 @@
-"""The sensors of all GPUs, ports and hosts: what the exporters read. Counters grow by a rate between steps."""
+"""The sensors of all GPUs, ports and hosts, which the exporters read.
+
+Counters grow by a rate between steps.
+"""
 
 from typing import Any
 
@@ -47,7 +50,10 @@ _VOLATILE = [
 
 
 class Sensors:
-    """`gpu` (field, node, GPU), `port` (field, node, port), `host` (field, node), `cpu` (mode, node)."""
+    """The readings of all sensors of a fleet.
+
+    `gpu` (field, node, GPU), `port` (field, node, port), `host` (field, node), `cpu` (mode, node).
+    """
 
     def __init__(self, nodes: int, gpus: int, seed: int) -> None:
         rng = np.random.default_rng([seed, 1])
@@ -64,7 +70,10 @@ class Sensors:
         self._fill_constants(rng)
 
     def integrate(self, dt_s: float) -> None:
-        """Counters grow by the rates of the last step; classic port counters stop at their largest value."""
+        """Increase the counters by the rates of the last step.
+
+        Classic port counters stop at their largest value.
+        """
         self.gpu[_GPU_COUNTERS] += self._gpu_rate[_GPU_COUNTERS] * dt_s
         self.port[_PORT_COUNTERS] += self._port_rate[_PORT_COUNTERS] * dt_s
         self.host[_HOST_COUNTERS] += self._host_rate[_HOST_COUNTERS] * dt_s
@@ -73,7 +82,10 @@ class Sensors:
             np.minimum(self.port[PORT_ROW[name]], largest, out=self.port[PORT_ROW[name]])
 
     def apply(self, effects: Effects) -> None:
-        """Single events of this step: counters that jump, gauges that are set, counters that restart."""
+        """Apply the single events of this step.
+
+        Counters jump or restart, and gauges are set.
+        """
         for node, gpu in effects.resets:
             self.gpu[_VOLATILE, node, slice(None) if gpu < 0 else gpu] = 0.0
         for bump in effects.bumps:
@@ -88,7 +100,10 @@ class Sensors:
         now_ms: int,
         dt_s: float,
     ) -> None:
-        """Gauges and rates after a step of `dt_s` seconds; `phase` and `factor` are per job slot."""
+        """Set the gauges and rates after a step of `dt_s` seconds.
+
+        `phase` and `factor` have one value for each job slot.
+        """
         keep = float(np.exp(-dt_s / NOISE_TAU_S))
         fresh = self._rng.standard_normal(self._noise.shape)
         self._noise = keep * self._noise + np.sqrt(1 - keep**2) * fresh
@@ -101,11 +116,14 @@ class Sensors:
         self._follow_hosts(power, activity, effects)
 
     def gpu_values(self, node: int, ahead_s: float) -> Values:
-        """(field, GPU) of one node, counters extrapolated by `ahead_s`."""
+        """Return (field, GPU) of one node, with counters extrapolated by `ahead_s`."""
         return self.gpu[:, node] + self._gpu_rate[:, node] * ahead_s
 
     def host_values(self, node: int, ahead_s: float) -> tuple[Values, Values, Values]:
-        """(field, port), (mode,) and (field,) of one node's host, counters extrapolated by `ahead_s`."""
+        """Return (field, port), (mode,) and (field,) of one node's host.
+
+        Counters are extrapolated by `ahead_s`.
+        """
         return (
             self.port[:, node] + self._port_rate[:, node] * ahead_s,
             self.cpu[:, node] + self._cpu_rate[:, node] * ahead_s,
@@ -145,7 +163,7 @@ class Sensors:
         table[row, bump.node, bump.unit] = min(value, SATURATES_AT.get(bump.field, np.inf))
 
     def _follow_board(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
-        """Clocks, temperatures, power, throttling, PCIe link, errors."""
+        """Set clocks, temperatures, power, throttling, the PCIe link and errors."""
         self._set("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
         self._set("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
         self._set("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
@@ -163,7 +181,7 @@ class Sensors:
     def _follow_work(
         self, gangs: RunningGangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
     ) -> None:
-        """Utilisation, activities, memory and traffic."""
+        """Set utilisation, activities, memory and traffic."""
         slot = gangs.slot
         wobble = 1.0 + 0.01 * self._noise
         for name, source in (
@@ -220,7 +238,7 @@ class Sensors:
         return sent
 
     def _follow_hosts(self, power: Values, activity: physics.Activity, effects: Effects) -> None:
-        """CPU seconds of one CPU, pressure, load and chassis power: idle 2.1 kW, busy 8.1 kW."""
+        """Set the CPU seconds of one CPU, pressure, load and chassis power: idle 2.1 kW, busy 8.1 kW."""
         busy = activity.work.mean(axis=1)
         writes = (activity.phase == JobPhase.CHECKPOINT).mean(axis=1)
         rates = {

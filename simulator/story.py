@@ -1,7 +1,7 @@
-"""The story of a demonstration: a node under the largest gang throttles, and the next gang is kept away from it.
+"""The story of a demonstration: a node under the largest gang throttles, and the next gang avoids it.
 
-It only does what an owner and a failing fan could do: it plans a fault, looks at the public API, sends a gang, ends a
-job. Each turn is a line of story.jsonl: {"time_ms", "event", "sentence"}.
+It only does what an owner and a failing fan could do: it plans a fault, polls the public API, submits a
+gang, and ends a job. Each turn is a line of story.jsonl: {"time_ms", "event", "sentence"}.
 """
 
 import asyncio
@@ -30,7 +30,10 @@ QUIET_CODES = frozenset({"none", "watch"})
 
 @dataclass(slots=True)
 class Story:
-    """Plays once; ends when the next gang has its place (or when no gang spans two nodes)."""
+    """A story that plays once.
+
+    It ends when the next gang has its place, or if no gang spans two nodes.
+    """
 
     driver: Driver
     faults: FaultPlan
@@ -51,13 +54,13 @@ class Story:
         await self._placed(decision, node)
 
     def write(self, event: str, sentence: str) -> None:
-        """Append one turn."""
+        """Append one turn to the story's file."""
         line = {"time_ms": self.driver.clock.now_ms(), "event": event, "sentence": sentence}
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _throttle(self, gang: LiveJob) -> str:
-        """Let a fan fail: one GPU of the gang's first node begins to throttle, hard."""
+        """Simulate a failed fan: one GPU of the gang's first node begins to throttle hard. Returns the node."""
         rank = gang.ranks[0]
         gpu = rank.gpus[0]
         now_ms = self.driver.clock.now_ms()
@@ -70,7 +73,10 @@ class Story:
         return rank.node
 
     async def _watch(self, gang: LiveJob, node: str) -> None:
-        """Look, as an operator would, until the node is flagged and the straggler named; not for ever."""
+        """Poll, as an operator would, until the node is flagged and the straggler named.
+
+        Gives up after `patience_s`.
+        """
         began = time.monotonic()
         flagged = named = False
         while not (flagged and named) and time.monotonic() - began < self.patience_s:
@@ -85,7 +91,7 @@ class Story:
                 self.write("straggler", f"{gang.name} is slow: {sentence}")
 
     async def _send_next(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
-        """Queue the owner's next gang, elastic and first in line, then stop the slow one."""
+        """Queue the owner's next gang, elastic and first in line. Then stop the slow one."""
         driver = self.driver
         members = len(hosts(gang))
         each = driver.gpus_per_node
@@ -114,7 +120,7 @@ def hosts(job: LiveJob) -> tuple[str, ...]:
 def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
     """Return the running gang on the most nodes that is healthy and will run for another hour.
 
-    Ties go to the hottest.
+    Ties go to the gang with the highest power. Returns None if there is no such gang.
     """
     fit = [
         job
@@ -125,7 +131,7 @@ def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
 
 
 def flag_of(node: dict[str, Any] | None) -> str:
-    """Return the first reason of a flagged node (else what to do), "" while it is not flagged."""
+    """Return the first reason of a flagged node, or else its action. "" if it is not flagged."""
     if not node or node.get("action", {}).get("code", "none") in QUIET_CODES:
         return ""
     reasons = node.get("reasons") or [node["action"]]
@@ -133,7 +139,10 @@ def flag_of(node: dict[str, Any] | None) -> str:
 
 
 def culprit_of(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
-    """Return the sentence that names a culprit, "" while there is none (`measured`: or no step time has risen yet)."""
+    """Return the sentence that names a culprit. "" if there is none.
+
+    measured: also "" until a step time has risen.
+    """
     if not stragglers or not stragglers.get("slow") or stragglers["culprit"]["kind"] == "nobody":
         return ""
     if measured and not (stragglers.get("ratio") or 0) > 1.0:

@@ -1,7 +1,7 @@
-"""The demonstration's teams: whose job is whose, and the `queues.toml` by which they share the fleet 40/40/20.
+"""The demonstration's teams, and the `queues.toml` by which they share the fleet 40/40/20.
 
-Language asks for more than its part and borrows; vision asks for less and lends. Who cannot wait has a lane of a class
-of its own. A trace tells of no teams, so each job is dealt to one by a checksum of its name.
+Language requests more than its share and borrows. Vision requests less and lends. Urgent jobs have a
+queue with a class of its own. A trace has no teams, so a checksum of its name assigns each job to one.
 """
 
 import zlib
@@ -17,7 +17,11 @@ LARGE_GPUS = 16  # from this size on a job of language is a pretraining
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """`weight`: its part of the fleet, in percent; `demand`: its part of what is asked for; people: users."""
+    """A team of the demonstration.
+
+    `weight`: its share of the fleet, in percent. `demand`: its share of the requests, in percent. people: its
+    users.
+    """
 
     name: str
     weight: int
@@ -65,7 +69,7 @@ def _person(team: Team, job: str) -> str:
 
 
 def queues_toml(gpus: int) -> str:
-    """Return the file of queues for a fleet of so many GPUs."""
+    """Return the file of queues for a fleet of `gpus` GPUs."""
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
     return f"""\

@@ -27,7 +27,10 @@ XID_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One metric of a page: `format` is %d for what the exporter prints as an integer, %f or %g otherwise."""
+    """One metric of a page.
+
+    `format` is %d for what the exporter prints as an integer, and another format such as %f or %g otherwise.
+    """
 
     name: str
     type: str
@@ -159,7 +162,7 @@ def gpu_uuid(node: str, gpu: int) -> str:
 
 
 def gpu_labels(node: str, gpu: int) -> str:
-    """Labels in the order in which dcgm-exporter 4.x writes them."""
+    """Return the labels in the order in which dcgm-exporter 4.x writes them."""
     return (
         f'gpu="{gpu}",UUID="{gpu_uuid(node, gpu)}",pci_bus_id="00000000:{PCI_BUSES[gpu % 8]}:00.0",'
         f'device="nvidia{gpu}",modelName="{MODEL_NAME}",Hostname="{node}",DCGM_FI_DRIVER_VERSION="{DRIVER_VERSION}"'
@@ -167,7 +170,10 @@ def gpu_labels(node: str, gpu: int) -> str:
 
 
 class DcgmPage:
-    """The dcgm-exporter page of one node. `renamed`: as DCGM 4.6's exporter of 2026 names fields and the host."""
+    """The dcgm-exporter page of one node.
+
+    `renamed`: with the names of fields and host of DCGM 4.6's exporter of 2026.
+    """
 
     def __init__(self, node: str, gpus: int, fields: Sequence[Field] = GPU_FIELDS, renamed: bool = False) -> None:
         self.renamed = renamed
@@ -180,7 +186,7 @@ class DcgmPage:
         self._template = b""
 
     def write(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
-        """Write the page of `values` (field, gpu) in the order of the fields. Absent GPUs have no lines."""
+        """Return the page for `values` (field, gpu), in the order of the fields. Absent GPUs have no lines."""
         xids = values[self._xid_row] if self._xid_row >= 0 else np.zeros(len(present))
         key = (present.tobytes(), xids.tobytes())
         if key != self._key:
@@ -210,7 +216,10 @@ def _xid_labels(xid: int) -> str:
 
 
 class NodePage:
-    """The node_exporter page of one node: the collectors infiniband, cpu, pressure, loadavg, meminfo, hwmon, uname."""
+    """The node_exporter page of one node.
+
+    Its collectors are infiniband, cpu, pressure, loadavg, meminfo, hwmon and uname.
+    """
 
     def __init__(
         self,
@@ -239,7 +248,7 @@ class NodePage:
         self._template = "".join(parts).encode()
 
     def write(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
-        """Write the page of `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
+        """Return the page for `ports` (field, port), `cpu_seconds` (mode,) of one CPU and `host` (field,)."""
         return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 
 

@@ -1,4 +1,7 @@
-"""The users of a simulated fleet: jobs of whole nodes that come, step, checkpoint, die of faults and start again."""
+"""The users of a simulated fleet: their jobs arrive, step, checkpoint, die of faults and start again.
+
+Each job has whole nodes.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -35,7 +38,10 @@ Event = TypeVar("Event", bound=JobEvent)
 
 @dataclass(slots=True)
 class Tenancy:
-    """One job attempt. `safe_s` is what a restart from the last checkpoint still has to do."""
+    """One job attempt.
+
+    `safe_s`: the work that a restart from the last checkpoint still has to do.
+    """
 
     name: str
     size: int
@@ -58,7 +64,7 @@ class Tenancy:
 
 @dataclass(slots=True)
 class Tenants:
-    """Fills the fleet with jobs; `step` is called after every advance of the fleet."""
+    """A source of jobs that fills the fleet. Call `step` after every advance of the fleet."""
 
     fleet: SimulatedFleet
     table: JobsTable
@@ -72,7 +78,7 @@ class Tenants:
     _shown_ms: dict[int, int] = field(default_factory=dict)  # node row -> since when its fault is plain to see
 
     def step(self, now_ms: int) -> list[JobEvent]:
-        """Deaths, ends and starts until `now_ms`; what the jobs tell."""
+        """Process deaths, ends and starts until `now_ms`. Returns the events that the jobs report."""
         dt_s = 0.0 if self.last_ms is None else (now_ms - self.last_ms) / 1000
         first, self.last_ms = self.last_ms is None, now_ms
         events: list[JobEvent] = []
@@ -83,7 +89,10 @@ class Tenants:
         return events + self._start_some(now_ms, first)
 
     def job_on(self, node: int, unit: int) -> str | None:
-        """Return the job on a GPU (-1: on any of the node), None for none."""
+        """Return the job on a GPU, or None.
+
+        unit: -1 for any GPU of the node.
+        """
         cells = self.fleet.gangs.slot[node] if unit < 0 else self.fleet.gangs.slot[node, unit : unit + 1]
         held = cells[cells > 0]
         return self.fleet.gangs.by_slot[int(held[0])].job if len(held) else None
@@ -122,7 +131,7 @@ class Tenants:
         return events
 
     def _report_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
-        """Report a step of each rank. The time that a rank needs grows with the length of its sequences."""
+        """Yield a step of each rank. The time that a rank needs grows with the length of its sequences."""
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
             total_s = member.compute_s + member.communication_s + member.data_s
@@ -180,7 +189,7 @@ class Tenants:
     def _start(
         self, tenancy: Tenancy, free: NDArray[np.int64], now_ms: int, events: list[JobEvent]
     ) -> NDArray[np.int64]:
-        """Start it on nodes as near to each other as there are; the nodes left."""
+        """Start a job on nodes that are as near to each other as possible. Returns the nodes that are left."""
         spans = free[tenancy.size - 1 :] - free[: len(free) - tenancy.size + 1]
         begin = int(np.argmin(spans))
         rows = free[begin : begin + tenancy.size]
@@ -197,7 +206,10 @@ class Tenants:
         return np.setdiff1d(free, rows)
 
     def _free(self, now_ms: int) -> NDArray[np.int64]:
-        """Rows of nodes without a job on which nothing has been plainly wrong for a while."""
+        """Return the rows of nodes without a job that show no fault.
+
+        A node with a visible fault is avoided only after `avoid_s`.
+        """
         wrong = {row.node for row in self.fleet.faults.active() if not row.benign and row.visible_ms is not None}
         self._shown_ms = {node: self._shown_ms.get(node, now_ms) for node in wrong}
         shunned = [node for node, since in self._shown_ms.items() if now_ms - since >= self.table.avoid_s * 1000]

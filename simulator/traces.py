@@ -1,6 +1,7 @@
-"""Job traces: who asked for how many GPUs when, and how long it ran. Real (Helios "Venus") or generated.
+"""Job traces, real (Helios "Venus") or generated.
 
-Dates move by whole weeks towards the present, so weekdays and hours stay. `class_` is ours, by size and name.
+They say who requested how many GPUs when, and how long each job ran. Dates move by whole weeks towards
+the present, so weekdays and hours stay. `class_` is our own, by size and name.
 """
 
 import zlib
@@ -32,7 +33,7 @@ _WEEKDAY = (1.05, 1.05, 1.15, 1.15, 0.95, 0.75, 0.80)
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One row of a trace: it asks for `gpus` at `submit_ms` and, undisturbed, runs for `run_s`."""
+    """One job of a trace. It requests `gpus` at `submit_ms` and runs for `run_s` if undisturbed."""
 
     job: str
     submit_ms: int
@@ -43,15 +44,16 @@ class TraceJob:
     queue: str = POOL
 
     def shape(self, gpus_per_node: int) -> tuple[int, int]:
-        """(members, GPUs of each)."""
+        """Return (members, GPUs of each)."""
         return gang_shape(self.gpus, gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """Columns of equal length n, sorted by `submit_ms`; nobody changes them.
+    """A trace in columns of equal length n, sorted by `submit_ms`. The columns are never changed.
 
-    start_ms: where the live part begins; skipped: jobs too large for the fleet; note: a sentence on their source.
+    start_ms: when the live part begins. skipped: jobs too large for the fleet. note: a sentence on the
+    source.
     """
 
     job: tuple[str, ...]
@@ -89,7 +91,7 @@ class JobTrace:
 
 
 def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
-    """(members, GPUs of each): the fewest equal members that fit on nodes of `gpus_per_node`.
+    """Return (members, GPUs of each): the fewest equal members that fit on nodes of `gpus_per_node`.
 
     >>> gang_shape(4, 8), gang_shape(64, 8), gang_shape(12, 8)
     ((1, 4), (8, 8), (2, 6))
@@ -103,10 +105,10 @@ def gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
 def load_trace(
     data: Path, *, nodes: int, gpus_per_node: int, now_ms: int, at: str = DEFAULT_AT, seed: int = 0, rush_h: int = 0
 ) -> JobTrace:
-    """Return the Venus trace below `data`, live from `at` (ISO, UTC), else the seeded generator.
+    """Return the Venus trace below `data`, live from `at` (ISO, UTC), or else a generated trace.
 
-    rush_h: how long the demand stays above the fleet after the start. Venus fits its fleet almost always, so generated
-    jobs join it. Raises ValueError on a bad `at`.
+    rush_h: how long the demand stays above the fleet's size after the start. Venus almost always fits its
+    fleet, so generated jobs are added to it. Raises ValueError for a bad `at`.
     """
     at_ms = parse_time_ms(at)
     start_ms = shifted_start_ms(at_ms, now_ms)
@@ -122,7 +124,7 @@ def load_trace(
 
 
 def parse_time_ms(text: str) -> int:
-    """Unix ms of an ISO time; without a zone it is UTC."""
+    """Return the Unix ms of an ISO time. Without a zone, it is in UTC."""
     time = datetime.fromisoformat(text)
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -176,7 +178,7 @@ def _venus(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobTrace:
 
 
 def _class_of(job: str, gpus: int) -> JobClass:
-    """Return a class by size and, for small jobs, by name, so that it is the same in every run."""
+    """Return a job class by size. For small jobs the name decides, so it is the same in every run."""
     if gpus >= 8:
         return "training"
     draw = zlib.crc32(job.encode()) % 100
@@ -188,11 +190,11 @@ def _class_of(job: str, gpus: int) -> JobClass:
 def generate_trace(
     capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14, rush_h: int = 0
 ) -> JobTrace:
-    """Generate a trace of the shape of Venus for a fleet of any size, whose demand passes the fleet at `start_ms`.
+    """Generate a trace like Venus for a fleet of any size, with a demand above the fleet at `start_ms`.
 
-    Submits come in bursts by hour and weekday, run times are heavy-tailed, load is half the capacity until a last rush.
-    For `rush_h` hours after the start, the jobs that would still run without any wait need more than the fleet. So a
-    queue stands all the time, whatever places the jobs.
+    Submissions come in bursts by hour and weekday, and run times are heavy-tailed. The load is half the
+    capacity until a last rush. For `rush_h` hours after the start, the jobs that would still run without
+    any wait need more than the fleet. So there is a queue all the time, whatever places the jobs.
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS
@@ -217,7 +219,10 @@ def generate_trace(
 
 
 def _arrivals(rng: np.random.Generator, begin_ms: int, days: int, jobs_per_day: float) -> NDArray[np.int64]:
-    """Sorted submit times (n,): a Poisson process by hour whose events are bursts of a geometric number of jobs."""
+    """Draw sorted submit times (n,): bursts of jobs in a Poisson process by hour.
+
+    A burst has a geometric number of jobs.
+    """
     hours = begin_ms + HOUR_MS * np.arange(days * 24, dtype=np.int64)
     of_day = (hours // HOUR_MS % 24).astype(int)
     weekday = ((hours // (24 * HOUR_MS) + 3) % 7).astype(int)  # 1 January 1970 was a Thursday
@@ -237,7 +242,10 @@ def _sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.i
 
 
 def _run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-    """Seconds (n,): three quarters run minutes (log-normal), the rest hours to days."""
+    """Draw run times (n,) in seconds.
+
+    About three quarters run for minutes (log-normal), the rest for hours to days.
+    """
     body = rng.lognormal(np.log(180.0), 1.5, n)
     tail = rng.lognormal(np.log(9000.0), 1.7, n)
     return np.clip(np.where(rng.random(n) < 0.77, body, tail), 1.0, LONGEST_RUN_S)
@@ -292,9 +300,9 @@ def _rush(
     span_ms: int,
     capacity_gpus: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
-    """(submit_ms, run_s, gpus) of further jobs that lift the demand at a time to 1.15 of the capacity.
+    """Draw further jobs that raise the demand at a time to 1.15 of the capacity.
 
-    They come in the `span_ms` before it.
+    Returns (submit_ms, run_s, gpus). The jobs are submitted in the `span_ms` before that time.
     """
     alive = (submit_ms <= at_ms) & (submit_ms + run_s * 1000 > at_ms)
     missing = int(1.15 * capacity_gpus) - int(gpus[alive].sum())

@@ -1,4 +1,7 @@
-"""truth.jsonl: what the simulator knows of its faults. The last line of a fault_id counts; no service reads it."""
+"""The file truth.jsonl: what the simulator knows of its faults. No service reads it.
+
+The last line of a fault_id counts.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,10 @@ import msgspec
 
 
 class FaultRecord(msgspec.Struct, frozen=True):
-    """One fault or decoy. `end_ms` is null while it lasts; `visible`: what runs there has shown it for a while."""
+    """One fault or decoy.
+
+    `end_ms`: null while it lasts. `visible`: whether the work there has shown it for a while.
+    """
 
     fault_id: str
     kind: str
@@ -21,7 +27,11 @@ class FaultRecord(msgspec.Struct, frozen=True):
 
 
 class FaultTruth(FaultRecord, frozen=True):
-    """After a run. `slowdown`: its job's largest step factor; `lead_s`: of the precursor; `magnitude`: as drawn."""
+    """One fault or decoy, as known after the run.
+
+    `slowdown`: the largest step factor of its job. `lead_s`: the length of the precursor. `magnitude`: the
+    numbers as drawn.
+    """
 
     job: str | None = None
     precursor: bool = False
@@ -31,14 +41,17 @@ class FaultTruth(FaultRecord, frozen=True):
 
 
 def append_truth(path: Path, records: list[FaultRecord]) -> None:
-    """Add a line per record."""
+    """Append one line for each record."""
     if records:
         with path.open("ab") as file:
             file.writelines(msgspec.json.encode(record) + b"\n" for record in records)
 
 
 def read_truth(path: Path) -> list[FaultRecord]:
-    """Return the last whole line of each fault, in order of first mention. Empty if there is no file yet."""
+    """Return the last whole line of each fault, in order of its first line.
+
+    Returns an empty list if there is no file yet.
+    """
     if not path.exists():
         return []
     whole, _, _ = path.read_bytes().rpartition(b"\n")

@@ -1,6 +1,7 @@
-"""The load of a job on its GPUs: levels of power and activity, a step, phases. Drawn per job by a seeded generator.
+"""The load of a job on its GPUs: levels of power and activity, step times and phases.
 
-The levels were measured on eight-GPU H100 hosts. Activities are ratios 0..1, traffic is bytes/s per GPU or node.
+A seeded generator draws them for each job. The levels were measured on eight-GPU H100 hosts. Activities
+are ratios 0..1, traffic is bytes/s per GPU or node.
 """
 
 import zlib
@@ -22,7 +23,10 @@ USEFUL_SHARE = 0.9  # of the time in which tensor cores are active they do the m
 
 
 class JobPhase(IntEnum):
-    """The present phase of a job. EMPTY is the phase of a GPU that no job holds, HUNG a collective that never ends."""
+    """The current phase of a job.
+
+    EMPTY is the phase of a GPU that no job holds. HUNG is a collective that never ends.
+    """
 
     EMPTY = 0
     LOADING = 1
@@ -51,7 +55,10 @@ PHASE_LEVELS: NDArray[np.float64] = np.array(
 
 @dataclass(frozen=True, slots=True)
 class WorkloadProfile:
-    """Steady levels of one job; `communication_share` is the part of a step that waits for the network."""
+    """The steady levels of one job.
+
+    `communication_share` is the part of a step that waits for the network.
+    """
 
     kind: str
     power_w: float
@@ -78,7 +85,7 @@ class WorkloadProfile:
 
     @property
     def trains(self) -> bool:
-        """Whether it has steps with tokens."""
+        """Whether the job has steps with tokens."""
         return self.kind not in ("inference", "interactive")
 
     @property
@@ -87,7 +94,10 @@ class WorkloadProfile:
         return round(USEFUL_SHARE * self.tensor_active * PEAK_FLOPS * self.step_s / FLOPS_PER_TOKEN_GPU)
 
     def checkpoints_before(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
-        """(begin, end) of the last checkpoints of a job, undisturbed, that were over by `now_ms`."""
+        """Return (begin, end) of a job's last checkpoints that were over by `now_ms`.
+
+        This assumes an undisturbed job.
+        """
         if not self.checkpoint_every_s:
             return []
         steady_ms = started_ms + (self.loading_s + self.warmup_s) * 1000
@@ -118,9 +128,9 @@ _LEVELS: dict[str, tuple[tuple[float, float] | float | None, ...]] = {
 
 
 def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training") -> WorkloadProfile:
-    """Draw a job of `gpus` GPUs.
+    """Draw the profile of a job with `gpus` GPUs.
 
-    `job_class` as in job events (training, fine_tuning, inference, batch, interactive).
+    `job_class`: as in job events (training, fine_tuning, inference, batch, interactive).
     """
     if job_class == "inference":
         return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
@@ -131,7 +141,7 @@ def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training
 
 
 def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
-    """Return the profile of a named job: the same name and seed give the same profile, whatever ran before."""
+    """Return the profile of a named job. It depends only on name and seed, GPUs and class."""
     return draw_profile(np.random.default_rng([seed, zlib.crc32(job.encode())]), gpus, job_class)
 
 
@@ -144,7 +154,7 @@ def _training(rng: np.random.Generator, gpus: int) -> WorkloadProfile:
 
 
 def _drawn(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfile:
-    """Draw a profile with the levels of a kind, in the order of the table, but for what is `fixed`."""
+    """Draw a profile with the levels of a kind, in the order of the table. `fixed` levels are not drawn."""
     levels = {name: values[_KINDS.index(kind)] for name, values in _LEVELS.items()} | fixed
     drawn: dict[str, Any] = {
         name: rng.uniform(*level) if isinstance(level, tuple) else level

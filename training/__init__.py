@@ -1,1 +1,1 @@
-"""Offline: data sets, splits, fits, evaluation."""
+"""Offline work: data sets, splits, fits and evaluations."""

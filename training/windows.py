@@ -1,10 +1,10 @@
-"""Rolling windows: a test span in parts of equal length, each judged by what was fitted on all that came before it.
+"""Rolling windows: equal parts of a test span, each judged by a fit on all that came before it.
 
     train folder ├── fit ──┤─ window 1 ─┤
                  ├──────── fit ─────────┤─ window 2 ─┤
                  ├───────────────── fit ─────────────┤─ window 3 ─┤
 
-One span flatters: the mean and the worst window say more (`training/reports/window_rows.py`).
+A single span may be too easy. The mean and the worst window say more (`training/reports/window_rows.py`).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ FEWEST, MOST = 3, 6
 
 @dataclass(frozen=True, slots=True)
 class RollingWindow:
-    """Models know what was known at `begin_s`; forecasts issued from then on, and before `end_s`, are judged."""
+    """One window of a test span.
+
+    Models know what was known at `begin_s`. Forecasts issued from then on, and before `end_s`, are judged.
+    """
 
     begin_s: float
     end_s: float
@@ -36,7 +39,9 @@ class RollingWindow:
 
 
 def rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[RollingWindow, ...]:
-    """`count` windows of a span, at most one a day; 0: as many months, weeks or days as it has, three to six.
+    """Split a span into `count` windows, at most one for each day.
+
+    If `count` is 0, there are as many as the span has months, weeks or days, from three to six.
 
     >>> [window.begin_s / DAY_S for window in rolling_windows(0.0, 90 * DAY_S)]
     [0.0, 30.0, 60.0]
@@ -55,7 +60,9 @@ def rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[Rolli
 
 
 def window_at(windows: Sequence[RollingWindow], times_s: ArrayLike) -> NDArray[np.intp]:
-    """(time,) the number of the window that each time lies in; -1 before the first, and from the end of the last on.
+    """Return (time,) the number of the window that each time lies in.
+
+    It is -1 before the first window, and from the end of the last window on.
 
     >>> window_at(rolling_windows(0.0, 2.0 * DAY_S), [-1.0, 0.0, DAY_S, 2 * DAY_S]).tolist()
     [-1, 0, 1, -1]

@@ -1,1 +1,1 @@
-"""Fit, backtest, retrain and track models."""
+"""Fits, back-tests, retraining and tracking of models."""

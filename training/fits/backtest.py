@@ -1,10 +1,11 @@
-"""An expanding-window back-test: fit on what came before, judge on what came next, go on to the next window.
+"""An expanding-window back-test: each window is judged by a fit on all that came before it.
 
     ├──── fit ────┤─ judge 1 ─┤
     ├────────── fit ──────────┤─ judge 2 ─┤          windows of equal length over the last `share` of the history
     ├──────────────── fit ────────────────┤─ judge 3 ─┤
 
-A window carries its data and its seed, so every machine finds the same. The judges are those of `fleetcast evaluate`.
+A window carries its data and its seed, so every machine gets the same result. The judges are those of
+`fleetcast evaluate`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +32,10 @@ WIN = 0.99  # a model that is as good as the best baseline is not worth a change
 
 @dataclass(frozen=True, slots=True)
 class BacktestWindow:
-    """One fit and the sets that judge it: sets of one task, cut at the window's end, that know where their fit ends.
+    """One fit and the sets that judge it.
 
-    own: further forecasters of demand.
+    The sets are of one task, are cut at the window's end, and know where their fit ends. own: further
+    forecasters of demand.
     """
 
     seed: int
@@ -49,7 +51,7 @@ def demand_windows(
     share: float = SHARE,
     own: Sequence[Forecaster] = (),
 ) -> list[BacktestWindow]:
-    """Windows over the last share of each panel's bins."""
+    """Return windows over the last share of each panel's bins."""
     parts = []
     for number in range(count):
         cuts = [_cut(row.panel.bins, number, count, share) for row in sets]
@@ -63,7 +65,7 @@ def demand_windows(
 def duration_windows(
     tables: Sequence[tuple[str, HistoryJobs]], count: int, seed: int = 0, share: float = SHARE
 ) -> list[BacktestWindow]:
-    """Windows over the last share of each history's submissions."""
+    """Return windows over the last share of each history's submissions."""
     parts = []
     for number in range(count):
         rows = []
@@ -77,7 +79,7 @@ def duration_windows(
 
 
 def _cut(rows: int, number: int, count: int, share: float) -> tuple[int, int]:
-    """Where the fit of a window ends, and where the window does."""
+    """Return the row at which the fit of a window ends, and the row at which the window ends."""
     first = rows * (1 - share)
     return round(first + rows * share * number / count), round(first + rows * share * (number + 1) / count)
 
@@ -90,7 +92,10 @@ def backtest(
     processes: int = 1,
     say: Say = lambda line: None,
 ) -> Results:
-    """task: demand or duration. What all windows found, as one."""
+    """Run all windows and return their merged results.
+
+    task: demand or duration. Raises FleetcastError if there is no window.
+    """
     if not windows:
         raise FleetcastError("too little history for a back-test: no window has something before and something in it")
     judge = {"demand": judge_demand, "duration": judge_duration}[task]
@@ -98,7 +103,7 @@ def backtest(
 
 
 def judge_demand(window: BacktestWindow) -> Results:
-    """Fit on what came before the window, and judge on it."""
+    """Fit on what came before the window, and evaluate on the window."""
     from training.judges.demand import Models, add, judged_origins
 
     results = Results("demand")
@@ -111,18 +116,21 @@ def judge_demand(window: BacktestWindow) -> Results:
 
 
 def judge_duration(window: BacktestWindow) -> Results:
-    """Fit on what came before the window, and judge on it."""
+    """Fit on what came before the window, and evaluate on the window."""
     from training.judges.duration import evaluate_sets
 
     return evaluate_sets(window.jobs, window.seed, _quiet, windows=1)
 
 
 def _quiet(line: str) -> None:
-    """Print nothing: a window is reported when it is done."""
+    """Print nothing. A window is reported once it is done."""
 
 
 def merged(task: str, parts: Sequence[Results]) -> Results:
-    """Each number's mean over the windows, weighted by outcomes; intervals take the windows as independent."""
+    """Return the mean of each number over the windows, weighted by outcomes.
+
+    The intervals assume that the windows are independent.
+    """
     groups: dict[tuple[object, ...], list[ResultRow]] = {}
     for part in parts:
         for row in part.rows:
@@ -150,15 +158,16 @@ def _mean(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
-    """Return how far the interval of a mean of independent numbers reaches to one side."""
+    """Return how far the interval of a mean of independent numbers extends to one side."""
     off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
     return float(np.sqrt(np.square(off).sum()))
 
 
 def verdict(task: str, results: Results) -> GateVerdict | None:
-    """Do we beat each number's best baseline (chosen in hindsight), in geometric mean? None: nothing was judged.
+    """Return whether we beat each number's best baseline in geometric mean. None if nothing was judged.
 
-    Forecasts of demand are judged target by target, and the numbers of the answer are those of the targets that won.
+    The best baseline is chosen in hindsight. Forecasts of demand are judged for each target. The numbers of
+    the answer are then those of the targets that won.
     """
     metric = MAIN[task][0]
     found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]
@@ -184,7 +193,10 @@ def verdict(task: str, results: Results) -> GateVerdict | None:
 
 
 def _target_verdicts(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
-    """Judge each target: it wins in geometric mean, and in none of its numbers is it worse beyond its interval."""
+    """Return a verdict for each target.
+
+    A target wins if it wins in geometric mean, and none of its numbers is worse beyond its interval.
+    """
     groups: dict[str, list[Comparison]] = {}
     for one in found:
         groups.setdefault(one.ours.target, []).append(one)

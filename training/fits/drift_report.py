@@ -1,4 +1,4 @@
-"""The drift of a model's features since a moment: the history that it was fitted on, and what came after."""
+"""The drift of a model's features since a moment: the fitted history compared with what came after."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h
 class FeatureDrift:
     """The drift of one target or history.
 
-    before, now: (row, feature) samples that the numbers were made of, with an axis of series between for more than one.
+    before, now: (row, feature) samples that the numbers were computed from. With more than one series,
+    there is an axis of series between the two.
     """
 
     name: str
@@ -39,17 +40,20 @@ class FeatureDrift:
 
     @property
     def far(self) -> list[Moved]:
-        """Those that are another population now."""
+        """The features that have drifted: they are another population now."""
         return [row for row in self.rows if row.verdict == "drifted"]
 
     @property
     def untold(self) -> list[Moved]:
-        """Those that lie apart, of which there are too few independent rows to tell."""
+        """The features that differ, but have too few independent rows for a verdict."""
         return [row for row in self.rows if row.verdict == "too_few"]
 
 
 def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
-    """Return, for each set and target, the drift of forecasts an hour ahead, issued before and after a moment."""
+    """Return the drift of each set and target between forecasts issued before and after a moment.
+
+    The forecasts are those of an hour ahead.
+    """
     found = []
     newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
     for row in sets:
@@ -67,7 +71,7 @@ def demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]
 
 
 def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
-    """Return, for each history, the drift of jobs submitted before and after a moment."""
+    """Return the drift of each history between jobs submitted before and after a moment."""
     from features.past_runs import FEATURES
     from training.sets.duration_rows import replay
 
@@ -86,7 +90,10 @@ def duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> 
 
 
 def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
-    """Evenly spread numbers of a range, so that there are MOST_ROWS rows with `each` of a number."""
+    """Return evenly spaced row numbers from `first` to `end` - 1.
+
+    If each number stands for `each` rows, they make at most MOST_ROWS rows in total.
+    """
     wanted = max(1, min(end - first, MOST_ROWS // max(each, 1)))
     return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))
 
@@ -111,7 +118,10 @@ def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[Feat
 
 
 def drift_html(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
-    """Return a page: the reasons for a new fit, and per target the features that moved most, with distributions."""
+    """Return a page with the reasons for a new fit, and the features of each target that moved most.
+
+    It includes plots of their distributions.
+    """
     from training.reports.page import listed, page, panels, section, table
 
     said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
@@ -148,7 +158,7 @@ def _plots(one: FeatureDrift) -> Iterator[str]:
 
 
 def _distributions_svg(before: Array, now: Array, label: str) -> str:
-    """Two distribution functions as steps: the gap between them is the KS statistic."""
+    """Draw the two distribution functions. The largest gap between them is the KS statistic."""
     from training.reports.plots import OURS_INK, SOFT, drawn
 
     with drawn(label) as canvas:

@@ -1,6 +1,7 @@
-"""Map a function over independent items, on the workers of a Dask scheduler or on this machine.
+"""A map of a function over independent items, on the workers of a Dask scheduler or on this machine.
 
-Every item carries its own seed, and results come in the order of the items: they are the same on any machine.
+Every item carries its own seed, and results are in the order of the items. So they are the same on any
+machine.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +24,10 @@ def map_jobs(
     say: Say = lambda line: None,
     processes: int = 1,
 ) -> list[Result]:
-    """function(item) of each, in order; raises what an item raises. Workers import `function` by its name in a module.
+    """Return function(item) of each item, in order. Raises what an item raises.
 
-    address: of a Dask scheduler (tcp://host:8786) whose workers have Fleetcast; without it, `processes` work here.
+    Workers import `function` by its name in a module. address: a Dask scheduler (tcp://host:8786) whose
+    workers have Fleetcast. Without it, `processes` processes work on this machine.
     """
     if address is not None:
         return _on_dask(function, items, address, say)
@@ -40,7 +42,10 @@ def _said(result: Result, say: Say, done: int, of: int) -> Result:
 
 
 def _in_processes(function: Callable[[Item], Result], items: Sequence[Item], processes: int, say: Say) -> list[Result]:
-    """Fresh processes: a fork of one that runs threads of LightGBM may stand still for ever."""
+    """Run the items in new processes.
+
+    They are not forked, because a fork of a process with LightGBM threads may hang for ever.
+    """
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from multiprocessing import get_context
 

@@ -1,7 +1,7 @@
-"""Fit node risk: a logistic on rule levels for each kind, made a probability by isotonic regression.
+"""The fit of node risk: a logistic on rule levels for each kind, calibrated by isotonic regression.
 
-Faults are simulated more often than they happen, so rows are weighted back to the prevalence of real fleets:
-2.3 % of node time is spent in faults (InfiniteHBD), and 4.2 faults begin in 1,000 node-days.
+Faults are simulated more often than they happen, so rows are weighted back to the prevalence of real
+fleets: 2.3 % of node time is spent in faults (InfiniteHBD), and 4.2 faults begin in 1,000 node-days.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows to fit on, to calibrate on, and to judge by."""
+    """Rows to fit on, to calibrate on, and to test on."""
 
     fit: RiskRows
     calibrate: RiskRows
@@ -41,7 +41,10 @@ class Split:
 
 
 def by_run(runs: Sequence[RiskRows]) -> Split:
-    """Whole runs, as moments of one are alike: the last fifth judges, the one before calibrates. ValueError below 3."""
+    """Split by whole runs, because moments of one run are alike. Raises ValueError for fewer than 3 runs.
+
+    The last fifth is for the test, and the fifth before it calibrates.
+    """
     if len(runs) < 3:
         raise ValueError(f"{len(runs)} runs: at least 3 are needed to fit, to calibrate and to judge")
     part = max(1, len(runs) // 5)
@@ -51,7 +54,10 @@ def by_run(runs: Sequence[RiskRows]) -> Split:
 
 
 def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
-    """Coefficients for every kind with enough events; the notes get the scores on the test runs."""
+    """Fit coefficients for every kind with enough events.
+
+    The scores on the test runs are added to the notes.
+    """
     kinds = {}
     for k, kind in enumerate(RISK_KINDS):
         if split.fit.labels[k].sum() >= FEWEST_EVENTS and split.calibrate.labels[k].any():
@@ -62,20 +68,23 @@ def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
 
 
 def prevalence(kind: int) -> float:
-    """Share of node-hours of a real fleet in which a fault of this kind is active or begins."""
+    """Return the share of node-hours of a real fleet in which a fault of this kind is active or begins."""
     begins = FAULTS_PER_NODE_DAY * HORIZON_S / 86_400
     return float((UNAVAILABLE + begins) * BASE_SHARE[kind])
 
 
 def weights_of(labels: NDArray[np.bool_], kind: int) -> Array:
-    """(n,) weights that give the positives the prevalence of real fleets."""
+    """Return (n,) weights that give the positives the prevalence of real fleets."""
     share = max(float(labels.mean()), 1e-9)
     real = prevalence(kind)
     return np.where(labels, real / share, (1 - real) / max(1 - share, 1e-9))
 
 
 def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
-    """One kind's logistic and its calibration. A rule may speak for a node: its weight is negative then."""
+    """Fit the logistic of one kind and its calibration.
+
+    A weight may be negative: the rule then counts in favour of a node.
+    """
     labels = rows.labels[kind]
     used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
     coefficients, intercept = np.zeros(len(RULES)), float(np.log(prevalence(kind)))
@@ -91,7 +100,10 @@ def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
 def calibrate(
     rows: RiskRows, kind: int, intercept: float, coefficients: Array
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Isotonic map of the logistic's output on runs that it has not seen, thinned to a few points."""
+    """Fit an isotonic map of the logistic's output, on runs that it has not seen.
+
+    The map is reduced to a few points.
+    """
     raw = 1 / (1 + np.exp(-(intercept + rows.levels.astype(np.float64) @ coefficients)))
     labels = rows.labels[kind]
     isotonic = IsotonicRegression(y_min=0.0, y_max=LARGEST_P, out_of_bounds="clip")
@@ -104,13 +116,19 @@ def calibrate(
 
 
 def judge(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
-    """Per kind: events, AUROC, average precision, and Brier skill over the base rate, on rows not weighted back."""
+    """Return events, AUROC, average precision and Brier skill over the base rate for each kind.
+
+    The rows are not weighted back.
+    """
     p = predict(rows, fit)
     return {kind: _scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}
 
 
 def predict(rows: RiskRows, fit: RiskFit | None) -> Array:
-    """(kind, n) probability within the hour, as the service would give it of nodes that never had a fault."""
+    """Return (kind, n) the probability within the hour, as the service computes it.
+
+    It assumes nodes that never had a fault.
+    """
     levels = rows.levels.astype(np.float64)
     known = np.ones(len(rows), bool)
     return probabilities(excess_hazard(levels, fit), no_history(len(rows)), known)[:, 0, :]

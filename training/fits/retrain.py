@@ -1,9 +1,11 @@
-"""Training as a whole: judge out of sample, fit on everything, keep a version with its card, let the gate decide.
+"""A whole training: back-test out of sample, fit on everything, add a version, ask the gate.
+
+The version has a card.
 
     inputs ─ windows ─ back-test ─ Verdict ┐
       └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, where it won
 
-A version is there whole or not at all, so training may be killed at any moment and run again.
+A version is complete or absent, so training may be killed at any moment and run again.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +40,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """The settings of a training. windows: of the back-test that judges.
+    """The settings of a training.
 
-    address: of a Dask scheduler. own: further baselines.
+    windows: the number of windows of the back-test. address: a Dask scheduler. own: further baselines.
     """
 
     kind: str
@@ -54,7 +56,10 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The new version. objection: why it does not serve; empty where it does."""
+    """The new version.
+
+    objection: why it does not serve, "" if it serves.
+    """
 
     version: str
     card: Card
@@ -64,7 +69,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """A model and what its card says of its making."""
+    """A model, and the facts about its fit that its card lists."""
 
     model: Model
     fitted_until_ms: int
@@ -82,7 +87,10 @@ def train(
     promote: bool = True,
     say: Say = print,
 ) -> Trained:
-    """Add one version. A kill at any moment leaves the registry as it was. Raises FleetcastError."""
+    """Train and add one version. Raises FleetcastError.
+
+    If the process is killed at any moment, the registry stays as it was.
+    """
     if plan.kind == "demand":
         sets = inputs.read_panels()
         windows = demand_windows(sets, plan.windows, plan.seed, own=plan.own)
@@ -145,7 +153,7 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
 
 
 def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
-    """Run and remaining times, on all that was known at the last submission or end."""
+    """Fit run and remaining times on all that was known at the last submission or end."""
     from features.past_runs import FEATURES
     from models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
     from models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel

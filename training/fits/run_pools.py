@@ -1,4 +1,4 @@
-"""Run times at random, from the newest runs of jobs that are alike, for playing a queue forward."""
+"""Random run times for playing a queue forward, drawn from the newest runs of similar jobs."""
 
 import math
 from collections import defaultdict, deque
@@ -18,7 +18,10 @@ Levels = NDArray[np.float64]
 
 
 class RunPools:
-    """Newest runs by kind, told in order of their ends. Kinds are tuples of keys, the most telling first."""
+    """The newest runs by kind, recorded in order of their ends.
+
+    Kinds are tuples of keys, the most specific first.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
@@ -29,7 +32,10 @@ class RunPools:
             self._runs[kind].append(math.log(max(run_s, 1.0)))
 
     def known(self, kinds: Sequence[Key]) -> Levels:
-        """(k,) logarithms of seconds, ascending, of the first kind with enough runs; (0,) where nothing has ended."""
+        """Return (k,) logarithms of seconds, ascending, of the first kind with enough runs.
+
+        Returns (0,) if no kind has enough.
+        """
         for kind in kinds:
             runs = self._runs.get(kind)
             if runs is not None and len(runs) >= FEWEST:
@@ -37,9 +43,10 @@ class RunPools:
         return np.zeros(0)
 
     def draw(self, kinds: Sequence[Key], limit_s: float, ages_s: Levels, own: Levels, common: Levels) -> Levels:
-        """(path, job) run times, at most the limit, of jobs of one kind that have run for `ages_s` (job,).
+        """Draw (path, job) run times of jobs of one kind that have run for `ages_s` (job,).
 
-        own: (path, job), common: (path,), standard normal. A job older than all known doubles its age half the time.
+        They are at most the limit. own: (path, job), common: (path,), standard normal. A job older than all known
+        runs doubles its age in half of the draws.
         """
         mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
         levels = 0.5 * (1 + _erf(mixed / math.sqrt(2)))
@@ -55,12 +62,12 @@ class RunPools:
 
 
 def _erf(x: Levels) -> Levels:
-    """Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
+    """Return the error function by Abramowitz and Stegun 7.1.26, accurate to 1.5e-7."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - tail * np.exp(-x * x)))
 
 
 def spread(paths: int) -> Levels:
-    """(path,) standard normal values, evenly likely."""
+    """Return (path,) evenly likely standard normal values."""
     return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

@@ -1,4 +1,7 @@
-"""Fit site risk: a logistic a kind and horizon on the rows of a site's own days (models/risk/site_risk.py)."""
+"""The fit of site risk: a logistic for each kind and horizon, on the rows of a site's own days.
+
+See models/risk/site_risk.py.
+"""
 
 from typing import Any
 
@@ -19,12 +22,12 @@ Mask = NDArray[np.bool_]
 
 
 def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
-    """Return how many faults of each kind had begun."""
+    """Return how many faults of each kind had begun by then."""
     return {kind: days.begun[kind].until(until_ms) for kind in RISK_KINDS}
 
 
 def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None) -> SiteFit:
-    """Coefficients of the kinds that had FEWEST_EVENTS by then, from rows whose outcome was known by then."""
+    """Fit the kinds that had FEWEST_EVENTS by then, on rows whose outcome was known by then."""
     counts = events_of(days, until_ms)
     kinds = {}
     for kind, count in counts.items():
@@ -34,7 +37,7 @@ def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None)
 
 
 def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
-    """One kind and horizon. Features that hardly vary are left out."""
+    """Fit one kind and horizon on the features that are in use."""
     matured = np.flatnonzero(days.time_ms + span * DAY_MS <= until_ms)
     rows = days.take(matured[:: 1 + len(matured) // ROWS_AT_MOST])
     used = used_features(rows)
@@ -45,6 +48,6 @@ def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
 
 
 def used_features(rows: SiteDays) -> NDArray[np.intp]:
-    """Columns of the past, and of rules that are no hard ones and spoke often enough."""
+    """Return the columns of the past, and of the rules that are not hard and were raised often enough."""
     spoke = (rows.columns[:, len(PAST_FEATURES) :] > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE
     return np.flatnonzero(np.concatenate((np.ones(len(PAST_FEATURES), np.bool_), spoke & USABLE)))

@@ -1,6 +1,8 @@
-"""MLflow as an optional place for runs: the card's numbers as parameters and metrics, the version's files beside.
+"""MLflow as an optional store of runs.
 
-`uri` is a server (http://…), a folder (file:///…) or what else MLflow takes. MLflow's own usage reports are off.
+The card's numbers become parameters and metrics, and the version's files become artifacts. `uri` is a
+server (http://…), a folder (file:///…) or anything else that MLflow accepts. MLflow's own usage reports
+are off.
 """
 
 import math
@@ -26,7 +28,10 @@ NO_NAME = re.compile(r"[^\w./ -]")
 
 
 def track_run(uri: str, card: Card, folder: Path) -> str:
-    """Log a version to experiment `fleetcast-KIND`; the run's id. ConfigError without MLflow, else FleetcastError."""
+    """Log a version to the experiment `fleetcast-KIND`, and return the run's id.
+
+    Raises ConfigError without MLflow, and FleetcastError if MLflow does not accept the run.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -50,9 +55,9 @@ def track_run(uri: str, card: Card, folder: Path) -> str:
 
 
 def _experiment(client: Any, name: str) -> str:
-    """Return the id of the experiment.
+    """Return the id of the experiment. Create it if it does not exist.
 
-    Makes it unless it exists, even if another process makes it at the same moment.
+    This works even if another process creates it at the same moment.
     """
     from mlflow.exceptions import MlflowException
 
@@ -86,7 +91,7 @@ def _tags(card: Card) -> dict[str, str]:
 
 
 def params_of(card: Card) -> dict[str, str]:
-    """Return what the version was made of: seed, settings, data and packages."""
+    """Return what the version was made from: seed, settings, data and packages."""
     return {
         "version": card.version,
         "seed": str(card.seed),
@@ -99,7 +104,10 @@ def params_of(card: Card) -> dict[str, str]:
 
 
 def metrics_of(card: Card) -> Iterator[tuple[str, float]]:
-    """Numbers with names such as `venus/running/wql/1 h/ours`, series pooled; ours with the ends of its interval."""
+    """Yield the pooled numbers with names such as `venus/running/wql/1 h/ours`.
+
+    Our numbers come with the ends of their intervals.
+    """
     for row in pooled(_row(metric) for metric in card.metrics):
         parts = (row.dataset, row.target, row.metric, lead(row.horizon_s), row.method)
         name = NO_NAME.sub("_", "/".join(part for part in parts if part))

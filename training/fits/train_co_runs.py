@@ -1,9 +1,10 @@
-"""Train interference on a site's archive: collect its co-runs, judge on the later half, keep a version behind the gate.
+"""Interference training on a site's archive: a version of its co-runs is added behind the gate.
 
     archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs with what was known of both alone, by time
 
-Judged are jobs that share a GPU: the error of the speed with all co-runs that were known, beside the rule alone (what a
-service without co-runs says) and, where a version serves, beside its co-runs.
+Only jobs that share a GPU are judged, on the later half of the co-runs. The metric is the error of the
+speed with all co-runs that were known. It is compared with the rule alone (what a service without
+co-runs predicts). If a version serves, it is compared with that version's co-runs.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ UNKNOWN = (float("nan"),) * len(LOADS)
 
 @dataclass(frozen=True, slots=True)
 class SeenCoRun:
-    """A co-run, when it was known, and the loads of both alone as they were known then."""
+    """A co-run, when it was known, and the loads of both jobs alone as known then."""
 
     time_ms: int
     co_run: CoRun
@@ -56,7 +57,7 @@ class SeenCoRun:
 
 @dataclass(frozen=True, slots=True)
 class SiteCoRuns:
-    """By time, with what was known of all jobs alone at the end."""
+    """The co-runs of a site by time, with what was known of all jobs alone at the end."""
 
     seen: tuple[SeenCoRun, ...]
     loads: dict[int, tuple[float, ...]]
@@ -99,7 +100,7 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) ->
 
 
 def _held(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(held GPU,) the attempt's place among `running`, and the GPU's row."""
+    """Return (held GPU,) the attempt's index in `running`, and the GPU's row."""
     gpus = {name: row for row, name in enumerate(entities[EntityKind.GPU].names)}
     pairs = [
         (at, gpus[f"{rank.node}/{gpu}"])
@@ -117,13 +118,13 @@ def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
 
 
 def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
-    """Return the inputs of the model, and the speeds."""
+    """Return the inputs of the interference model for these co-runs, and their measured speeds."""
     told = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
     return Pairs.of(told), np.array([row.co_run.speed for row in rows], np.float64)
 
 
 def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
-    """(later,) absolute errors of the speeds told with these co-runs known."""
+    """Return (later,) the absolute errors of the speeds predicted from the known co-runs."""
     past, speed = pairs_of(known[-MOST:])
     taught = learn(past, speed - np.nan_to_num(gpu_prior(past), nan=1.0))
     pairs, came = pairs_of(later)
@@ -134,7 +135,10 @@ def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
 def train_interference(
     site: SiteCoRuns, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True
 ) -> Trained:
-    """Add one version; it serves where its co-runs make the later ones easier to tell than what serves does."""
+    """Train and add one version. It serves if it predicts later co-runs better than what serves now.
+
+    promote: False only adds it.
+    """
     on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
     version = registry.current_version(KIND)
     since_ms = registry.card(KIND, version).fitted_until_ms if version else site.first_ms
@@ -166,9 +170,9 @@ def train_interference(
 
 
 def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
-    """Judge the later half with the earlier one known, beside the rule alone.
+    """Evaluate the later half of the co-runs with the earlier half known, compared with the rule alone.
 
-    If a version serves, judge what came after its data, beside its co-runs.
+    If a version serves, evaluate what came after its data, compared with its co-runs.
     """
     results = Results(KIND)
     if len(rows) < FEWEST:

@@ -1,4 +1,4 @@
-"""Train risk on a site's days: judge on rolling windows, fit on everything, keep a version, let the gate decide."""
+"""Risk training on a site's days: rolling windows judge, all days are fitted, and the gate decides."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,10 @@ FEWEST_JUDGED = 20  # failures, drains and slowdowns that came in the judged win
 def train_risk(
     days: SiteDays, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
 ) -> Trained:
-    """Add one version; it serves where it beats what serves. A kill leaves the registry as it was."""
+    """Train and add one version. It serves if it beats what serves now.
+
+    If the process is killed, the registry stays as it was.
+    """
     counts = events_of(days, days.end_ms)
     say(f"1 of 2: judging on {plan.windows} windows that are not fitted on, each by a fit on what came before")
     served = _served(registry)
@@ -68,7 +71,10 @@ def _served(registry: Registry) -> SiteFit | None:
 
 
 def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results, version: str | None) -> GateVerdict:
-    """Enough failures, and a lower log loss than what serves: the shipped fit, and a version if one does."""
+    """Return whether the new fit wins.
+
+    It needs enough failures, and a lower log loss than the shipped fit and the version that serves, if any.
+    """
     short = "; ".join(f"{count:,} {NAMES[kind]}, {FEWEST_EVENTS} needed" for kind, count in counts.items())
     if judged is None:
         return GateVerdict(False, short, "log_loss", SHIPPED, 0.0, 0.0, 0)
@@ -92,7 +98,7 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
 
 
 def _came(results: Results, method: str) -> int:
-    """Events within a day of the judged rows, as far as they are counted of this method."""
+    """Count the events within a day of the judged rows for which this method has a log loss."""
     return sum(row.n for row in results.select(series="all", method=method, metric="log_loss", horizon_s=86_400))
 
 

@@ -1,15 +1,16 @@
 """Classical baselines of demand: ETS, MSTL and AutoReg of statsmodels.
 
-statsmodels fits one series at a time, in seconds, so each is fitted once a week on the four weeks before, and forecasts
-every bin of the week by the fitted equations:
+statsmodels fits one series at a time, in seconds. So each series is fitted once a week on the four weeks
+before, and every bin of the week is forecast by the fitted equations:
 
     AutoReg   on the bins as they are, with the lags of LAGS_S
     ETS       damped trend and season of a day, on hours; every bin ends an hour, so there are as many series of hours
               as an hour has bins, with the same parameters
     MSTL      seasons of a day and a week, repeated; what is left, by simple exponential smoothing
 
-Hours are samples of a level and means of what arrives. Within the first hour the line from the last value to the
-hour's forecast counts. The quantiles are those of past errors, as of all naive ones (`models/demand/naive.py`).
+An hour is a sample of a level, and the mean of arrivals. Within the first hour, the forecast lies on the
+line from the last value to the hour's forecast. The quantiles are those of past errors, as for all naive
+forecasters (`models/demand/naive.py`).
 """
 
 import warnings
@@ -39,9 +40,9 @@ SINGULAR = "The design matrix is rank-deficient"  # then statsmodels' weights ar
 
 @dataclass(frozen=True, slots=True)
 class SeriesSpan:
-    """A series from the first bin that is fitted on to the last that is forecast from.
+    """A series from the first bin that is fitted on to the last bin that is forecast from.
 
-    values: (bin,), all known. fitted: of its bins, those that the fit may read. steps: leads in bins.
+    values: (bin,), all known. fitted: the number of bins that the fit may read. steps: leads in bins.
     """
 
     values: Array
@@ -52,16 +53,16 @@ class SeriesSpan:
 
     @property
     def hour(self) -> int:
-        """Bins of an hour; one where bins are longer."""
+        """The number of bins in an hour. 1 if bins are longer."""
         return max(1, HOUR_S // self.bin_s)
 
     @property
     def day(self) -> int:
-        """Hours (or longer bins) of a day."""
+        """The number of hours (or longer bins) in a day."""
         return max(1, DAY_S // (self.hour * self.bin_s))
 
     def hours(self) -> Array:
-        """(bin,) of the hour that each bin ends: its level, or the mean of what arrived."""
+        """Return (bin,) the value of the hour that each bin ends: its level, or the mean of its arrivals."""
         return rolling_mean(self.values[None], self.hour)[0] if self.is_flow else self.values
 
 
@@ -70,9 +71,10 @@ Method = Callable[[SeriesSpan], Array]  # (step, bin) the forecast from each bin
 
 @dataclass(slots=True)
 class Refitted:
-    """A forecaster that is fitted anew every week, counted from bin `first`; before the first fit it says nothing.
+    """A forecaster that is fitted again every week, counted from bin `first`.
 
-    A fit that fails leaves its week unknown; `failed` counts why, `fits` how many there were.
+    It forecasts nothing before the first fit. If a fit fails, the forecasts of its week are unknown. `failed`
+    counts the reasons, and `fits` counts the fits.
     """
 
     name: str
@@ -91,14 +93,17 @@ class Refitted:
         return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: points[at[step]])
 
     def _weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
-        """(begin, end) of the bins of each week from two before bin `first` on, whose errors make the quantiles."""
+        """Yield (begin, end) of the bins of each week.
+
+        The first week is two weeks before bin `first`, because its errors make the quantiles.
+        """
         week = WEEK_S // panel.bin_s
         since = max(1, first - ERRORS_DAYS * DAY_S // panel.bin_s - week + 1)
         for begin in range(self.first - (self.first - since) // week * week, panel.bins + 1, week):
             yield begin, min(begin + week - 1, panel.bins)
 
     def _points(self, panel: Panel, values: Array, begin: int, steps: Sequence[int]) -> Array:
-        """(step, bin) from bin `begin` - 1 on, by what bins before `begin` taught."""
+        """Return (step, bin) forecasts from bin `begin` - 1 on, fitted on the bins before `begin`."""
         known = int(np.isfinite(values).argmax()) if np.isfinite(values).any() else len(values)
         since = max(known, begin - FIT_S // panel.bin_s)
         if (begin - since) * panel.bin_s < FEWEST_S:
@@ -121,7 +126,7 @@ class Refitted:
 
 
 def autoreg(span: SeriesSpan) -> Array:
-    """Fit an autoregression with a few lags, by least squares."""
+    """Forecast with an autoregression of a few lags, fitted by least squares."""
     from statsmodels.tsa.ar_model import AutoReg
 
     lags = sorted({max(1, lag_s // span.bin_s) for lag_s in LAGS_S})
@@ -131,7 +136,10 @@ def autoreg(span: SeriesSpan) -> Array:
 
 
 def recursion(values: Array, constant: float, weights: dict[int, float], steps: Sequence[int]) -> Array:
-    """(step, bin) forecasts of an autoregression from every bin: weights by lag."""
+    """Return (step, bin) forecasts of an autoregression from every bin.
+
+    weights: lag → weight.
+    """
     bins, longest = len(values), max(weights)
     ahead = np.full((longest + max(steps), bins), np.nan)  # row `longest` - 1 is the value at the bin itself
     for back in range(longest):
@@ -143,7 +151,10 @@ def recursion(values: Array, constant: float, weights: dict[int, float], steps: 
 
 
 def ets(span: SeriesSpan) -> Array:
-    """Error, trend, season: additive, the trend damped; the season of a day where four of them are known."""
+    """Forecast with additive error, trend and season. The trend is damped.
+
+    The season is that of a day, if four days are known.
+    """
     from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
     hours, fitted = span.hours(), span.fitted
@@ -166,7 +177,10 @@ def ets(span: SeriesSpan) -> Array:
 
 
 def _ets_ahead(states: Array, damping: float, season: int | None, lead: int) -> Array:
-    """(hour,) point forecasts from the states after each hour: level, trend and, with a season, its value there."""
+    """Return (hour,) point forecasts from the states after each hour.
+
+    A forecast is level plus trend, plus the season's value there if there is a season.
+    """
     point = states[:, 0] + states[:, 1] * sum(damping**power for power in range(1, lead + 1))
     if season:
         back = -lead % season
@@ -175,7 +189,10 @@ def _ets_ahead(states: Array, damping: float, season: int | None, lead: int) -> 
 
 
 def mstl(span: SeriesSpan) -> Array:
-    """Seasons of a day, and of a week where two are known, are repeated; the rest is smoothed."""
+    """Forecast by repeating the seasons of a day and a week, and smoothing the rest.
+
+    A season counts if more than two of its cycles are known.
+    """
     from statsmodels.tsa.holtwinters import SimpleExpSmoothing
     from statsmodels.tsa.seasonal import MSTL
 
@@ -199,7 +216,10 @@ def mstl(span: SeriesSpan) -> Array:
 
 
 def _repeated(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array:
-    """(bin + hours ahead,) the last cycle of a season of hours at every bin; between two hours the line."""
+    """Return (bin + hours ahead,) the last cycle of an hourly season at every bin.
+
+    Values between two hours lie on a line.
+    """
     size = len(span.values) + ahead * span.hour
     hours = (np.arange(size) - (span.fitted - 1)) / span.hour  # since the last one that was fitted on
     cycle = np.append(season[-period:], season[-period])
@@ -207,12 +227,15 @@ def _repeated(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array
 
 
 def _leads(span: SeriesSpan) -> list[int]:
-    """Whole hours that the steps need."""
+    """Return the whole hours that the steps need."""
     return sorted({max(1, -(-step // span.hour)) for step in span.steps})
 
 
 def _within(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) -> Array:
-    """(lead, bin) by the hour -> (step, bin): between two leads the line, before the first from what is known now."""
+    """Interpolate (lead, bin) forecasts by the hour into (step, bin).
+
+    Values between two leads lie on a line. Before the first lead, the line starts from what is known now.
+    """
     known = found[:1] if span.is_flow else hours[None]
     table = np.concatenate([known, found])
     at = np.array([0, *leads], np.float64) * span.hour

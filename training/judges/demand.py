@@ -1,17 +1,18 @@
-"""`fleetcast evaluate demand`: our forecasts beside every fair baseline, at the same origins, over rolling windows.
+"""`fleetcast evaluate demand`: our forecasts compared with every fair baseline, over rolling windows.
 
     train folder |── fit ──────────────|── fit again on all ──|
                                         |── warm-up: origins ──|─ window 1 ─|─ window 2 ─| …   both folders
                  |── fit before each window on all that came before it ─────|
                                         the gate sees the outcomes of forecasts that were issued out of sample
 
-An origin is a random bin of each hour after the train folder; it sees all history before it. As in the service, the
-trees are fitted anew before each window and the gate runs on. The first fit forecasts the warm-up, of which it saw
-nothing. Series that the train folder has not are never fitted on, nor is a set without a train part: it is judged
-after some history of its own (`sets/demand_sets.py`), by trees that were fitted on the others.
+All methods forecast at the same origins. An origin is a random bin of each hour after the train folder.
+It sees all history before it. As in the service, the trees are fitted again before each window, and the
+gate runs on. The first fit forecasts the warm-up, which it was not fitted on. Series that are not in the
+train folder are never fitted on. A set without a train part is not fitted on either. It is judged after
+some history of its own (`sets/demand_sets.py`), by trees that were fitted on the other sets.
 
-Baselines: the naive ones, Theta, the rolling median, and three of statsmodels (`classical.py`). Where one cannot
-forecast, persistence stands in for it, which is told as `stood_in`.
+The baselines are the naive ones, Theta, the rolling median, and three of statsmodels (`classical.py`). If
+one cannot forecast, persistence stands in for it. The results report this as `stood_in`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,9 +61,9 @@ def evaluate(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] = METHODS,
 ) -> Results:
-    """Judge every set that has outcomes after the train part.
+    """Evaluate every set that has outcomes after the train part.
 
-    windows: 0 for as many as each set gives. own: further forecasters, a row each.
+    windows: 0 for as many as each set allows. own: further forecasters, each with a row of its own.
     """
     results = Results("demand")
 
@@ -93,7 +94,7 @@ def add(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] | None = None,
 ) -> None:
-    """Judge one set: all of it, and each of its windows."""
+    """Evaluate one set: all of it, and each of its windows."""
     refitted = [Refitted(name, method, one.begin) for name, method in (classical or {}).items()]
     judged = run(one, models, seed, [*refitted, *own])
     judge(results, judged, seed)
@@ -113,7 +114,10 @@ def _count(one: DemandSet, method: str, metric: str, value: float, n: int) -> Re
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """dataset -> its windows, the trees of its warm-up, and those of each window; None: there was nothing to fit on."""
+    """The windows of each data set, the trees of its warm-up, and the trees of each window.
+
+    Trees are None if there was nothing to fit on.
+    """
 
     windows: dict[str, tuple[RollingWindow, ...]]
     warm: dict[str, DemandTrees | None]
@@ -123,7 +127,10 @@ class Models:
     def fit(
         cls, known: Sequence[DemandSet], sets: Sequence[DemandSet], seed: int, say: Say, windows: int = 0
     ) -> "Models":
-        """Fit without the warm-up, and before each window. known: the train folder's sets."""
+        """Fit the trees of the warm-up, and trees before each window.
+
+        known: the train folder's sets.
+        """
         found = cls({}, {}, {})
         of_others: dict[tuple[str, ...], DemandTrees | None] = {}
         for dataset, panel in {one.dataset: one.panel for one in sets}.items():
@@ -146,7 +153,10 @@ class Models:
 
 
 def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
-    """Return the windows of the sets of one folder: from where the first is judged to where the last ends."""
+    """Return the windows of the sets of one folder.
+
+    They reach from where the first set is judged to where the last set ends.
+    """
     begins = [one.panel.end_ms(one.begin - 1) for one in sets]
     ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]
     return rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
@@ -155,7 +165,10 @@ def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow
 def _refitted(
     own: Sequence[DemandSet], whole: Sequence[DemandSet], rolling: Sequence[RollingWindow], seed: int, say: Say
 ) -> Iterator[DemandTrees | None]:
-    """Trees for each window, on all that both folders held before it of the series that the train folder has."""
+    """Yield the trees of each window, fitted on what both folders hold before it.
+
+    Only series that are in the train folder are fitted on.
+    """
     names = {one.panel.target: one.panel.names for one in own}
     parts = [
         replace(one, panel=_some(one.panel, names[one.panel.target])) for one in whole if one.panel.target in names
@@ -170,7 +183,7 @@ def _refitted(
 
 
 def _some(panel: Panel, names: Sequence[str]) -> Panel:
-    """Those of the series that have one of these names."""
+    """Return the panel with only the series that have one of these names."""
     rows = np.flatnonzero(np.isin(panel.names, list(names)))
     return replace(
         panel,
@@ -182,7 +195,7 @@ def _some(panel: Panel, names: Sequence[str]) -> Panel:
 
 
 def _bins_before(panel: Panel, time_ms: int) -> int:
-    """Bins that are over by then."""
+    """Return how many bins have ended by then."""
     return min(panel.bins, max(0, (time_ms - panel.first_ms) // (panel.bin_s * 1000)))
 
 
@@ -201,7 +214,10 @@ def warm_start(train_bins: int, bin_s: int) -> int:
 
 
 def judged_origins(one: DemandSet, seed: int = 0) -> Bins:
-    """Bins at whose end a judged forecast is issued: one of each hour after the train part with an outcome to come."""
+    """Return the bins at whose end a judged forecast is issued.
+
+    They are one bin of each hour after the train part that has an outcome to come.
+    """
     return _hourly(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
 
 
@@ -212,14 +228,20 @@ def warm_origins(one: DemandSet, seed: int = 0) -> Bins:
 
 
 def _hourly(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
-    """One bin of each hour of [first, end), at random: what repeats by the hour flatters nobody."""
+    """Return one random bin of each hour of [first, end).
+
+    The random choice keeps hourly patterns from favouring a method.
+    """
     per = max(1, ORIGIN_S // panel.bin_s)
     hours = np.arange(first, end - per + 1, per, dtype=np.intp)
     return np.asarray(hours + rng.integers(0, per, len(hours)))
 
 
 def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster] = ()) -> JudgedForecasts:
-    """Forecast at every origin, the gate between them, as a service would. further: baselines beside the usual ones."""
+    """Forecast at every origin, with the gate between the forecasts as in the service.
+
+    further: baselines in addition to the usual ones.
+    """
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
     warm, judged = warm_origins(one, seed), judged_origins(one, seed)
@@ -246,7 +268,10 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
 
 
 def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
-    """Run the gate bin by bin: outcomes first, then the forecast of that moment."""
+    """Run the gate bin by bin. Yields (number of the origin, what the gate serves there).
+
+    In each bin the gate receives the outcomes first. Then it issues the forecast of that moment.
+    """
     waiting = {int(origin): number for number, origin in enumerate(origins)}
     for bin in range(int(origins[0]), int(origins[-1]) + 1):
         gate.mature(bin, panel.values[:, bin])
@@ -255,7 +280,10 @@ def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[t
 
 
 def _trees(one: DemandSet, models: Models, origins: Bins, begins: Sequence[int], steps: Sequence[int]) -> Array:
-    """(quantile, step, origin, series) of the trees that served then: those of the warm-up, then of each window."""
+    """Return (quantile, step, origin, series) the forecasts of the trees that served at each origin.
+
+    The trees of the warm-up come first, then those of each window.
+    """
     fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
     parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))
     found = [_forecasts_of(model, one.panel, part, steps) for model, part in zip(fits, parts, strict=True)]
@@ -269,7 +297,10 @@ def _forecasts_of(model: DemandTrees | None, panel: Panel, origins: Bins, steps:
 
 
 def seasonal_scale(one: DemandSet) -> Array:
-    """Return (series,) the mean absolute change over a day before the judged origins: the unit of MASE."""
+    """Return (series,) the mean absolute change over a day, the unit of MASE.
+
+    Only bins before the judged origins count.
+    """
     panel = one.panel
     filled = forward_filled(panel.values[:, : one.begin])
     change = np.abs(panel.values[:, : one.begin] - shifted(filled, day_bins(panel.bin_s)))

@@ -1,8 +1,8 @@
-"""Metrics of quantile forecasts of demand in long form, with intervals, per series and pooled.
+"""Metrics of quantile forecasts of demand, with intervals, by series and pooled.
 
-`coverage_80` counts outcomes within the band or at its ends, `inside_80` those strictly between them. Where a series
-often stays at a number, that number is a quantile and a band of no width covers more than it says: bands are right
-where their share lies between the two.
+`coverage_80` counts outcomes within the band or at its ends. `inside_80` counts those strictly between
+them. If a series often stays at one number, that number is a quantile, and a band of no width covers more
+than it promises. So bands are right if their share lies between the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,11 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class JudgedForecasts:
-    """methods: (quantile, step, origin, series); model: (step, origin, series); scale: (series,) of MASE, or NaN."""
+    """The forecasts of one set.
+
+    methods: name → (quantile, step, origin, series). model: (step, origin, series). scale: (series,) of
+    MASE, or NaN.
+    """
 
     dataset: str
     panel: Panel
@@ -49,7 +53,10 @@ class JudgedForecasts:
     scale: Array
 
     def outcomes(self, at: int) -> Array:
-        """(origin, series) what came of the forecasts of one step; NaN after the end and where it is unknown."""
+        """Return (origin, series) the outcomes of the forecasts of one step.
+
+        An outcome is NaN if it is unknown or after the end.
+        """
         bins = self.origins + self.steps[at]
         found = self.panel.values.T[np.minimum(bins, self.panel.bins - 1)].copy()
         found[bins >= self.panel.bins] = np.nan
@@ -59,7 +66,7 @@ class JudgedForecasts:
 def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
     """Add the rows and the predictions of one set. All methods are judged on the same outcomes.
 
-    Where a baseline says nothing, persistence stands in for it, and `stood_in` is the share of that.
+    If a baseline has no forecast, persistence stands in for it. `stood_in` is the share of such forecasts.
     """
     missing = {name: _stand_ins(judged, name) for name in judged.methods}
     for at in range(len(judged.steps)):
@@ -75,7 +82,7 @@ def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
 
 
 def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[RollingWindow]) -> None:
-    """Add the pooled numbers of each window alone: of the forecasts that were issued in it."""
+    """Add the pooled numbers of each window, over the forecasts that were issued in it."""
     issued_s = judged.panel.first_ms / 1000 + (judged.origins + 1) * judged.panel.bin_s
     within = window_at(windows, issued_s)
     for at in range(len(judged.steps)):
@@ -91,7 +98,7 @@ def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[R
 
 
 def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
-    """(origin, series) outcomes, and which of them persistence and ours both forecast."""
+    """Return (origin, series) outcomes, and which of them both persistence and ours forecast."""
     outcomes = judged.outcomes(at)
     known = np.isfinite(outcomes)
     for name in (OURS, PERSISTENCE):
@@ -100,7 +107,7 @@ def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _stand_ins(judged: JudgedForecasts, method: str) -> NDArray[np.bool_]:
-    """(step, origin, series) where persistence stands in."""
+    """Return (step, origin, series) whether persistence stands in."""
     return np.asarray(~np.isfinite(judged.methods[method]).all(axis=0))
 
 
@@ -121,7 +128,7 @@ def _stood_in(judged: JudgedForecasts, at: int, method: str, share: float, n: in
 def _pooled(
     judged: JudgedForecasts, at: int, method: str, metric: str, parts: Mapping[str, tuple[Array, Array]]
 ) -> ResultRow:
-    """Return a number over all series, without an interval."""
+    """Return a metric over all series, without an interval."""
     top, below = (float(np.nansum(part)) for part in parts[metric])
     n, lead_s = int(np.isfinite(parts[metric][0]).sum()), judged.steps[at] * judged.panel.bin_s
     told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, metric)
@@ -129,7 +136,7 @@ def _pooled(
 
 
 def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:
-    """Metric -> numerator and denominator, (origin, series) each: a metric is the ratio of their sums."""
+    """Return metric -> (origin, series) numerator and denominator. A metric is the ratio of their sums."""
     one = np.where(np.isfinite(outcome), 1.0, np.nan)
     off = np.abs(outcome - values[MEDIAN])
     both = np.abs(outcome) + np.abs(values[MEDIAN])
@@ -179,13 +186,13 @@ def _rows(
 
 
 def _most(models: NDArray[np.str_]) -> str:
-    """Return the models that served, most often first."""
+    """Return the names of the models that served, the most frequent first."""
     names, counts = np.unique(models, return_counts=True)
     return "+".join(names[np.argsort(-counts, kind="stable")].tolist())
 
 
 def _predict(results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]) -> None:
-    """Add a block of predictions: a line for every origin, series and quantile of ours."""
+    """Add a block of predictions, one line for each origin, series and quantile of ours."""
     panel = judged.panel
     values = judged.methods[OURS][:, at]  # (quantile, origin, series)
     mask = np.broadcast_to(known, values.shape)

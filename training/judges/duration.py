@@ -1,8 +1,10 @@
-"""`fleetcast evaluate duration`: run times at submission and what is left while jobs run, beside fair baselines.
+"""`fleetcast evaluate duration`: run times and remaining times of jobs, compared with fair baselines.
 
-Trees are fitted before each rolling window, on all that was known by then: jobs that still ran are right-censored. The
-baselines of the train folder move on likewise. A new fit begins with a new tracker, as in the service. Within a window
-history features and the tracker move on, with the jobs that ended (submission + wait, where known, + run time).
+Run times are predicted at submission, and remaining times while jobs run. Trees are fitted before each
+rolling window, on all that was known by then. Jobs that still ran are right-censored. The baselines of
+the train folder move on in the same way. A new fit begins with a new tracker, as in the service. Within
+a window, history features and the tracker move on with the jobs that ended (submission + wait, where
+known, + run time).
 """
 
 import math
@@ -33,7 +35,10 @@ _SIMILAR = [COLUMN[name] for name in EMPIRICAL]
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, windows: int = 0) -> Results:
-    """Judge every job history that is in both folders. windows: 0 for as many as each history gives."""
+    """Evaluate every job history that is in both folders.
+
+    windows: 0 for as many as each history allows.
+    """
     skipped: list[str] = []
     results = evaluate_sets(read_job_sets(train, test, skipped), seed, say, windows)
     results.skipped = skipped + results.skipped
@@ -41,7 +46,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, windows: int = 0) -> 
 
 
 def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int = 0) -> Results:
-    """Judge these histories."""
+    """Evaluate these histories."""
     results = Results("duration")
     for one in sets:
         for reason, count in sorted(one.skipped.items()):
@@ -54,7 +59,7 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
 
 
 def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
-    """Fit before each window on what was known by then, and go through the test span in order of time."""
+    """Fit before each window on what was known by then, and predict the test span in order of time."""
     table, judged = one.table, one.judged
     rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_landmarks())
     in_span = rows.take(judged[rows.job])
@@ -90,7 +95,7 @@ def _landmarks() -> tuple[int, ...]:
 
 
 def _fill(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
-    """Write the predictions of some rows into those of all. NaN where a method has none."""
+    """Write the predictions of some rows into those of all rows. Rows without a prediction are NaN."""
     for name, values in part.items():
         if name not in whole:
             whole[name] = np.full((len(rows), *values.shape[1:]), np.nan)
@@ -107,7 +112,10 @@ def _some(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
 
 
 def tracked(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Array:
-    """(row, level) the model's quantiles, moved by the outcomes known at each submission, capped by the limit."""
+    """Return (row, level) the model's quantiles, corrected by the outcomes known at each submission.
+
+    They are capped by the limit.
+    """
     issued = model.log_run(rows.features)
     similar = rows.features[:, _SIMILAR].astype(np.float64)
     kinds = list(zip(kin(table)[rows.job].tolist(), table.gpus[rows.job].tolist(), strict=True))
@@ -126,16 +134,17 @@ def tracked(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Arr
 
 
 def kin(table: HistoryJobs) -> NDArray[np.object_]:
-    """Each job's group, or where it has none its queue."""
+    """Return each job's group, or its queue if it has no group."""
     return np.where(table.group != "", table.group, table.queue)
 
 
 def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
     """Return the forecasts of each baseline.
 
-    last_two: mean of the user's (else the group's) last two runs. group: median of the last 20 and quantiles of the
-    last 200 runs of its group with as many GPUs. group_train: the same group's quantiles in all that was
-    known at the fit. limit: what the user asked for. train: that history.
+    last_two: the mean of the user's (else the group's) last two runs. group: the median of the last 20 and
+    quantiles of the last 200 runs of its group with as many GPUs. group_train: the same group's quantiles
+    over all that was known at the fit. limit: the limit that the user requested. train: the history known
+    at the fit.
     """
     features = rows.features.astype(np.float64)
     two = features[:, COLUMN["user_mean_two"]]
@@ -158,7 +167,10 @@ def _point(values: Array) -> Array:
 
 
 def _train_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDArray[np.int64]) -> Array:
-    """(row, level) quantiles of the group's ended jobs at the fit; all jobs' where it has few."""
+    """Return (row, level) quantiles of the group's jobs that had ended at the fit.
+
+    A group with few of them gets the quantiles of all jobs.
+    """
     ended = np.isfinite(train.run_s)
     if not ended.any():
         return np.full((len(jobs), len(LEVELS)), np.nan)
@@ -182,7 +194,10 @@ def _sized(table: HistoryJobs) -> NDArray[np.str_]:
 
 
 def conditionals(table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows) -> dict[str, Array]:
-    """Medians of what is left, from the runs known at the fit that lasted longer: of all jobs, and of the group's."""
+    """Return the median remaining times of all jobs and of the job's group.
+
+    They are computed from the runs known at the fit that lasted longer than the job has run.
+    """
     curve = _survival(train, now_s)
     everyone = np.log(np.maximum(1.0, curve.beyond(rows.elapsed_s, 0.5) - rows.elapsed_s))
     own = everyone.copy()
@@ -200,7 +215,7 @@ def conditionals(table: HistoryJobs, train: HistoryJobs, now_s: float, rows: Dur
 
 
 def _places(names: NDArray[np.object_]) -> dict[str, NDArray[np.int64]]:
-    """Where each name stands."""
+    """Return name → the rows that have it."""
     found, where = np.unique(names.astype(np.str_), return_inverse=True)
     order = np.argsort(where, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(where[order])) + 1)

@@ -1,4 +1,7 @@
-"""Metrics of run times: pinball and error on log seconds, within twice, share under-predicted, coverage."""
+"""Metrics of run times on log seconds: pinball loss, error, share within a factor of 2, and coverage.
+
+The share of jobs predicted too short is a metric, too.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +27,11 @@ MODEL = {"ours": "boosted+tracker", "group": "last 20 and 200", "group_train": "
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One set's predictions in the test span, logarithms of seconds.
+    """The predictions of one set in the test span, as logarithms of seconds.
 
-    runs, of `job`: method -> (row, level), NaN where the method has none (a point forecast has only the median).
-    remaining, of `late_job` after `elapsed_s`: method -> (row,) medians.
-    windows: those that were fitted for. run_in, late_in: (row,) the number of the window of each.
+    runs: method -> (row, level) for the jobs `job`, NaN if the method has none. A point forecast has only the
+    median. remaining: method -> (row,) medians for the jobs `late_job` after `elapsed_s`. windows: those that
+    were fitted for. run_in, late_in: (row,) the number of each row's window.
     """
 
     dataset: str
@@ -56,7 +59,7 @@ class Judged:
 
 
 def judge_windows(results: Results, judged: Judged, seed: int) -> None:
-    """Add the numbers of each window. A window without jobs has none."""
+    """Add the numbers of each window. A window without jobs has no rows."""
     for number, window in enumerate(judged.windows):
         one, found = judged.within(number), Results("duration")
         if len(one.job):
@@ -67,7 +70,7 @@ def judge_windows(results: Results, judged: Judged, seed: int) -> None:
 
 
 def judge_run(results: Results, judged: Judged, seed: int) -> None:
-    """Rows and predictions of the run times."""
+    """Add the rows and predictions of the run times."""
     actual = np.log(judged.table.run_s[judged.job])
     block = max(1, len(actual) // BLOCKS)
     for method, values in judged.runs.items():
@@ -91,7 +94,7 @@ def judge_run(results: Results, judged: Judged, seed: int) -> None:
 
 
 def judge_remaining(results: Results, judged: Judged, seed: int) -> None:
-    """Rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
+    """Add the rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
     if not len(judged.late_job):
         results.skipped.append(f"{judged.dataset}: no judged job ran for {ELAPSED_S[0]} s")
         return
@@ -122,7 +125,10 @@ def judge_remaining(results: Results, judged: Judged, seed: int) -> None:
 
 
 def _run_scores(actual: Array, values: Array) -> Iterator[tuple[str, Array]]:
-    """(metric, score of each job) of what a method tells; NaN, which counts for nothing, where no end is known."""
+    """Yield (metric, score of each job) of a method's predictions.
+
+    A score is NaN if the job's end is unknown, and then does not count.
+    """
     for at, level in enumerate(LEVELS):
         left = actual - values[:, at]
         if np.isfinite(left).any():
@@ -151,6 +157,6 @@ def _add(
 
 
 def _names(judged: Judged, jobs: NDArray[np.int64]) -> NDArray[np.object_]:
-    """Return the set's names of jobs, or row numbers where it has none."""
+    """Return the set's names of jobs, or row numbers where there is no name."""
     names = judged.table.job[jobs]
     return np.where(names != "", names, np.array([f"row {row}" for row in jobs.tolist()], object))

@@ -1,9 +1,11 @@
-"""Findings against the truth: what was flagged where and when, and which fault, if any, it was about.
+"""Findings compared with the truth: what was flagged where and when, and which fault it was about.
 
-A *finding* is a spell of flags on a node; holes of up to 5 minutes are closed. It finds a fault of its node if it
-begins between the precursor's begin and the fault's end, or began earlier and first names the fault's unit then. It
-is a false alarm if it begins neither during a fault of its node nor in the 10 minutes after one. A visible fault that
-nothing finds is missed. While a node is flagged no other spell can begin there: that is no healthy time.
+A *finding* is a spell of flags on a node. Gaps of up to 5 minutes do not end it. A fault lasts from the
+start of its precursor to its end. A finding detects a fault of its node if the finding starts within that
+span. A finding that started earlier detects the fault if it first names the faulty unit within that span.
+A finding is a false alarm if it starts neither during a fault of its node nor in the 10 minutes after one.
+A visible fault that no finding detects is missed. While a node is flagged, no other spell can start there,
+so that time does not count as healthy.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +25,10 @@ Hosts = Mapping[str, frozenset[str]]  # the nodes that a job ran on
 
 @dataclass(slots=True)
 class FlagSpell:
-    """Flags on one node in a row. named: since when each node, GPU or port was named, in that order."""
+    """Consecutive flags on one node.
+
+    named: each node, GPU or port that was named → since when, in that order.
+    """
 
     node: str
     first_ms: int
@@ -39,7 +44,7 @@ class Findings:
     _open: dict[str, FlagSpell] = field(default_factory=dict)
 
     def note(self, node: str, now_ms: int, name: str = "") -> None:
-        """Record a flag at this moment, and what it names."""
+        """Record a flag at this moment, and the unit that it names."""
         row = self._open.get(node)
         if row is None or now_ms - row.last_ms > HOLE_MS:
             row = self._open[node] = FlagSpell(node, now_ms, now_ms)
@@ -51,10 +56,12 @@ class Findings:
 
 @dataclass(slots=True)
 class Score:
-    """Sums over runs. right, missed: faults; spells: that found faults; wrong: false alarms.
+    """Sums over runs.
 
-    delays: seconds since a fault could be seen. units: found faults of one GPU or port, own_units: it was named first;
-    nodes: faults with a flag on a node of their job, own_nodes: the faulty node was the first.
+    right, missed: faults. spells: the spells that found faults. wrong: false alarms. delays: seconds since a
+    fault could be seen. units: found faults of one GPU or port. own_units: those where that unit was named
+    first. nodes: faults with a flag on a node of their job. own_nodes: those where the faulty node was the
+    first.
     """
 
     right: int = 0
@@ -68,7 +75,7 @@ class Score:
     delays: list[float] = field(default_factory=list)
 
     def add(self, other: "Score") -> None:
-        """Take in another run's."""
+        """Add the sums of another run."""
         for name in ("right", "spells", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.delays += other.delays
@@ -77,7 +84,10 @@ class Score:
 def score(
     findings: Sequence[FlagSpell], truth: Sequence[RunTruth], hosts: Hosts | None = None, kind: str | None = None
 ) -> Score:
-    """Score findings against the truth. With `kind`, of faults of that kind alone (without false alarms)."""
+    """Score findings against the truth.
+
+    With `kind`, only faults of that kind count, and false alarms are not counted.
+    """
     faults = [row for row in truth if not row.benign]
     scored = Score()
     finders: set[int] = set()
@@ -102,12 +112,12 @@ def score(
 
 
 def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
-    """Return the findings that begin where and when no fault is or has just been."""
+    """Return the findings that begin where there is no fault and there was none just before."""
     return [one for one in findings if _is_false(one, {one.node}, faults)]
 
 
 def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
-    """Return the findings on jobs that begin while none of its nodes has or just had a fault.
+    """Return the findings on jobs that begin while none of the job's nodes has or just had a fault.
 
     `node` of such a finding is the job's name.
     """
@@ -116,9 +126,10 @@ def false_on_jobs(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hos
 
 @dataclass(slots=True)
 class HealthyTime:
-    """Node-milliseconds in which a finding would be a false alarm.
+    """The node-milliseconds in which a finding would be a false alarm.
 
-    all_ms: by the truth; quiet_ms: of it, without a flag; after_ms: of it, still flagged since a fault.
+    all_ms: all of it, by the truth. quiet_ms: the part without a flag. after_ms: the part that is still
+    flagged since a fault.
     """
 
     all_ms: int = 0
@@ -126,7 +137,7 @@ class HealthyTime:
     after_ms: int = 0
 
     def add(self, other: "HealthyTime") -> None:
-        """Take in another run's."""
+        """Add the healthy time of another run."""
         self.all_ms += other.all_ms
         self.quiet_ms += other.quiet_ms
         self.after_ms += other.after_ms
@@ -135,7 +146,7 @@ class HealthyTime:
 def healthy_time(
     names: Iterable[str], first_ms: int, last_ms: int, truth: Sequence[RunTruth], findings: Sequence[FlagSpell] = ()
 ) -> HealthyTime:
-    """Return the healthy time of a run, beside the findings of a method."""
+    """Return the healthy time of a run, given the findings of a method."""
     faults = [row for row in truth if not row.benign]
     false = {id(one) for one in false_alarms(findings, faults)}
     sums = HealthyTime()
@@ -152,7 +163,7 @@ def healthy_time(
 
 
 def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunTruth]) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each time of a node that is neither during a fault nor just after one."""
+    """Yield (begin, end) of each time of a node that is neither during a fault nor just after one."""
     at_ms = first_ms
     for fault in sorted((row for row in faults if row.node == name), key=_begins_ms):
         until_ms = min(_begins_ms(fault), last_ms)
@@ -164,14 +175,14 @@ def _healthy_spans(name: str, first_ms: int, last_ms: int, faults: Sequence[RunT
 
 
 def own_unit(fault: RunTruth) -> str:
-    """Return the name of the faulty GPU or port, "" if the whole node is the culprit."""
+    """Return the name of the faulty GPU or port. "" if the whole node is the culprit."""
     if fault.gpu is not None:
         return f"{fault.node}/{fault.gpu}"
     return f"{fault.node}/mlx5_{fault.port}/1" if fault.port is not None else ""
 
 
 def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
-    """Return the truth with every fault on some other node than its own."""
+    """Return the truth with every fault moved to another node."""
     found = []
     for row in truth:
         others = [name for name in names if name != row.node] or list(names)
@@ -182,7 +193,10 @@ def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Gen
 def at_random(
     findings: Sequence[FlagSpell], names: Sequence[str], first_ms: int, last_ms: int, rng: np.random.Generator
 ) -> list[FlagSpell]:
-    """Return as many findings, as long, on any nodes at any times: what chance would find."""
+    """Return the same number of findings, of the same lengths, on random nodes at random times.
+
+    This is what chance would find.
+    """
     moved = []
     for row in findings:
         lasts_ms = row.last_ms - row.first_ms
@@ -193,7 +207,10 @@ def at_random(
 
 
 def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, int] | None:
-    """When a fault was found, which GPU or port was named first ("" where only the node was), and by which finding."""
+    """Return when a fault was found, the GPU or port named first, and the number of the finding.
+
+    The name is "" if only the node was named. Returns None if no finding found it.
+    """
     hits = []
     for row, one in enumerate(findings):
         if one.node != fault.node:
@@ -216,7 +233,7 @@ def _score_node(
     faults: Sequence[RunTruth],
     hosts: Hosts,
 ) -> None:
-    """Whether the fault's node was flagged before any healthy node of the job that it hit."""
+    """Count whether the fault's node was flagged before any healthy node of the job that it hit."""
     until_ms = found[0] if found else _ends_ms(fault)
     peers = hosts.get(fault.job or "", frozenset()) - {fault.node}
     others = [one for one in findings if one.node in peers and _begins_ms(fault) <= one.first_ms < until_ms]

@@ -1,8 +1,8 @@
-"""`fleetcast evaluate fingerprint`: periods, phases, workload classes and next checkpoints, beside fair baselines.
+"""`fleetcast evaluate fingerprint`: periods, phases, classes and checkpoints, compared with baselines.
 
 telemetry/rendered      step times of real runs as telemetry: period within 2 %, and "unknown" where it is aliased
 telemetry/h100-phases   recorded runs with phases: macro-F1, what is learnt of phases left one run out
-faults/simulated        jobs that tell of checkpoints: the next one, predicted half-way to it
+faults/simulated        jobs that report checkpoints: the next one, predicted half-way to it
 """
 
 from collections import Counter, defaultdict
@@ -39,7 +39,10 @@ CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded run on a grid of GRID_S: `phase` (second,) names; `channels` by column, means over GPUs."""
+    """A recorded run on a grid of GRID_S.
+
+    `phase`: (second,) names. `channels`: column → means over GPUs.
+    """
 
     name: str
     phase: NDArray[np.object_]
@@ -60,7 +63,10 @@ class Recorded:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge what the test folder has; phases learn from the runs of both folders but the one they are judged on."""
+    """Evaluate the sets that the test folder has.
+
+    Phases learn from the runs of both folders, except the run that they are judged on.
+    """
     results = Results("fingerprint")
     for folder, judge in ((RENDERED, judge_rendered), (SIMULATED, _judge_checkpoints)):
         if (test / folder).is_dir():
@@ -87,7 +93,7 @@ def _name(path: Path) -> str:
 
 
 def _recorded(path: Path) -> Recorded | None:
-    """None of a run without phases or SM activity. Raises one of UNREADABLE."""
+    """Read a recorded run. Returns None if it has no phases or no SM activity. Raises one of UNREADABLE."""
     table = pd.read_csv(path, low_memory=False)
     if not {"phase", "sm_active", "timestamp"} <= set(table):
         return None
@@ -133,15 +139,15 @@ def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], 
 
 
 def _are_same(one: Recorded, other: Recorded) -> bool:
-    """Return whether they are one run, or one is a longer cut of the other."""
+    """Return whether two recordings are one run, or one is a longer part of the other."""
     many = min(len(one.phase), len(other.phase), 30)
     return one.name == other.name or bool(np.array_equal(one.of("power_w")[:many], other.of("power_w")[:many]))
 
 
 def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
-    """Return method -> a phase per second.
+    """Return method -> the phase that it predicts for each second.
 
-    The baselines: the most frequent phase, and the most frequent at that time.
+    The baselines are the most frequent phase, and the most frequent phase at that time.
     """
     counts = Counter(phase for other in others for phase in other.phase)
     most = counts.most_common(1)[0][0]
@@ -158,7 +164,7 @@ def _phases_said(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[st
 
 
 def _warmup_s(others: Sequence[Recorded]) -> float:
-    """Return the usual time from the first computing to the steady phase."""
+    """Return the usual time from the first computation to the steady phase."""
     lengths = []
     for run in others:
         active = np.flatnonzero(run.of("sm_active") > 0.02)
@@ -189,7 +195,7 @@ def _three_rules(run: Recorded) -> str:
 
 
 def _median(values: Array) -> float:
-    """0 where nothing is known."""
+    """Return the median of the known values, or 0 if none is known."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else 0.0
 
@@ -198,7 +204,10 @@ def _median(values: Array) -> float:
 
 
 def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
-    """Judge every checkpoint after the second, half-way to it: was it within max(30 s, 5 %) of its own time?"""
+    """Evaluate the prediction of every checkpoint after the second, made half-way to it.
+
+    It is a hit if it is within max(30 s, 5 % of the interval) of the checkpoint's real time.
+    """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
     for told_of in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
@@ -226,7 +235,10 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
 
 
 def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
-    """Attempt -> when its checkpoints began, ms, in order. Raises one of UNREADABLE."""
+    """Read when the checkpoints of each attempt began. Returns attempt -> ms, in order.
+
+    Raises one of UNREADABLE.
+    """
     decoder = msgspec.json.Decoder(JobEvent)
     edges: dict[tuple[str, int], list[Edges]] = defaultdict(list)
     with path.open("rb") as file:

@@ -1,10 +1,10 @@
-"""`fleetcast evaluate interference`: how fast jobs run beside another one on a GPU, beside fair baselines.
+"""`fleetcast evaluate interference`: how fast jobs run when they share a GPU, compared with baselines.
 
     unseen_pair     both models are in the train folder, this pair is not (one folder for both: a fifth of the pairs)
     unseen_family   a model of the pair is not in the train folder (none is: each family of models left out in turn)
 
-Three co-runs of each job of an unseen family are shown to some methods and judged for none. Ours is what the service
-runs (models.jobs.interference):
+Three co-runs of each job of an unseen family are revealed to some methods, and no method is judged on
+them. Ours is what the service runs (models.jobs.interference):
 
     ours              a site whose own co-runs are those of the train folder (the newest that the service remembers)
     ours_3_co_runs    and three co-runs of each new job (a configuration: model, data set, batch size, precision)
@@ -41,7 +41,7 @@ ACCEPTING = ("label", "load")  # no speeds: what rules of yes and no look at
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every set of co-runs that is in both folders."""
+    """Evaluate every set of co-runs that is in both folders."""
     results = Results("interference")
     for one in read_co_run_sets(train, test, results.skipped):
         for reason, count in sorted(one.left_out.items()):
@@ -51,7 +51,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
-    """Add the rows of one set, for pairs and for families that were not seen."""
+    """Add the rows of one set, for unseen pairs and for unseen families."""
     found: dict[str, list[tuple[CoRunPairs, dict[str, Array]]]] = {}
     for target, fitted, judged, new in splits(one, seed):
         if len(fitted) < FEWEST or not len(judged):
@@ -65,7 +65,7 @@ def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
 
 
 def splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, set[str]]]:
-    """(target, rows to fit on, rows to judge, models that are new there)."""
+    """Return the splits of a set: (target, rows to fit on, rows to judge, models that are new there)."""
     rows, found = one.rows, []
     train, test = rows.take(~one.in_test), rows.take(one.in_test)
     if len(test):
@@ -84,7 +84,7 @@ def splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, 
 
 
 def _families(rows: CoRunPairs) -> list[set[str]]:
-    """Models of each family."""
+    """Group the models by family. Returns the models of each family."""
     groups: dict[str, set[str]] = {}
     for model in sorted({*rows.model.tolist(), *rows.partner_model.tolist()}):
         groups.setdefault(family(model), set()).add(model)
@@ -94,9 +94,9 @@ def _families(rows: CoRunPairs) -> list[set[str]]:
 def predictions(
     fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
 ) -> tuple[CoRunPairs, dict[str, Array]]:
-    """Return what remains to be judged, and each method's speeds: method -> (row,).
+    """Return the rows that remain to be judged, and each method's speeds: method -> (row,).
 
-    `…|bound` are their lower bounds.
+    The entries `…|bound` are their lower bounds.
     """
     shown = revealed(judged, new, seed)
     rest, of_jobs = judged.take(~shown), judged.take(shown)
@@ -120,12 +120,15 @@ def predictions(
 
 
 def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
-    """Predict as the service answers."""
+    """Predict speeds in the same way as the service."""
     return predict(asked.pairs, gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - gpu_prior(seen.pairs)))
 
 
 def _remembered(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
-    """Return as many of a site's co-runs as the service stores. The newest are the last to go."""
+    """Return as many of a site's co-runs as the service stores.
+
+    If there are too many, all of the newest remain, and some of the others are dropped at random.
+    """
     order = np.random.default_rng(seed).permutation(len(site))
     return _join(site.take(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
 
@@ -139,7 +142,10 @@ def _join(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
 
 
 def revealed(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
-    """(row,) drawn co-runs: CO_RUNS of each configuration of a new model, at most half of those that it has."""
+    """Draw the co-runs that are revealed. Returns (row,) whether a row is one of them.
+
+    They are CO_RUNS of each configuration of a new model, but at most half of its co-runs.
+    """
     rng = np.random.default_rng(seed)
     own = np.isin(judged.model, list(new))
     drawn: set[int] = set()
@@ -151,7 +157,7 @@ def revealed(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
 
 
 def of_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
-    """(row,) of CO_RUNS co-runs of each new model, drawn from those that are shown."""
+    """Draw CO_RUNS co-runs of each new model from those that are revealed. Returns (row,) whether drawn."""
     rng = np.random.default_rng(seed)
     drawn = [
         rng.permutation(np.unique(judged.pair[shown & ((judged.model == model) | (judged.partner_model == model))]))
@@ -161,7 +167,7 @@ def of_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], s
 
 
 def features(pairs: Pairs) -> Array:
-    """(n, feature) loads of both, what they are together, and the rule."""
+    """Return (n, feature) the loads of both jobs, their sums and products, and the rule."""
     (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
     both = np.maximum(u + v, 1e-6)
     columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
@@ -169,7 +175,10 @@ def features(pairs: Pairs) -> Array:
 
 
 def trees_of(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
-    """Extremely randomised trees (Geurts et al., 2006) on what the rule misses, and the rule."""
+    """Fit extremely randomised trees (Geurts et al., 2006) on the errors of the rule.
+
+    Returns a function that predicts the rule plus these trees.
+    """
     from sklearn.ensemble import ExtraTreesRegressor
 
     def of_rule(pairs: Pairs) -> Array:
@@ -183,7 +192,7 @@ def trees_of(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
 def judge(
     results: Results, dataset: str, target: str, parts: list[tuple[CoRunPairs, dict[str, Array]]], seed: int
 ) -> None:
-    """Rows of all methods on the outcomes of one target; several left-out parts are judged together."""
+    """Add the rows of all methods for one target. Several left-out parts are judged together."""
     names = [name for name in parts[0][1] if all(name in found for _, found in parts)]
     methods = {name: np.concatenate([found[name] for _, found in parts]) for name in names}
     speed = np.concatenate([rows.speed for rows, _ in parts])
@@ -205,7 +214,10 @@ def _judge(
     pair: NDArray[np.int64],
     seed: int,
 ) -> None:
-    """Rows of one series. of: data set, target, series."""
+    """Add the rows of one series.
+
+    of: data set, target, series.
+    """
 
     def add(method: str, metric: str, top: Array, below: Array | None = None) -> None:
         value, low, high = interval(top, below, block=4, seed=seed)
@@ -230,7 +242,10 @@ def _judge(
 
 
 def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
-    """(harmed row,) the share of the others that were said to be faster: the mean is the area under the ROC curve."""
+    """Return (harmed row,) the share of the unharmed rows that were predicted to be faster.
+
+    The mean of these shares is the area under the ROC curve.
+    """
     fine = np.sort(said[~harmed])
     if not len(fine):
         return np.zeros(0)
@@ -239,7 +254,10 @@ def _auc(said: Array, harmed: NDArray[np.bool_]) -> Array:
 
 
 def _harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
-    """(row,) harmed and accepted, and accepted, where the fastest 73 % are; ties are accepted in equal parts."""
+    """Accept the fastest 73 %. Returns (row,) harmed and accepted, and (row,) accepted.
+
+    Ties are accepted in equal parts.
+    """
     count = ACCEPTED * len(said)
     edge = np.sort(said)[::-1][max(0, round(count) - 1)]
     above, tied = said > edge, said == edge
@@ -255,7 +273,10 @@ def _accepts(
     speed: Array,
     order: NDArray[np.intp],
 ) -> None:
-    """Judge a rule of yes and no: what it accepts, how much of that is harmed, and the same at 73 %."""
+    """Evaluate a rule of yes and no.
+
+    The metrics are the share that it accepts, how much of that is harmed, and the same at 73 %.
+    """
     add(method, "accepted_share", accepted.astype(np.float64)[order], None)
     if accepted.any():
         add(

@@ -1,7 +1,8 @@
-"""`fleetcast evaluate node_load`: how busy each node's GPUs are over the next ten minutes, beside fair baselines.
+"""`fleetcast evaluate node_load`: how busy each node's GPUs are over the next ten minutes.
 
-Simulated fleets (`faults/simulated`, from `fleetcast simulate faults`) are replayed through the features that serve. A
-forecast is issued for every node each two minutes. The windows are hours; nothing is fitted.
+It compares the served forecast with fair baselines. Simulated fleets (`faults/simulated`, from
+`fleetcast simulate faults`) are replayed through the features that serve. A forecast is issued for
+every node every two minutes. The windows are hours. Nothing is fitted.
 
     mae         of the median, against the mean use of those ten minutes
     pinball_90  of the p90, against each reading in them
@@ -38,7 +39,10 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The data of a run: use (round, n) of each node's GPUs, and forecasts at some rounds: method -> (level, n)."""
+    """The data of one run.
+
+    use: (round, n) of each node's GPUs. issued: the forecasts at some rounds: method -> (level, n).
+    """
 
     time_ms: NDArray[np.int64]
     use: Array
@@ -46,7 +50,7 @@ class Watched:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every simulated run of the test folder; `train` is not read."""
+    """Evaluate every simulated run of the test folder. `train` is not read."""
     del train
     results = Results("node_load")
     runs = read_fault_runs(test, (SIMULATED,), results.skipped)
@@ -68,7 +72,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def watch(run: FaultRun) -> Watched:
-    """Replay one run."""
+    """Replay one run and issue its forecasts."""
     fleet, topology = FleetWatch.of(run.topology, run.interval_s), run.topology
     times, use, issued = [], [], {}
     every, warm = round(EVERY_S / run.interval_s), round(WARM_S / run.interval_s)
@@ -86,7 +90,7 @@ def watch(run: FaultRun) -> Watched:
 
 
 def gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
-    """(n, g) row of the frame of each node's GPUs, -1 never heard."""
+    """Return (n, g) the row of the frame of each node's GPUs, -1 if a GPU has never reported."""
     table = fleet.entities[EntityKind.GPU]
     rows = np.full((len(gpus), max(1, int(gpus.max(initial=1)))), -1, np.int32)
     index = np.array([int(name.rpartition("/")[2]) for name in table.names], np.intp)
@@ -95,7 +99,7 @@ def gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
 
 
 def held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, ...], now_ms: int) -> Array:
-    """(n, g) since when each GPU's job runs, NaN free."""
+    """Return (n, g) for how many seconds each GPU's job has run. NaN if the GPU is free."""
     held, row_of = np.full(shape, np.nan), {name: row for row, name in enumerate(names)}
     for attempt in running:
         for rank in attempt.ranks:
@@ -112,7 +116,10 @@ def forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
 
 
 def judged(seen: Watched, interval_s: float) -> dict[tuple[str, str], Array]:
-    """Return (method, metric) -> (forecast,) means over the nodes. The last ten minutes issue none."""
+    """Return (method, metric) -> (forecast,) means over the nodes.
+
+    Forecasts of the last ten minutes have no full outcome, so they are left out.
+    """
     ahead = round(AHEAD_S / interval_s)
     found: dict[tuple[str, str], list[float]] = {}
     for number, methods in seen.issued.items():
@@ -139,7 +146,7 @@ def _hours(run: FaultRun, key: tuple[str, str], seen: Watched, losses: Array) ->
 
 
 def _mean(values: Array) -> Array:
-    """(n,) of the known values of each row; NaN where there is none."""
+    """Return (n,) the mean of the known values of each row. NaN if no value is known."""
     known = np.isfinite(values)
     total: Array = np.where(known, values, 0.0).sum(axis=1)
     return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)

@@ -1,6 +1,7 @@
-"""Forecasters of your own, judged offline: the class that `pipeline.forecasters` names, as a row beside the baselines.
+"""Forecasters of your own, judged offline as rows next to the baselines.
 
-Each call runs in a thread of its own, so that one that fails or never ends is an error which names it.
+They are the classes that `pipeline.forecasters` names. Each call runs in a thread of its own. So a call
+that fails or never ends becomes an error that names the forecaster.
 """
 
 import pkgutil
@@ -26,7 +27,10 @@ TAKEN = frozenset({"ours", "persistence", "seasonal_naive", "theta", "rolling_me
 
 @dataclass(slots=True)
 class OwnForecaster:
-    """The forecaster at an import path, made once a process. It can be sent to workers, which import it anew."""
+    """The forecaster at an import path, made once in each process.
+
+    It can be sent to workers, which import it again.
+    """
 
     path: str
     name: str
@@ -41,7 +45,10 @@ class OwnForecaster:
         return cls(path, name, limit_s)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return the forecaster's answer. Raises FleetcastError if it fails, takes too long or has another shape."""
+        """Return the forecaster's answer.
+
+        Raises FleetcastError if it fails, takes too long or has another shape.
+        """
         what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
         found = limited(lambda: _made(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what)
         wanted = (len(QUANTILES), len(steps), len(origins), len(panel.names))
@@ -67,14 +74,15 @@ def _class_at(path: str) -> Callable[[], Forecaster]:
 
 
 def make(path: str) -> Callable[[], Forecaster]:
-    """Return a maker of the forecaster at a path: for `fleetcast_checks.check_forecaster`."""
+    """Return a factory of the forecaster at a path, for `fleetcast_checks.check_forecaster`."""
     return _class_at(path)
 
 
 def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
     """Return what `answer` returns within the limit.
 
-    Raises FleetcastError that names the path if it fails or takes longer. Our own errors and failed checks pass.
+    Raises FleetcastError that names the path if it fails or takes longer. Our own errors and failed checks
+    are raised unchanged.
     """
     future: Future[Answer] = Future()
     Thread(target=_answer, args=(future, answer), daemon=True).start()

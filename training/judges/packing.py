@@ -1,7 +1,8 @@
-"""Pack arrivals onto machines one by one, nothing ever leaving: what share of the GPUs a policy gets allocated.
+"""A simulation that packs pods onto machines until they are full.
 
-A policy says of each way to place a pod how good it is. Scores are kept by kind of pod and made anew only for nodes
-that have changed since that kind was looked at: an arrival costs what changed, not what there is.
+It measures which share of the GPUs a policy allocates. Pods arrive one by one, and no pod ever leaves.
+A policy scores each way to place a pod. Scores are stored by kind of pod. Only nodes that have changed
+since that kind was last evaluated get new scores. So an arrival costs what changed, not what there is.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,11 @@ SOON, LATE = 250, 2000  # arrivals between two looks at the demand: as many as t
 
 
 class Policy(Protocol):
-    """good: (ways,) higher is better. begin: before each arrival; True where all scores are made anew."""
+    """A policy that decides where a pod goes.
+
+    good: (ways,) higher is better. begin: runs before each arrival, and returns True if all scores are to be
+    computed again.
+    """
 
     def begin(self, arrived: int, shape: MemberShape) -> bool: ...
 
@@ -37,7 +42,10 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class PackedFleet:
-    """The free parts of the machines while they fill. changed: rows in the order of their changes."""
+    """The free resources of the machines while they fill.
+
+    changed: rows in the order of their changes.
+    """
 
     machines: Machines
     milli: Ints = field(init=False)
@@ -50,11 +58,11 @@ class PackedFleet:
         self.cpus, self.memory_mib = self.machines.cpus.copy(), self.machines.memory_mib.copy()
 
     def hosts(self, kind: PodKind) -> NDArray[np.bool_]:
-        """(models,) whether it is of a model that the kind takes."""
+        """Return (models,) whether the kind may run on the model."""
         return np.array([kind.shape.is_hosted_by(model) for model in self.machines.models], bool)
 
     def take(self, kind: PodKind, row: int, slot: int) -> None:
-        """Place one pod."""
+        """Place one pod on a machine, and reduce the machine's free resources."""
         free = self.milli[row]
         if slot >= 0:
             free[slot] -= kind.shape.milli
@@ -67,7 +75,10 @@ class PackedFleet:
 
 @dataclass(slots=True)
 class _Seen:
-    """The scores of one kind: (n,) how good the best way is, -inf for none, and its slot."""
+    """The scores of one kind of pod.
+
+    good: (n,) the score of the best way, -inf if there is none. slot: (n,) its slot.
+    """
 
     good: Floats
     slot: Ints
@@ -75,7 +86,10 @@ class _Seen:
 
 
 def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]) -> float:
-    """Return the share of GPUs that is allocated after all arrivals. order: (arrivals,) index into `kinds`."""
+    """Return the share of GPUs that is allocated after all arrivals.
+
+    order: (arrivals,) index into `kinds`.
+    """
     fleet = PackedFleet(machines)
     policy = make(fleet)
     hosts = [fleet.hosts(kind)[machines.model] for kind in kinds]
@@ -116,7 +130,10 @@ def _refreshed(
 
 
 def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
-    """(arrivals,) kinds: each pod once and clones of pods drawn until `load` times the GPUs are asked for, shuffled."""
+    """Return (arrivals,) kinds in random order.
+
+    Each pod arrives once. Clones of drawn pods follow until `load` times the GPUs are requested.
+    """
     rng = np.random.default_rng(seed)
     each = pods.gpus()
     drawn = np.arange(len(each))
@@ -128,13 +145,16 @@ def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
 
 
 def first_best(good: Floats) -> int:
-    """Return the first of the best, -1 for none."""
+    """Return the first of the best rows, or -1 if there is none."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
 
 
 class ByGrowth:
-    """Least growth of a measure (the potential, or a part of it) over a demand; `learns`: from what arrives."""
+    """A policy of least growth of a measure over a demand.
+
+    The measure is the potential, or a part of it. `learns`: the demand is learned from the arrivals.
+    """
 
     def __init__(
         self, fleet: PackedFleet, measure: Measure, demand: RecentShapes, learns: bool, common: float = COMMON
@@ -177,7 +197,10 @@ class ByGrowth:
 
 
 class ByScore:
-    """A peer that looks at the node alone. good: (shape, fleet, rows, taken) → (ways,)."""
+    """A baseline policy that scores the node alone.
+
+    score: (shape, fleet, rows, taken) → (ways,).
+    """
 
     def __init__(self, fleet: PackedFleet, score: Score) -> None:
         self._fleet, self._score = fleet, score
@@ -193,7 +216,7 @@ class ByScore:
 
 
 class ByChance(ByScore):
-    """Any node with room, any slot."""
+    """A policy that takes any node with room and any slot, at random."""
 
     def __init__(self, fleet: PackedFleet, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -205,14 +228,20 @@ class ByChance(ByScore):
 
 
 def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Choose the node with the least GPUs and CPUs left, as parts of the largest node, and there the fullest slot."""
+    """Score highest the node with the fewest GPUs and CPUs left, and the fullest slot on it.
+
+    Both are counted as parts of the largest node.
+    """
     gpus = taken.milli.sum(axis=1) / (fleet.milli.shape[1] * WHOLE)
     cpus = (fleet.cpus[rows[taken.at]] - shape.cpus) / fleet.machines.cpus.max()
     return np.asarray(-(gpus + cpus) - _left(taken) / (100 * WHOLE))
 
 
 def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Choose the least dot product of request and free resources, each as a part of the largest node."""
+    """Score highest the least dot product of requested and free resources.
+
+    Each is a part of the largest node.
+    """
     whole = fleet.milli.shape[1] * WHOLE
     free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
     asked = shape.gpus * shape.milli / whole
@@ -221,12 +250,12 @@ def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways)
 
 
 def packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Choose a slot in use first, then an idle one of a node in use, an idle node last."""
+    """Score highest a slot in use, then an idle slot of a node in use, and last an idle node."""
     used = (fleet.milli[rows].sum(axis=1) < fleet.machines.milli[rows].sum(axis=1, dtype=np.int64))[taken.at]
     shared = (taken.slot >= 0) & (_left(taken) < WHOLE - shape.milli)
     return np.where(shared, 2.0, used.astype(np.float64)) - _left(taken) / (100 * WHOLE)
 
 
 def _left(taken: Ways) -> Floats:
-    """(ways,) what is then left of the slot; 0 for whole GPUs."""
+    """Return (ways,) the milli-GPUs that are then left of the slot. 0 for whole GPUs."""
     return np.where(taken.slot >= 0, taken.milli[np.arange(len(taken.at)), taken.slot], 0).astype(np.float64)

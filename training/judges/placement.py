@@ -1,4 +1,4 @@
-"""`fleetcast evaluate placement`: the share of GPUs that is allocated when 130 % of them have been asked for.
+"""`fleetcast evaluate placement`: the share of GPUs allocated once 130 % of them have been requested.
 
     ours       least growth of the potential (placement/potential.py) over what arrived so far; the first arrivals
                find the demand of the train folder's other lists
@@ -6,7 +6,8 @@
     best_fit   the node with the least left;  dot_prod: the least dot product of what is asked and what is free
     packing    GPUs in use first, idle nodes last;  random: any node with room
 
-Pods arrive one by one in an order drawn by `seed`, and nothing leaves. A pod that finds no room is turned away.
+Pods arrive one by one in an order drawn by `seed`, and no pod leaves. A pod that finds no room is
+refused.
 """
 
 import time
@@ -41,7 +42,7 @@ BEFORE = 200  # of them, at first, of other lists
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every list of arrivals in the test folder."""
+    """Evaluate every list of arrivals in the test folder."""
     results = Results("placement")
     for one in read_packing_sets(train, test, results.skipped):
         evaluate_set(results, one, seed, say)
@@ -49,7 +50,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None:
-    """Add the rows of one list: every policy packs the same arrivals."""
+    """Add the rows of one list. Every policy packs the same arrivals."""
     order = arrivals(one.pods, one.machines, LOAD, seed)
     say(f"{one.dataset}: {len(order):,} arrivals for {one.machines.gpus:,} GPUs of {len(one.machines.cpus):,} nodes")
     for method, make in policies(one, seed).items():

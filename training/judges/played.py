@@ -1,4 +1,6 @@
-"""`fleetcast play`: the serving plan played through a trace, beside peers and oracles on the same machine.
+"""`fleetcast play`: the serving plan played through a trace, compared with peers and oracles.
+
+All play on the same machine.
 
 | method | who is next |
 |---|---|
@@ -40,9 +42,9 @@ Tick = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class PlayScene:
-    """The scene of a play. nodes, each: the machine. nodes 0: a count of GPUs, `each` in all.
+    """The machine, the jobs and the queues of a play.
 
-    tree: None without a file.
+    nodes, each: the machine. If nodes is 0, it is a count of `each` GPUs. tree: None without a file.
     """
 
     trace: Trace
@@ -61,12 +63,12 @@ class PlayScene:
         return 2 * sum(limit is not None for limit in self.trace.limit_s) > len(self.trace)
 
     def methods(self) -> list[str]:
-        """Those that say something of this scene."""
+        """Return the methods that make sense in this scene."""
         without = (set() if self.limited else ON_LIMITS) | (set() if self.tree is not None else OF_THE_FILE)
         return [method for method in METHODS_PLAYED if method not in without]
 
     def machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
-        """Return the machine of a peer."""
+        """Return the machine that a peer plays on."""
         if self.nodes:
             return NodeCounts(self.nodes, self.each, planned, backfills)
         return Capacity(self.each, planned, backfills)
@@ -75,7 +77,10 @@ class PlayScene:
         return CountAsk(int(self.trace.gpus[job]), self.trace.limit_s[job])
 
     def request(self, job: int, queue: str) -> PlacementRequest:
-        """Return a job as a request in a queue. On a count of GPUs it is a gang of single ones."""
+        """Return a job as a request in a queue.
+
+        On a count of GPUs, it is a gang of members with one GPU each.
+        """
         trace = self.trace
         members, each = members_of(int(trace.gpus[job]), self.each if self.nodes else 1)
         return PlacementRequest(
@@ -93,7 +98,10 @@ class PlayScene:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A play. start_s: (job,); seconds: of CPU time."""
+    """The result of one play.
+
+    start_s: (job,). seconds: CPU time.
+    """
 
     method: str
     start_s: Floats
@@ -103,7 +111,10 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStarts:
-    """A share of starts is refused outside, the same ones in every run."""
+    """A rule that refuses a share of the starts, the same ones in every run.
+
+    It stands for refusals from outside the plan.
+    """
 
     share: float
 
@@ -114,7 +125,10 @@ class RefusedStarts:
 def scene_of(
     table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
 ) -> tuple[PlayScene, Counter[str]]:
-    """Return the jobs that every method can play, and how many were left out by reason. refused: share of starts."""
+    """Return the jobs that every method can play, and the number of left-out jobs by reason.
+
+    refused: the share of starts that is refused.
+    """
     limited = len(table) > 0 and float(np.isfinite(table.limit_s).mean()) > 0.5
     refuses = RefusedStarts(refused) if refused else None
     scene = PlayScene(trace_of(table, limited), nodes, each, tree, max_wait_s, refuses)
@@ -125,7 +139,7 @@ def scene_of(
 
 
 def _refused(scene: PlayScene, job: int) -> str:
-    """Return why a job is left out, "" if it is played."""
+    """Return why a job is left out. "" if it is played."""
     request = scene.request(job, scene.own_queue(job))
     if request.members.min * request.gpus_per_node > scene.gpus:
         return "larger than the fleet"
@@ -136,7 +150,10 @@ def _refused(scene: PlayScene, job: int) -> str:
 
 
 def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Played:
-    """Play a method to the end. tick: told the time of each step."""
+    """Play a method to the end.
+
+    tick: called with the time of each step.
+    """
     begun_s = time.process_time()
     if method == "conservative_limits":
         start_s = conservative(scene.trace, scene.gpus)
@@ -175,7 +192,7 @@ def _tree(scene: PlayScene, method: str) -> QueueTree | None:
 
 
 def _node_sizes(scene: PlayScene) -> list[int]:
-    """GPUs of each node; of a count of GPUs as few nodes as can have them."""
+    """Return the GPUs of each node. A count of GPUs becomes as few nodes as can hold them."""
     if scene.nodes:
         return [scene.each] * scene.nodes
     full, rest = divmod(scene.each, MOST_OF_NODE)

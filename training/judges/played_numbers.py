@@ -1,4 +1,4 @@
-"""Numbers of a play: waits by size and queue, shares and use over time, fairness and its price."""
+"""The numbers of a play: waits by size and queue, shares and use over time, fairness and its price."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,10 @@ SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and
 
 
 class WaitsOf(msgspec.Struct, frozen=True):
-    """Waits of some jobs in seconds. name: of their size class or queue."""
+    """The waits of some jobs in seconds.
+
+    name: their size class or queue.
+    """
 
     name: str
     jobs: int
@@ -26,11 +29,10 @@ class WaitsOf(msgspec.Struct, frozen=True):
 
 
 class PlayNumbers(msgspec.Struct, frozen=True):
-    """The numbers of a method.
+    """The numbers of one method.
 
-    utilisation: of all GPUs from the first arrival to the last. jain: of users. jain_queues: of queues, None where
-    fewer
-    than two are known. seconds, pass_ms: of CPU time.
+    utilisation: the share of all GPUs in use from the first arrival to the last. jain: the index over users.
+    jain_queues: the index over queues. Both are None if fewer than two are known. seconds, pass_ms: CPU time.
     """
 
     method: str
@@ -46,7 +48,7 @@ class PlayNumbers(msgspec.Struct, frozen=True):
 
 
 def numbers_of(scene: PlayScene, played: Played) -> PlayNumbers:
-    """All of a play."""
+    """Return all numbers of a play."""
     trace = scene.trace
     wait_s, gpus = played.start_s - np.array(trace.submit_s), np.array(trace.gpus)
     queue, every = np.array(queues_of(scene)), np.ones(len(trace), bool)
@@ -68,19 +70,19 @@ def numbers_of(scene: PlayScene, played: Played) -> PlayNumbers:
 
 
 def queues_of(scene: PlayScene) -> list[str]:
-    """(job,) the queue that each is counted to."""
+    """Return (job,) the queue that each job counts towards."""
     return [scene.own_queue(job) for job in range(len(scene.trace))]
 
 
 def last_s(trace: Trace) -> float:
-    """Return the last arrival, later than the first."""
+    """Return the time of the last arrival, at least a second after the first."""
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
 
 def held_over(
     edges_s: NDArray[np.float64], trace: Trace, start_s: Floats, rows: NDArray[np.bool_] | None = None
 ) -> Floats:
-    """(edges − 1,) GPUs held on average between neighbouring edges, by some of the jobs."""
+    """Return (edges − 1,) the GPUs that some jobs hold on average between neighbouring edges."""
     some = np.ones(len(trace), bool) if rows is None else rows
     begin, gpus = start_s[some], np.array(trace.gpus, np.float64)[some]
     at = np.concatenate([begin, begin + np.array(trace.run_s)[some], edges_s])
@@ -92,7 +94,10 @@ def held_over(
 
 
 def price_of_fairness(found: Sequence[PlayNumbers]) -> str:
-    """Return what the file of queues costs in mean wait, in words. "" if one of the two was not played."""
+    """Return what the file of queues costs in mean wait, as a sentence.
+
+    Returns "" if `ours` or `one_queue` was not played.
+    """
     mean = {one.method: one.wait.mean_s for one in found}
     if not {"ours", "one_queue"} <= mean.keys():
         return ""

@@ -1,9 +1,11 @@
-"""`fleetcast evaluate queue`: how long jobs wait in our order, beside peers and oracles on the same count of GPUs.
+"""`fleetcast evaluate queue`: how long jobs wait in our order, compared with peers and oracles.
 
-Every policy plays the same jobs through the same plan (`placement.replay`, EASY backfill), without topology. What is
-planned is the limit, at which a job is killed; without limits the p90 of ended jobs of its GPU count. The play begins
-`SETTLE_S` before the end of the train folder, so that the queue is full; jobs submitted later are judged. Orders by
-area pass nobody who has waited `max_wait_h`; peers by arrival need no bound. Sets without limits have no peers on them.
+All have the same number of GPUs. Every policy plays the same jobs through the same plan
+(`placement.replay`, EASY backfill), without topology. The plan uses the limit, at which a job is
+killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play begins
+`SETTLE_S` before the end of the train folder, so that the queue is full. Jobs submitted later are
+judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no bound. On a
+set without limits, peers that need limits are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +48,10 @@ MachineOf = Callable[[Planned, bool], PlayedMachine[CountAsk]]
 
 @dataclass(frozen=True, slots=True)
 class QueueScene:
-    """A set ready to be played. judged: (job,) submitted after the train folder's end."""
+    """A set ready to be played.
+
+    judged: (job,) whether the job was submitted after the train folder's end.
+    """
 
     dataset: str
     trace: Trace
@@ -67,7 +72,10 @@ class QueueScene:
 def evaluate(
     train: Path, test: Path, seed: int, say: Say, capacity: int | None = None, max_wait_h: float = MAX_WAIT_H
 ) -> Results:
-    """Judge every job history that is in both folders, on `capacity` GPUs or cores (default: as `evaluate start`)."""
+    """Evaluate every job history that is in both folders.
+
+    capacity: GPUs or cores, by default the number that `evaluate start` uses.
+    """
     results = Results("queue")
     for one in read_job_sets(train, test, results.skipped):
         for reason, count in sorted(one.skipped.items()):
@@ -84,7 +92,7 @@ def evaluate(
 
 
 def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
-    """Return the jobs from shortly before the end of the train folder on."""
+    """Return the jobs of a set, beginning shortly before the end of the train folder."""
     capacity = capacity or capacity_of(one.train)
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - SETTLE_S)
     part = one.table.take(rows)
@@ -93,7 +101,10 @@ def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueS
 
 
 def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
-    """Jobs with whole seconds; where limits are heeded they end jobs, else nobody knows of one."""
+    """Return the jobs of a history as a trace with whole seconds.
+
+    If `limited`, a job ends at its time limit at the latest. Otherwise jobs have no time limits.
+    """
     limit_s = [float(value) if limited and np.isfinite(value) else None for value in table.limit_s.tolist()]
     run_s = np.maximum(1, np.ceil(np.fmin(table.run_s, table.limit_s if limited else np.inf)))
     return Trace(
@@ -108,7 +119,7 @@ def trace_of(table: HistoryJobs, limited: bool = True) -> Trace:
 
 
 def play(scene: QueueScene, method: str) -> Floats:
-    """(job,) starts by a method, NaN for jobs larger than the fleet."""
+    """Return (job,) start times by a method. NaN for jobs larger than the fleet."""
     if method == "conservative_limits":
         return conservative(scene.trace, scene.capacity)
     return Replay(scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s)).play()
@@ -117,7 +128,10 @@ def play(scene: QueueScene, method: str) -> Floats:
 def peer(
     trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
 ) -> RowScheduler[CountAsk]:
-    """Return an order on a machine. Orders by area pass no job that has waited `max_wait_s`."""
+    """Return a scheduler that plays a method's order on a machine.
+
+    Orders by area pass no job that has waited `max_wait_s`.
+    """
     seen = SeenRuns()
     learns = LEARNT.get(method)
     policy = KeyedPeer(trace, seen, _keys(trace, method)) if learns is None else learns(trace, seen)
@@ -135,7 +149,10 @@ def _keys(trace: Trace, method: str) -> Sequence[float]:
 
 
 def conservative(trace: Trace, capacity: int) -> Floats:
-    """(job,) starts where every job that waits has a reservation by its limit, on a count of GPUs."""
+    """Return (job,) start times where every waiting job has a reservation by its limit.
+
+    The machine is a count of GPUs.
+    """
     limit_s = [max(1, int(limit or DAY_S)) for limit in trace.limit_s]
     jobs = QueuedJobs(*(np.array(column, np.int64) for column in (trace.submit_s, trace.gpus, limit_s)))
     state = QueueSimulation(jobs, [int(value) for value in trace.run_s], capacity)
@@ -169,7 +186,7 @@ def _judge(results: Results, scene: QueueScene, method: str, start_s: Floats, se
 
 
 def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """All judged jobs, and those of each thirty days where there are more."""
+    """Yield all judged jobs, and those of each thirty days if there are more."""
     yield "all", scene.judged
     submit_s = np.array(scene.trace.submit_s)
     month = ((submit_s - submit_s[scene.judged].min(initial=NEVER)) // MONTH_S).astype(np.int64)
@@ -179,9 +196,10 @@ def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def jain(trace: Trace, start_s: Floats, rows: NDArray[np.bool_]) -> float | None:
-    """Jain's index over users with enough jobs: of the share of its GPU time in the system in which a user is served.
+    """Return Jain's index over users with enough jobs. None for fewer than two such users.
 
-    1: all are served alike; 1/users: one has all. None where fewer than two users are known. (Jain et al., 1984.)
+    A user's value is the share of GPU time in the system in which the user's jobs run. 1: all users are
+    served alike. 1/users: one user has all. (Jain et al., 1984.)
     """
     user = np.array(trace.user, object)
     gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)

@@ -1,4 +1,4 @@
-"""Orders of a queue, as policies to be played: ours, its peers, and oracles that know every run time.
+"""Orders of a queue, as policies to play: ours, its peers, and oracles that know every run time.
 
 | policy | least first |
 |---|---|
@@ -24,7 +24,10 @@ from training.fits.run_pools import Key, RunPools
 
 
 def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:
-    """Return the kinds of a job, the most specific first: user, GPUs and limit, then fewer of these."""
+    """Return the keys of each job's kinds, the most specific first.
+
+    The first is user, GPUs and limit. The others have fewer of these.
+    """
     users = {name: number for number, name in enumerate(dict.fromkeys(trace.user))}
     rows: list[tuple[Key, ...]] = []
     for user, gpus, limit in zip(trace.user, trace.gpus, trace.limit_s, strict=True):
@@ -35,7 +38,7 @@ def kinds_of(trace: Trace) -> list[tuple[Key, ...]]:
 
 @dataclass(slots=True)
 class Streaming:
-    """Learns run times from ends alone."""
+    """A policy that learns run times from the ends of jobs alone."""
 
     trace: Trace
     seen: SeenRuns
@@ -46,7 +49,7 @@ class Streaming:
         self.kinds = kinds_of(self.trace)
 
     def started(self, job: int, now_s: float) -> None:
-        """Learns nothing."""
+        """Do nothing. A start teaches nothing."""
 
     def ended(self, job: int, now_s: float) -> None:
         self.pools.ended(self.kinds[job], self.trace.run_s[job])
@@ -54,7 +57,10 @@ class Streaming:
 
 
 class Qssf(Streaming):
-    """The mean of the user's newest runs, by GPUs; 0 for a user who is new."""
+    """A policy that orders by the mean of the user's newest runs of that GPU count, times GPUs.
+
+    The mean is 0 for a new user.
+    """
 
     def key(self, job: int, now_s: float) -> float:
         known = self.pools.known(self.kinds[job][1:2])
@@ -62,7 +68,10 @@ class Qssf(Streaming):
 
 
 class Forecast(Streaming):
-    """The mean of the newest runs of what is alike, each no longer than the limit; the limit where nothing is known."""
+    """A policy that orders by the mean of the newest runs of similar jobs, times GPUs.
+
+    A run counts as no longer than the limit. If no run is known, the limit counts.
+    """
 
     def key(self, job: int, now_s: float) -> float:
         limit_s = self.trace.limit_s[job]
@@ -73,7 +82,7 @@ class Forecast(Streaming):
 
 @dataclass(slots=True)
 class KeyedPeer:
-    """Keys that need no learning; the plan's estimates of run times are learnt."""
+    """A policy with fixed keys. Only the plan's estimates of run times are learned."""
 
     trace: Trace
     seen: SeenRuns
@@ -83,7 +92,7 @@ class KeyedPeer:
         return self.keys[job]
 
     def started(self, job: int, now_s: float) -> None:
-        """Learns nothing."""
+        """Do nothing. A start teaches nothing."""
 
     def ended(self, job: int, now_s: float) -> None:
         self.seen.ended(self.trace.gpus[job], self.trace.run_s[job])

@@ -1,12 +1,14 @@
-"""Simulate a batch queue: which job starts when, by capacity alone.
+"""A simulation of a batch queue: which job starts when, by capacity alone.
 
-First come, first served, with backfill. Every pass plans anew, as Slurm's backfill does: running jobs hold their cores
-until their limits, and each waiting job in order takes the earliest hole of what is left. What falls on now, starts.
-With `reserved` None every waiting job has its place in the plan (conservative backfill); with 1 only the first that
-must wait has one (EASY), and later jobs may start where they do not touch it. (Mu'alem and Feitelson, TPDS 2001.)
+The order is first come, first served, with backfill. Every pass makes a new plan, as Slurm's backfill
+does. Running jobs hold their cores until their limits, and each waiting job in order gets the earliest
+hole that is left. A job whose hole begins now starts. If `reserved` is None, every waiting job has its
+place in the plan (conservative backfill). If it is 1, only the first job that must wait has one (EASY),
+and later jobs may start if they do not delay it. (Mu'alem and Feitelson, TPDS 2001.)
 
-Jobs really end after their run time, at the latest at their limit; the plan never sees a run time. A pass ends once
-nothing that waits can start, and places neighbours of one shape together: months of a busy cluster take a minute.
+Jobs really end after their run time, at the latest at their limit. The plan never sees a run time. A pass
+ends once no waiting job can start, and it places neighbours of one shape together, so months of a busy
+cluster take a minute.
 """
 
 import heapq
@@ -30,7 +32,10 @@ _minimum = np.minimum.reduce
 
 @dataclass(frozen=True, slots=True)
 class QueuedJobs:
-    """Jobs by the time of their submit. submit_s, cores, limit_s: (job,) whole numbers; limits are above zero."""
+    """Jobs in the order of their submission.
+
+    submit_s, cores, limit_s: (job,) whole numbers. Limits are above zero.
+    """
 
     submit_s: Ints
     cores: Ints
@@ -41,12 +46,18 @@ class QueuedJobs:
 
 
 class Profile:
-    """Free cores from now on, as steps: `free[i]` from `times[i]` until the next time; the last one stays."""
+    """The free cores from now on, in steps.
+
+    `free[i]` cores are free from `times[i]` until the next time. The last step has no end.
+    """
 
     __slots__ = ("_free", "_size", "_times")
 
     def __init__(self, now_s: int, free: int, end_s: Ints, cores: Ints) -> None:
-        """Make a profile. end_s: (k,) when `cores` become free, ascending. Overdue ones are expected in a second."""
+        """Make a profile.
+
+        end_s: (k,) when `cores` become free, ascending. Overdue ones are expected in a second.
+        """
         size = len(end_s) + 1
         self._times = np.empty(2 * size + 16, np.int64)
         self._free = np.empty(2 * size + 16, np.int64)
@@ -64,9 +75,9 @@ class Profile:
         return int(self._times[step])
 
     def place(self, cores: int, length_s: int, wanted: int, step: int = 0) -> tuple[int, int]:
-        """Hold `cores` for each of as many jobs, up to `wanted`, as start together at the earliest; (step, count).
+        """Reserve `cores` for each of the jobs that can start together earliest. Returns (step, jobs placed).
 
-        The search begins at a step; the cores must be there at last.
+        It places at most `wanted` jobs. The search begins at `step`. The last step must have enough cores.
         """
         times, free, size = self._times, self._free, self._size
         low = (free[step:size] < cores).nonzero()[0]
@@ -101,7 +112,10 @@ class Profile:
 
 
 def _first_gap(times: Ints, low: Ints, length_s: int) -> int:
-    """Return the step after one of the steps `low` from which the next of them is `length_s` away."""
+    """Return the earliest step that follows a low step and has `length_s` before the next low step.
+
+    low: the steps with too few free cores. If there is no such gap, the step after the last low one.
+    """
     after = low + 1
     gaps = times[low[1:]] - times[after[:-1]] >= length_s
     first = int(gaps.argmax()) if len(gaps) else 0
@@ -109,7 +123,7 @@ def _first_gap(times: Ints, low: Ints, length_s: int) -> int:
 
 
 class _Row:
-    """Jobs of one shape that wait one behind the other."""
+    """Consecutive waiting jobs of the same size and limit."""
 
     __slots__ = ("cores", "jobs", "limit_s")
 
@@ -118,12 +132,18 @@ class _Row:
 
 
 class QueueSimulation:
-    """A cluster of `capacity` cores. `submit` and `advance` move it; `fork` plays on with other run times."""
+    """A cluster of `capacity` cores.
+
+    `submit` and `advance` change it. `fork` continues it with other run times.
+    """
 
     def __init__(
         self, jobs: QueuedJobs, run_s: Sequence[int] | Mapping[int, int], capacity: int, reserved: int | None = None
     ) -> None:
-        """Set up. run_s: (job,) how long each really runs. Only `advance` reads it, and only for jobs that run."""
+        """Set up an empty cluster.
+
+        run_s: (job,) how long each job really runs. The simulation reads it only for jobs that run.
+        """
         self.capacity = capacity
         self.reserved = reserved
         self.now_s = 0
@@ -147,11 +167,11 @@ class QueueSimulation:
         return [job for _, job in self._running]
 
     def waiting(self) -> list[int]:
-        """Return the jobs that wait, in order."""
+        """Return the waiting jobs, in order."""
         return [job for row in self._queue for job in row.jobs]
 
     def plan(self) -> dict[int, int]:
-        """Return job → its planned start, of all that wait, as a scheduler prints. Changes nothing."""
+        """Return job → planned start for all waiting jobs, as a scheduler would print it. Changes nothing."""
         profile = self._profile()
         starts = {}
         for row in self._queue:
@@ -163,9 +183,11 @@ class QueueSimulation:
         return starts
 
     def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "QueueSimulation":
-        """Return the same moment with other run times. Running jobs end by these too, but not before now.
+        """Return a copy of this moment with other run times.
 
-        reserved: waiting jobs with a place in its plan; fewer play faster. Passes grow apart, by `COARSER` of the time.
+        Running jobs also end by these run times, but not before now. reserved: the number of waiting jobs with
+        a place in the plan. Fewer are faster to play. The time between passes grows by `COARSER` of the time
+        played.
         """
         other = object.__new__(QueueSimulation)
         other.capacity, other.now_s = self.capacity, self.now_s
@@ -182,7 +204,10 @@ class QueueSimulation:
         return other
 
     def play(self, job: int, until_s: int = NEVER_S) -> int:
-        """Go on, without further submits, until `job` starts, and when that is; `until_s` if it has not by then."""
+        """Advance without further submissions until `job` starts, and return its start time.
+
+        Returns `until_s` if the job has not started by then.
+        """
         while job not in self.start_s:
             next_s = self.next_s()
             if next_s >= until_s:
@@ -193,7 +218,10 @@ class QueueSimulation:
     # -- what happens
 
     def submit(self, job: int) -> None:
-        """Submit a job now. Leaves out a job that needs more cores than exist, or none: it would wait for ever."""
+        """Submit a job now.
+
+        Ignores a job that needs more cores than exist, or none, because it would wait for ever.
+        """
         cores, limit_s = self._cores[job], self._limit_s[job]
         if not 0 < cores <= self.capacity:
             return
@@ -206,26 +234,26 @@ class QueueSimulation:
         self._changed = True
 
     def next_s(self) -> int:
-        """When something happens next, without submits."""
+        """Return the time of the next event if no job is submitted."""
         end_s = self._running[0][0] if self._running else NEVER_S
         if self._changed and self._queue:
             return min(end_s, max(self.now_s, self._due_s()))
         return end_s
 
     def _due_s(self) -> int:
-        """When the next pass may be."""
+        """Return the earliest time of the next pass."""
         if self._forked_s is None:
             return self._passed_s + PASS_S
         return self._passed_s + max(PASS_S, int((self._passed_s - self._forked_s) * COARSER))
 
     def advance(self, until_s: int) -> None:
-        """All that happens before `until_s`; then it is `until_s`."""
+        """Process all events before `until_s`, and set the clock to `until_s`."""
         while (next_s := self.next_s()) < until_s:
             self.step(next_s)
         self.now_s = max(self.now_s, until_s)
 
     def step(self, next_s: int) -> None:
-        """Go to `next_s`, which is that of `next_s()`: jobs end, and a pass is made where one is due."""
+        """Move to `next_s`, the value that `next_s()` returned. Jobs end, and a pass runs if one is due."""
         self.now_s = next_s
         while self._running and self._running[0][0] <= next_s:
             self._end(heapq.heappop(self._running)[1])
@@ -282,7 +310,7 @@ class QueueSimulation:
             self._queue = [row for row in self._queue if row.jobs]
 
     def _place(self, profile: Profile, row: _Row, fewest: int) -> int:
-        """Start what fits now and reserve for the rest; returns for how many."""
+        """Start the jobs of a row that fit now and reserve cores for the rest. Returns how many are reserved."""
         step = reserved = 0
         waiting = len(row.jobs)
         started = 0
@@ -301,7 +329,7 @@ class QueueSimulation:
         return reserved
 
     def _fill(self, profile: Profile, row: _Row, refused: set[tuple[int, int]]) -> None:
-        """Start what fits now beside all reservations."""
+        """Start the jobs of a row that fit now without touching a reservation."""
         shape = (row.cores, row.limit_s)
         if row.cores > profile.free_now or shape in refused:
             return

@@ -1,8 +1,9 @@
-"""`fleetcast evaluate risk`: which nodes fail within a day and within a week, from the history of faults alone.
+"""`fleetcast evaluate risk`: which nodes fail within a day and a week, by the history of faults alone.
 
-A row is a working node at the beginning of a day, labelled by whether a fault of it begins within the horizon. The fit
-is the train folder's; history moves on with each day. Nodes without a fault fill up to the stated size of the fleet.
-A log of faults alone (`evaluate_log`) is judged on windows, each with a fit on what was known when it began.
+A row is a working node at the beginning of a day. Its label is whether a fault of the node begins
+within the horizon. The model is fitted on the train folder, and the history moves on with each day.
+Nodes without a fault are added up to the stated size of the fleet. A log of faults alone
+(`evaluate_log`) is judged on windows, each with a fit on what was known when it began.
 """
 
 import math
@@ -51,9 +52,10 @@ FEWEST_DAYS = WARM_UP_DAYS + CENSORED_DAYS + 1  # that a fit takes
 
 @dataclass(frozen=True, slots=True)
 class FaultSet:
-    """Faults of both folders; the first `train_faults` are of the train folder. names: of nodes that ever fail.
+    """The faults of both folders. The first `train_faults` are of the train folder.
 
-    Days of the trace's clock: watching begins at first_day, the train folder ends at cut_day, all is known to end_day.
+    names: the nodes that ever fail. Days are those of the trace's clock. Observation begins at first_day, the
+    train folder ends at cut_day, and all faults are known up to end_day.
     """
 
     dataset: str
@@ -66,7 +68,7 @@ class FaultSet:
     end_day: int
 
     def name(self, node: int) -> str:
-        """Return the name of a node's row. Nodes that never fail are numbered."""
+        """Return the name of a node's row. A node that never fails has a number instead."""
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
     def train(self, until_day: int) -> FaultHistory:
@@ -76,14 +78,14 @@ class FaultSet:
         return FaultHistory(node, start, end, hardware).until(until_day)
 
     def cuts(self, windows: int) -> list[int]:
-        """Return the first day of each window, and the day after the last that has an outcome."""
+        """Return the first day of each window, and the day after the last one that has an outcome."""
         edges = np.linspace(self.cut_day, self.end_day - CENSORED_DAYS + 1, windows + 1)
         return list(dict.fromkeys(edges.round().astype(int).tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Other scores that rank the rows of some days, each (n,)."""
+    """The baseline scores that rank the rows of some days, each (n,)."""
 
     recency: Array
     count: Array
@@ -91,7 +93,10 @@ class Baselines:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
-    """Judge every trace of faults that is in both folders. drop: telemetry that runs are judged without."""
+    """Evaluate every trace of faults that is in both folders, and the runs.
+
+    drop: telemetry that the evaluation of runs leaves out.
+    """
     results = Results("risk")
     for path in sorted(test.glob(f"faults/*/{FILE}")):
         dataset = path.parent.relative_to(test).as_posix()
@@ -138,7 +143,10 @@ def read_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
 
 
 def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
-    """Fit the history hazard of a table of faults (NEEDED) begun by `until_day`, of all `nodes`. Raises RecordError."""
+    """Fit the history hazard to a table of faults with the columns NEEDED.
+
+    Only faults that began by `until_day` count, of all `nodes`. Raises RecordError.
+    """
     table = read_table(path)
     missing = set(NEEDED) - set(table.columns)
     if missing:
@@ -156,7 +164,10 @@ def fit_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
 
 
 def _faults(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have a start, as numbers, each fault once: NEEDED, and whether a part was at fault."""
+    """Return the rows that have a start, as numbers, each fault once.
+
+    The columns are NEEDED, and `hardware`: whether a part was at fault.
+    """
     start, end = (pd.to_numeric(table[name], errors="coerce").astype(float) for name in NEEDED[1:])
     level = table["level"].astype(str) if "level" in table else pd.Series("", table.index)
     hardware = level.str.contains("hardware", case=False)
@@ -173,7 +184,7 @@ def _history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
 
 
 def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
-    """Return the baselines of the same rows as `past_days`."""
+    """Return the baselines for the same rows as `past_days`."""
     parts = []
     for day in days:
         known = history.until(day)
@@ -184,7 +195,7 @@ def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) 
 
 
 def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
-    """Judge a log of faults (`node,start,end,kind`) of a fleet of `nodes`. Raises FleetcastError."""
+    """Evaluate a log of faults (`node,start,end,kind`) of a fleet of `nodes`. Raises FleetcastError."""
     results = Results("risk")
     log = read_fault_log(path, nodes)
     results.skipped += [f"{count:,} rows of {path.name}: {reason}" for reason, count in sorted(log.skipped.items())]
@@ -193,7 +204,10 @@ def evaluate_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
 
 
 def set_of(log: FaultLogFile) -> FaultSet:
-    """Cut a log where its last share begins. Raises RecordError if it is too short to fit on and to judge."""
+    """Split a log at the beginning of its last share.
+
+    Raises RecordError if it is too short to fit on and to judge.
+    """
     start, ends = log.history.start_day, log.history.end_day
     first, end = math.floor(start.min()), math.floor(max(start.max(), np.nanmax(ends, initial=-np.inf)))
     cut = max(first + FEWEST_DAYS, round(end - CENSORED_DAYS - LOG_SHARE * (end - first)))
@@ -206,7 +220,7 @@ def set_of(log: FaultLogFile) -> FaultSet:
 
 
 def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
-    """Fit on the days before each window, judge on those of it."""
+    """Fit on the days before each window, and judge on the days of the window."""
     cuts = one.cuts(windows)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
     judged = past_days(one.history, test_days, one.nodes)
@@ -224,14 +238,17 @@ def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The probabilities of rows (n,): ours, and the base rate of the days that were fitted on."""
+    """The probabilities of rows, each (n,): ours, and the base rate of the days that were fitted on."""
 
     p: Array
     base: Array
 
 
 def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
-    """By horizon; rows of a window are told by the fit on what was known when it began."""
+    """Return horizon in days → forecasts of all judged rows.
+
+    The rows of a window are forecast by the fit on what was known when the window began.
+    """
     told = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):
         known = one.train(cut)
@@ -246,12 +263,12 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
 
 
 def above_names(rival: str) -> list[str]:
-    """Return what ours has more than a rival, by the name of its row."""
+    """Return the metric names of our lead over a rival."""
     return [f"{metric}_above_{rival}" for metric in DIFFERENCES]
 
 
 def first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
-    """Share of the faults of these days that are their node's first, and how many faults there are."""
+    """Return which share of the faults of these days are their node's first, and the number of faults."""
     first = np.full(int(history.node.max()) + 1, np.inf)
     np.minimum.at(first, history.node, history.start_day)
     judged = (history.start_day > days.start) & (history.start_day <= days.stop - 1 + CENSORED_DAYS)

@@ -1,4 +1,4 @@
-"""Metrics of risk: the ranking of node-days and the truth of probabilities, with intervals by bootstrap over days."""
+"""Metrics of risk: rankings of node-days and probabilities, with intervals by bootstrap over days."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ METRICS = ("auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill")
 
 @dataclass(frozen=True, slots=True)
 class NodeDays:
-    """n node-days in order of day. day: (n,) 0, 1, 2, ... of `days`; labels: (n,) whether a fault came."""
+    """A table of n node-days in order of day.
+
+    day: (n,) 0, 1, 2, ... of `days`. labels: (n,) whether a fault came.
+    """
 
     day: NDArray[np.int64]
     labels: NDArray[np.bool_]
@@ -29,10 +32,17 @@ class NodeDays:
 
 
 class Ranked:
-    """One method's scores, sorted once; equal scores are one group, so that no order among them is believed."""
+    """One method's scores, sorted once.
+
+    Equal scores form one group, so that their order does not count.
+    """
 
     def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: Array | float = 0.0) -> None:
-        """p: (n,) its probabilities, None where it gives only an order; base: what Brier skill is measured against."""
+        """Sort the scores.
+
+        p: (n,) the method's probabilities, None if it only gives an order. base: the probabilities that the Brier
+        skill is measured against.
+        """
         order = np.argsort(-score, kind="stable")
         self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
         ranked = score[order]
@@ -41,7 +51,10 @@ class Ranked:
         self._squares = None if p is None else _daily_squares(rows, p, base)
 
     def metrics(self, weight: Array) -> dict[str, float]:
-        """Every metric with each day counted `weight` times, (days,)."""
+        """Return every metric with each day counted `weight` times.
+
+        weight: (days,).
+        """
         rows = weight[self._day]
         hits = np.add.reduceat(self._labels * rows, self._starts)
         size = np.add.reduceat(rows, self._starts)
@@ -65,7 +78,10 @@ class Ranked:
 
 
 def top_precision(rows: NodeDays, score: Array) -> Array:
-    """(days,) share of each day's TOP_NODES that failed; equal scores at the edge share the places that are left."""
+    """Return (days,) the share of each day's TOP_NODES that failed.
+
+    Equal scores at the edge share the places that are left.
+    """
     found = np.zeros(rows.days)
     bounds = np.searchsorted(rows.day, np.arange(rows.days + 1))
     for day, (begin, end) in enumerate(pairwise(bounds.tolist())):
@@ -80,7 +96,7 @@ def top_precision(rows: NodeDays, score: Array) -> Array:
 
 
 def _daily_squares(rows: NodeDays, p: Array, base: Array | float) -> Array:
-    """(2, days) sums of squared errors: of p, and of the base rate."""
+    """Return (2, days) the sums of squared errors of p, and of the base rate."""
     labels = rows.labels.astype(np.float64)
     errors = ((p - labels) ** 2, (base - labels) ** 2)
     return np.stack([np.bincount(rows.day, error, rows.days) for error in errors])
@@ -89,7 +105,10 @@ def _daily_squares(rows: NodeDays, p: Array, base: Array | float) -> Array:
 def reliability(
     predictions: Iterable[Mapping[str, Sequence[Any]]], dataset: str, horizon_s: int
 ) -> list[tuple[float, float, float, float]]:
-    """(told, observed, low, high) of each tenth of the node-days by probability, with Wilson's 95 % interval."""
+    """Return (predicted, observed, low, high) of each tenth of the node-days by probability.
+
+    low and high are Wilson's 95 % interval.
+    """
     blocks = [row for row in predictions if row["dataset"][:1] == [dataset] and row["horizon_s"][:1] == [horizon_s]]
     if not blocks:
         return []
@@ -106,7 +125,7 @@ def reliability(
 
 
 def _wilson(share: float, n: int) -> tuple[float, float]:
-    """Return the interval of a share of n (Wilson, 1927)."""
+    """Return the 95 % interval of a share of n (Wilson, 1927)."""
     z = 1.96
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
@@ -117,12 +136,18 @@ Interval = tuple[float, float | None, float | None]
 
 
 def with_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
-    """Return metric -> value and 95 % interval. Days are drawn in circular blocks, the same ones for every method."""
+    """Return metric -> value and 95 % interval.
+
+    Days are drawn in circular blocks, the same ones for every method.
+    """
     return _intervals(ranked.metrics, days, seed)
 
 
 def differences(ours: Ranked, rival: Ranked, days: int, seed: int) -> dict[str, Interval]:
-    """Return metric -> how much ours has more, and its 95 % interval. Both are judged on the same drawn days."""
+    """Return metric -> the lead of ours over the rival, and its 95 % interval.
+
+    Both are judged on the same drawn days.
+    """
 
     def more(weight: Array) -> dict[str, float]:
         own, other = ours.metrics(weight), rival.metrics(weight)

@@ -1,9 +1,9 @@
-"""Node risk on simulated telemetry: how well the next hour's probability ranks nodes, and how early it warns.
+"""Node risk on simulated telemetry: how well it ranks nodes for the next hour, and how early it warns.
 
-Every run is replayed through the code that serves. A row is a node and a minute with no fault of it now or in the 10
-minutes before; its label says whether one begins within the hour. Each number is of faults with a precursor, of those
-without, or of all. Decoys are no faults. Only the alarm level is fitted: 1 % of the moments of the train folder's runs
-that no fault follows lie above it.
+Every run is replayed through the code that serves. A row is a node and a minute with no fault of the
+node now or in the 10 minutes before. Its label is whether a fault begins within the hour. Each number
+covers the faults with a precursor, those without one, or all. Decoys are no faults. Only the alarm
+level is fitted. In the runs of the train folder, 1 % of the moments that no fault follows are above it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -33,7 +33,11 @@ ALARM_P = 0.01  # where the train folder has no run
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """m moments of n nodes. p: (m, n) the likeliest kind within the hour; signs: (m, n) any evidence at all."""
+    """The scores of m moments of n nodes.
+
+    p: (m, n) the probability of the likeliest kind within the hour. signs: (m, n) whether there is any
+    evidence.
+    """
 
     time_ms: NDArray[np.int64]
     p: Array
@@ -41,7 +45,10 @@ class WatchedRun:
 
 
 def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> None:
-    """Rows of every run with faults that lies in the test folder. drop: telemetry that is left out of both folders."""
+    """Add the rows of every run with faults in the test folder.
+
+    drop: telemetry that is left out of both folders.
+    """
     without = dropped_metrics(drop)
     runs = read_fault_runs(test, skipped=results.skipped, without=without)
     fitted = read_fault_runs(train, skipped=results.skipped, without=without) if runs and train != test else []
@@ -57,7 +64,10 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
 
 
 def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
-    """Return the probability above which 1 % of the moments of these runs are that no fault comes after."""
+    """Return the probability that 1 % of the quiet moments of these runs exceed.
+
+    A moment is quiet if no fault is active there or follows it.
+    """
     quiet = []
     for run in runs:
         say(f"{run.name}: replaying {run.nodes} nodes for the level of the alarm")
@@ -70,7 +80,7 @@ def alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
 
 
 def watch(run: FaultRun) -> WatchedRun:
-    """Return the scores that a service would have given, a row per minute."""
+    """Return the scores that a service would have given, one row for each minute."""
     replay = FleetWatch.of(run.topology, run.interval_s)
     times: list[int] = []
     p: list[Array] = []
@@ -95,7 +105,7 @@ def judge_run(
     alarm: float,
     seed: int,
 ) -> None:
-    """AUROC, AP and warning of one run, for all faults and by whether they had a precursor."""
+    """Add AUROC, AP and warnings of one run, for all faults and for those with and without a precursor."""
     row = {name: at for at, name in enumerate(names)}
     active, before = _marks(seen, row, faults)
     groups = {
@@ -142,7 +152,7 @@ def _rank(
 def _marks(
     seen: WatchedRun, row: dict[str, int], faults: tuple[RunTruth, ...]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(m, n) a fault is active or has just been; (m, n) one begins within the hour."""
+    """Return (m, n) whether a fault is or was just active, and (m, n) whether one begins within the hour."""
     active, before = np.zeros(seen.p.shape, bool), np.zeros(seen.p.shape, bool)
     for fault in faults:
         lasts = np.ones(len(seen.time_ms), bool) if fault.end_ms is None else seen.time_ms < fault.end_ms + AFTER_MS
@@ -153,7 +163,7 @@ def _marks(
 
 
 def _lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
-    """Seconds from the first alarm of the hour before a fault to it; 0 where there was none."""
+    """Return the seconds from the first alarm in the hour before a fault to the fault. 0 without an alarm."""
     hour = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS) & ~active[:, node]
     at = np.flatnonzero(hour & (seen.p[:, node] > alarm))
     return float(fault.start_ms - seen.time_ms[at[0]]) / 1000 if len(at) else 0.0

@@ -1,7 +1,8 @@
-"""Site risk out of sample: rolling windows over the last part of a site's days, each with a fit on what came before.
+"""Site risk out of sample: rolling windows over the last part of a site's days.
 
-Ours is the fit of what had matured when the window began; `shipped` is what a service without it would have said then,
-with the history hazard that it fits by itself. Rows are nodes at work, once a day; each kind and horizon is judged.
+Ours is a fit on what had matured when the window began. `shipped` is what a service without that fit
+would have predicted then, with the history hazard that it fits by itself. Rows are nodes at work, once
+a day. Each kind and horizon is judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,9 @@ CHOSEN = ("log_loss", "brier")  # with an interval
 
 @dataclass(frozen=True, slots=True)
 class JudgedDays:
-    """Rows of all windows with the answers of each method.
+    """The rows of all windows with the predictions of each method.
 
-    p: method -> (kind, HORIZONS_DAYS, n), NaN where it says nothing. window: (n,) its number.
+    p: method -> (kind, HORIZONS_DAYS, n), NaN without a prediction. window: (n,) the number of the window.
     """
 
     rows: SiteDays
@@ -56,7 +57,7 @@ class JudgedDays:
 
 
 def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
-    """Windows over the last share of the days that have outcomes."""
+    """Return windows over the last share of the days that have outcomes."""
     first_ms = int(days.time_ms.min(initial=days.end_ms))
     end_ms = days.end_ms - HORIZONS_DAYS[-1] * DAY_MS
     begin_ms = first_ms + (1 - SHARE) * (end_ms - first_ms)
@@ -64,9 +65,9 @@ def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
-    """Fit before each window, and return what each method would have said of it.
+    """Fit before each window, and return what each method would have predicted in it.
 
-    served: another version that serves, judged on the rows from since_ms on, when its data ended.
+    served: the version that serves. It is judged on the rows from since_ms on, when its data ended.
     """
     windows = windows_of(days, count)
     parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
@@ -98,7 +99,7 @@ def own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
 
 
 def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
-    """Return the share of each kind among the rows that had matured."""
+    """Return the share of each kind among the rows whose outcome was known when the window began."""
     found = np.zeros((len(RISK_KINDS), len(HORIZONS_DAYS), len(rows)))
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -108,7 +109,7 @@ def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
 
 
 def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
-    """Return a row for each kind, horizon, method and metric. Single windows have series of their own."""
+    """Return a row for each kind, horizon, method and metric. Each window has a series of its own."""
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -133,7 +134,10 @@ def _add_rows(
     labels: Mask,
     seed: int | None,
 ) -> None:
-    """seed: None for no intervals."""
+    """Add the rows of one series.
+
+    seed: None for no intervals.
+    """
     if not len(p) or not labels.any():
         return
     dataset, kind, horizon_s, method = given
@@ -148,7 +152,7 @@ def _add_rows(
 
 
 def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
-    """Every one of METRICS; equal probabilities share their places."""
+    """Return every one of METRICS. Equal probabilities share their ranks."""
     came, told = float(labels.mean()), float(p.mean())
     days = np.unique(time_ms, return_inverse=True)[1]
     ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
@@ -164,13 +168,16 @@ def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, flo
 
 
 def log_losses(p: Array, labels: Mask) -> Array:
-    """(n,) nats."""
+    """Return (n,) the log loss of each row, in nats."""
     sure = np.clip(p, FLOOR, 1 - FLOOR)
     return np.asarray(-np.where(labels, np.log(sure), np.log1p(-sure)))
 
 
 def _precision(p: Array, labels: Mask, share: float) -> float:
-    """Return how many of the likeliest share of all rows came true. Rows level at the edge share what is left."""
+    """Return the share of the likeliest rows that came true.
+
+    Rows that tie at the edge share what is left.
+    """
     top = max(1, round(share * len(p)))
     edge = np.partition(p, -top)[-top]
     above, level = p > edge, p == edge
@@ -178,7 +185,10 @@ def _precision(p: Array, labels: Mask, share: float) -> float:
 
 
 def _calibration_error(p: Array, labels: Mask) -> float:
-    """Mean gap of told and observed over tenths of the rows by probability, over the share that came (0 is best)."""
+    """Return the mean gap of predicted and observed frequency, over the share that came. 0 is best.
+
+    The gap is taken in each tenth of the rows by probability.
+    """
     order = np.argsort(p, kind="stable")
     gaps = [
         abs(p[part].mean() - labels[part].mean()) * len(part) for part in np.array_split(order, TENTHS) if len(part)
@@ -189,7 +199,7 @@ def _calibration_error(p: Array, labels: Mask) -> float:
 def _with_interval(
     metric: str, time_ms: NDArray[np.int64], p: Array, labels: Mask, seed: int
 ) -> tuple[float | None, float | None, float | None]:
-    """Days are drawn in weeks: a week's labels overlap."""
+    """Return a metric with its interval. Days are drawn in weeks, because the labels of a week overlap."""
     losses = log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
     day = np.unique(time_ms, return_inverse=True)[1]
     return interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
@@ -198,7 +208,10 @@ def _with_interval(
 def mean_ratio(
     results: Results, kinds: Sequence[str], rival: str, own: str = OURS, metric: str = "log_loss"
 ) -> tuple[float, float, int]:
-    """(ours, the rival's) metric in geometric mean over kinds and horizons that both have, and outcomes."""
+    """Return (ours, the rival's) metric in geometric mean, and the number of outcomes.
+
+    The mean covers the kinds and horizons that both have.
+    """
     pairs = []
     for row in results.select(series="all", method=own, metric=metric):
         others = results.select(

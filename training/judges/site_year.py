@@ -1,4 +1,7 @@
-"""`fleetcast evaluate risk --year`: what a site's own risk fit is worth on a simulated year, and when it may serve."""
+"""`fleetcast evaluate risk --year`: what a site's own risk fit is worth on a simulated year.
+
+It also reports whether the gate lets it serve.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -17,7 +20,10 @@ DATASET = "simulated year"
 
 
 def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
-    """Judge a year of a fleet in rolling windows, and ask the gate at its end and after its first failures."""
+    """Evaluate a year of a fleet in rolling windows.
+
+    Also ask the gate at the year's end and after the first failures.
+    """
     say(f"a year of {nodes:,} nodes, seed {seed}")
     days = simulated_year(plan_of(nodes, seed=seed))
     counts = events_of(days, days.end_ms)
@@ -33,7 +39,7 @@ def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
 
 
 def end_of_youth(days: SiteDays) -> int:
-    """When the first failures had begun."""
+    """Return the time in ms by which the first YOUNG failures had begun."""
     times = sorted(days.begun["fail"].time_ms.tolist())
     return int(times[min(YOUNG, len(times)) - 1])
 

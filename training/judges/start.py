@@ -1,13 +1,16 @@
-"""`fleetcast evaluate start`: when a job will start, asked at its submission, beside what the scheduler itself prints.
+"""`fleetcast evaluate start`: forecasts of when a job will start, compared with the scheduler's own.
 
-The truth is the set's own jobs played through `QueueSimulation` (conservative backfill, planned with the users' limits;
-without limits, with medians of the train folder: "group"). Sets whose jobs hardly wait at that capacity are skipped.
+Each forecast is made when the job is submitted. The truth is the set's own jobs played through
+`QueueSimulation`: conservative backfill that plans with the users' limits. If a set has no limits, the
+simulation plans with medians of the train folder ("group"). A set is skipped if its jobs hardly wait at
+that capacity.
 
-Ours plays the same policy forward from the whole queue on `PATHS` paths, with run times of jobs that had ended by then.
-How such forecasts turned out so far makes quantiles of the middle path; the end of the train folder serves to learn
-that. Jobs that come later are not played.
+Our forecast plays the same policy forward from the whole queue on `PATHS` paths. It uses the run times of
+jobs that had ended by then. Quantiles are the middle path times ratios learned from how such forecasts
+turned out so far. The end of the train folder serves to learn these ratios. Jobs that arrive later are
+not played.
 
-Numbers are of the whole test span, and of its rolling windows by the time of submission.
+The results cover the whole test span, and its rolling windows by the time of submission.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +55,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A set's replay. kinds: (job, 4) user, group, size, limit. tried, judged: candidates, drawn by number alone."""
+    """The replay of one set.
+
+    kinds: (job, 4) user, group, size, limit. tried, judged: candidates, drawn by number alone.
+    """
 
     dataset: str
     jobs: QueuedJobs
@@ -68,7 +74,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class SubmitMoment:
-    """The cluster at a job's submission. planned_s: the start that the scheduler prints."""
+    """The state of the cluster when a job is submitted.
+
+    planned_s: the start time that the scheduler prints.
+    """
 
     job: int
     state: QueueSimulation
@@ -77,7 +86,7 @@ class SubmitMoment:
 
 @dataclass(frozen=True, slots=True)
 class WaitForecast:
-    """Forecast waits in seconds of one job: the scheduler's, and ours at LEVELS."""
+    """The forecast waits of one job in seconds: the scheduler's, and ours at LEVELS."""
 
     job: int
     planned_s: float
@@ -86,7 +95,7 @@ class WaitForecast:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Judge every job history that is in both folders and queues."""
+    """Evaluate every job history that is in both folders and whose jobs wait."""
     results = Results("start")
     for one in read_job_sets(train, test, results.skipped):
         scene = scene_of(one.own, seed)
@@ -133,7 +142,10 @@ def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene |
 
 
 def capacity_of(train: History) -> int:
-    """Cores (or GPUs) at which jobs really wait: what the train folder's jobs fill to BUSY, or the largest job's."""
+    """Return the number of cores (or GPUs) at which jobs really wait.
+
+    The train folder's jobs use the share BUSY of it, unless the largest job needs more.
+    """
     known = np.isfinite(train.run_s)
     limit_s = np.where(np.isfinite(train.limit_s), train.limit_s, np.inf)
     used = float((train.gpus * np.minimum(train.run_s, limit_s))[known].sum())
@@ -142,7 +154,10 @@ def capacity_of(train: History) -> int:
 
 
 def _limits(train: History, part: History, limited: bool) -> NDArray[np.float64]:
-    """(job,) what the scheduler plans with: the limit, else the median of the job's group and size in `train`."""
+    """Return (job,) the run time in seconds that the scheduler plans with.
+
+    It is the limit. Without limits, it is the median of the job's group and size in `train`.
+    """
     frame = pd.DataFrame({"kin": np.where(train.group != "", train.group, train.queue), "gpus": train.gpus})
     frame["run_s"] = train.run_s
     ended = frame[np.isfinite(train.run_s)]
@@ -172,7 +187,7 @@ def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 
 
 def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
-    """Forecasts of the judged jobs that had to wait, in order of submission."""
+    """Forecast the starts of the judged jobs that had to wait, in order of submission."""
     moments, start_s = watch(scene)
     return told(scene, moments, start_s, seed, say)
 
@@ -180,7 +195,7 @@ def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
 def told(
     scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
-    """Return the forecasts for a replay that was watched."""
+    """Return the forecasts for the moments that `watch` returned."""
     tried, judged = chosen(scene, [moment.job for moment in moments], seed)
     say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
     player = QueuePlayer(scene, start_s, seed)
@@ -189,7 +204,10 @@ def told(
 
 
 def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
-    """Return the jobs to forecast, before the train folder's end and after it, of the candidates that must wait."""
+    """Choose the jobs to forecast among the candidates that must wait.
+
+    Returns those before the train folder's end, and those after it.
+    """
     rng = np.random.default_rng(seed)
     tried = np.intersect1d(waiting, scene.tried)
     share = (len(tried) + 1) / (len(scene.tried) + 1)
@@ -198,7 +216,10 @@ def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], s
 
 
 def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
-    """Return the replay's own starts (job,), and the moment of every candidate that is planned to wait."""
+    """Run the replay. Returns the moments of candidates that must wait by the plan, and all start times.
+
+    A moment is the submission of a candidate. Start times: (job,).
+    """
     state = QueueSimulation(scene.jobs, scene.run_s.tolist(), scene.capacity)
     candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
     moments = []
@@ -216,7 +237,10 @@ def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
 
 
 class QueuePlayer:
-    """Plays moments forward, in their order; knows of run times and waits what had ended by then."""
+    """A player of moments, in their order.
+
+    It knows only the run times and waits of jobs that had ended by then.
+    """
 
     def __init__(self, scene: Scene, start_s: Ints, seed: int) -> None:
         self._scene, self._start_s, self._seed = scene, start_s, seed
@@ -226,7 +250,7 @@ class QueuePlayer:
         self._next = next(self._ends, None)
 
     def tell(self, moment: SubmitMoment) -> WaitForecast:
-        """Forecast one job."""
+        """Forecast the wait of one job."""
         scene, job = self._scene, moment.job
         now_s = int(scene.jobs.submit_s[job])
         self._learn(now_s)
@@ -252,7 +276,10 @@ class QueuePlayer:
         return [state.fork(run_s, RESERVED).play(moment.job, until_s) for run_s in self._draw(state, rng)]
 
     def _draw(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
-        """Return job → run time, once per path, of all that run or wait, in the order of their numbers."""
+        """Draw run times for all jobs that run or wait. Returns job → run time, once for each path.
+
+        Jobs are in the order of their numbers within those that run and those that wait.
+        """
         running = sorted(state.running())
         jobs = [*running, *state.waiting()]
         ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
@@ -287,7 +314,10 @@ def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: i
 
 
 def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
-    """Return metric -> (job,) numerator and denominator (None: one each). NaN does not count."""
+    """Return metric → (job,) numerator and denominator. NaN does not count.
+
+    A denominator of None stands for 1 for each job.
+    """
     actual = np.array([row.actual_s for row in rows])
     point, bound = np.array(
         [row.ours_s[1:] if method == "ours" else (row.planned_s, row.planned_s) for row in rows], np.float64
@@ -308,12 +338,12 @@ def _row(scene: Scene, method: str, metric: str, top: Array, below: Array | None
 
 
 def _model(method: str, scene: Scene) -> str:
-    """Return the model of a forecast, and the capacity that it was asked for."""
+    """Return the model of a forecast, and the capacity that the replay had."""
     return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
 
 
 def _predicted(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
-    """Return a line per job and level of ours. Waits are in seconds from its submission."""
+    """Return one line for each job and level of our forecasts. Waits are in seconds from its submission."""
     size = len(rows) * len(LEVELS)
     same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
     job = np.array([row.job for row in rows])

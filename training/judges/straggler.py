@@ -1,8 +1,9 @@
-"""`fleetcast evaluate straggler`: is a slow job seen, and is the right one blamed, beside fair baselines?
+"""`fleetcast evaluate straggler`: is a slow job detected, and is the right unit blamed?
 
-Three kinds of truth: traces of single operations with a known slow worker (`faults/straggler_bytedance`), real step
-times with slowdowns put in by seed (`faults/megatron_step_times`), and simulated fleets with faults and look-alikes
-(`faults/simulated`, from `fleetcast simulate faults`). Nothing is fitted; only the test folder is judged.
+It is compared with fair baselines. There are three kinds of truth: traces of single operations with a
+known slow worker (`faults/straggler_bytedance`), real step times with slowdowns put in by a seed
+(`faults/megatron_step_times`), and simulated fleets with faults and look-alikes (`faults/simulated`,
+from `fleetcast simulate faults`). Nothing is fitted, and only the test folder is judged.
 """
 
 from collections.abc import Callable, Collection
@@ -23,9 +24,11 @@ Say = Callable[[str], None]
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
-    """Judge every set of the test folder. `train` is not read: the rules learn from the job that they watch.
+    """Evaluate every set of the test folder.
 
-    drop: telemetry that is left out (see `sets.dropped`). Then only fleets are judged, since nothing else has any.
+    `train` is not read, because the rules learn from the job that they observe. drop: telemetry that is
+    left out (see `sets.dropped`). With it, only fleets are judged, because the other sets have no
+    telemetry.
     """
     del train
     results = Results("straggler")

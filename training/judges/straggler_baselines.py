@@ -1,4 +1,4 @@
-"""Baselines that flag nodes in the same frames: a rule gets GPU features and says which nodes are bad."""
+"""Baselines that flag nodes in the same frames: rules that find bad nodes from GPU features."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ FEWEST_NODES = 3
 
 @dataclass(frozen=True, slots=True)
 class BaselineMoment:
-    """One moment: the GPUs' frame, how many nodes there are, and the node rows of each running gang."""
+    """One moment: the GPUs' frame, the number of nodes, and the node rows of each running gang."""
 
     gpu: FeatureFrame
     nodes: int
     gangs: Mapping[str, NDArray[np.int64]]
 
     def column(self, name: str) -> Array:
-        """(gpu,) one feature."""
+        """Return (gpu,) one feature."""
         return self.gpu.column(name).astype(np.float64)
 
     def on_nodes(self, bad: Mask) -> Mask:
-        """(node,) whether any of its GPUs is bad."""
+        """Return (node,) whether any of the node's GPUs is bad."""
         flagged = np.zeros(self.nodes, bool)
         flagged[self.gpu.node[bad & (self.gpu.node >= 0)]] = True
         return flagged
@@ -45,13 +45,16 @@ Rule = Callable[[BaselineMoment], Mask]
 
 
 def static_thresholds(sight: BaselineMoment) -> Mask:
-    """(node,) an XID was reported, or a GPU is hotter than 85 °C."""
+    """Return (node,) whether an XID was reported or a GPU is hotter than 85 °C."""
     with np.errstate(invalid="ignore"):
         return sight.on_nodes((sight.column("xid") > 0) | (sight.column("gpu_temp_c") > HOT_C))
 
 
 def health_rules(sight: BaselineMoment) -> Mask:
-    """(node,) NVIDIA's passive health watches, as far as the exporter's fields go."""
+    """Return (node,) whether one of NVIDIA's passive health watches fires.
+
+    It covers the watches that the exporter's fields allow.
+    """
     with np.errstate(invalid="ignore"):
         bad = sight.column("ecc_dbe_volatile_count_10m") > 0
         bad |= sight.column("row_remap_failure") > 0
@@ -64,13 +67,16 @@ def health_rules(sight: BaselineMoment) -> Mask:
 
 
 class FleetWideZ:
-    """A GPU's clock, power or tensor activity is 3 robust deviations below that of all loaded ones, for 4 rounds."""
+    """A rule that flags GPUs far below all loaded ones.
+
+    The GPU's clock, power or tensor activity must be 3 robust deviations below theirs for 4 rounds.
+    """
 
     def __init__(self) -> None:
         self._streak = np.zeros(0, np.int64)
 
     def __call__(self, sight: BaselineMoment) -> Mask:
-        """(node,) whether it has such a GPU."""
+        """Return (node,) whether the node has such a GPU."""
         busy = np.nan_to_num(sight.column("sm_active")) > 0.2
         self._streak = np.pad(self._streak, (0, len(busy) - len(self._streak)))
         self._streak = np.where(self._low(sight, busy), self._streak + 1, 0)
@@ -92,13 +98,16 @@ class FleetWideZ:
 
 
 class Minder:
-    """The node of a gang that is farthest from the others for 4 rounds (Minder, without its autoencoder)."""
+    """A rule that flags the node of a gang that is farthest from the others for 4 rounds.
+
+    It is Minder without its autoencoder.
+    """
 
     def __init__(self) -> None:
         self._streak: dict[tuple[str, int], int] = {}
 
     def __call__(self, sight: BaselineMoment) -> Mask:
-        """(node,) whether it has been its gang's outlier for long enough."""
+        """Return (node,) whether the node has been its gang's outlier for long enough."""
         flagged = np.zeros(sight.nodes, bool)
         streak: dict[tuple[str, int], int] = {}
         values = self._channels(sight)
@@ -113,7 +122,7 @@ class Minder:
         return flagged
 
     def _channels(self, sight: BaselineMoment) -> Array:
-        """(node, channel) means over a node's GPUs."""
+        """Return (node, channel) means over the node's GPUs."""
         owned = sight.gpu.node >= 0
         node = sight.gpu.node[owned]
         columns = []
@@ -124,7 +133,10 @@ class Minder:
 
 
 def _farthest(values: Array) -> int | None:
-    """Return the row whose summed distance to the others is the largest, by half of its possible lead. Else None."""
+    """Return the row that is farthest from the others, if it is far enough. Otherwise return None.
+
+    Its summed distance to the others must be more than 1.5 times their median.
+    """
     low, high = values.min(axis=0), values.max(axis=0)
     scaled = (values - low) / np.maximum(high - low, 0.05 * np.maximum(np.abs(high), 1e-9))
     far = np.linalg.norm(scaled[:, None] - scaled[None], axis=-1).sum(axis=1)
@@ -134,7 +146,7 @@ def _farthest(values: Array) -> int | None:
 
 
 def baselines() -> dict[str, Rule]:
-    """Fresh rules, by name."""
+    """Return new rules by name."""
     return {
         "static thresholds": static_thresholds,
         "NVIDIA health rules": health_rules,

@@ -1,4 +1,4 @@
-"""Counts into rows: shares with exact bounds, rates with Poisson bounds, delays."""
+"""Conversions of counts into rows: shares with exact bounds, rates with Poisson bounds, delays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 
 def share_bounds(hits: int, of: int) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share.
+    """Return Clopper and Pearson's interval of a share.
 
     >>> [round(bound, 3) for bound in share_bounds(10, 10)]
     [0.692, 1.0]
@@ -24,7 +24,7 @@ def share_bounds(hits: int, of: int) -> tuple[float, float]:
 
 
 def rate_bounds(count: int, exposure: float) -> tuple[float, float]:
-    """Garwood's interval of a Poisson rate: `count` alarms in `exposure` units.
+    """Return Garwood's interval of a Poisson rate: `count` alarms in `exposure` units.
 
     >>> [round(bound, 2) for bound in rate_bounds(0, 1.0)]
     [0.0, 3.69]
@@ -36,19 +36,19 @@ def rate_bounds(count: int, exposure: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where rows of one dataset and target go."""
+    """A table that collects the rows of one dataset and target."""
 
     results: Results
     dataset: str
     target: str
 
     def share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
-        """Add a share of outcomes. No row if there are none."""
+        """Add a share of outcomes. Adds no row if there are no outcomes."""
         if of:
             self.add(metric, method, hits / of, share_bounds(hits, of), of, series)
 
     def rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
-        """Events a unit of exposure; `n` is how many there were."""
+        """Add a rate of events for each unit of exposure. `n` is the number of events."""
         if exposure > 0:
             self.add(metric, method, count / exposure, rate_bounds(count, exposure), count, series)
 
@@ -78,7 +78,7 @@ class Table:
         n: int,
         series: str = "all",
     ) -> None:
-        """One number with its bounds."""
+        """Add one number with its bounds."""
         low, high = bounds
         self.results.rows.append(
             ResultRow(self.dataset, self.target, series, None, method, "", metric, value, low, high, n)
@@ -87,7 +87,10 @@ class Table:
     def found(
         self, method: str, right: int, wrong: int, missed: int, series: str = "all", spells: int | None = None
     ) -> None:
-        """Precision, recall and F1 (bounds by those of both). spells: right findings, where one may find several."""
+        """Add precision, recall and F1. The bounds of F1 come from those of the other two.
+
+        spells: the number of right findings, if one finding may find several faults.
+        """
         hits = right if spells is None else spells
         self.share("precision", method, hits, hits + wrong, series)
         self.share("recall", method, right, right + missed, series)

@@ -1,4 +1,7 @@
-"""Quantiles of actual over forecast waits, by Kaplan and Meier (JASA, 1958): jobs that wait are right-censored."""
+"""Quantiles of actual over forecast waits, by Kaplan and Meier (JASA, 1958).
+
+Jobs that still wait are right-censored.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -20,17 +23,23 @@ class _Issued:
 
 
 class WaitRatios:
-    """Collects forecasts when they are issued; a start counts from when it happened."""
+    """A collection of issued forecasts. A job's start counts only once it has happened."""
 
     def __init__(self) -> None:
         self._issued: deque[_Issued] = deque(maxlen=KEPT)
 
     def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
-        """Record a forecast wait of `forecast_s`. start_s: when the job really starts, not read before that."""
+        """Record a forecast wait of `forecast_s`.
+
+        start_s: when the job really starts. It is not used before that time.
+        """
         self._issued.append(_Issued(now_s, forecast_s, start_s))
 
     def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
-        """Quantiles of real over forecast waits known now, of forecasts near `near_s`; at most the largest ratio."""
+        """Return quantiles of real over forecast waits as known now, at most the largest ratio.
+
+        near_s: only the forecasts nearest to it count.
+        """
         issued = list(self._issued)
         if near_s is not None:
             issued = sorted(issued, key=lambda row: abs(np.log(row.forecast_s / near_s)))[:NEAR]

@@ -1,1 +1,1 @@
-"""Replay recorded telemetry through the code that serves."""
+"""Replays of recorded telemetry through the code that serves."""

@@ -1,4 +1,4 @@
-"""Training rows of node risk: rule levels of every node at many moments, labelled by the faults that followed."""
+"""Training rows of node risk: the rule levels of nodes at many moments, labelled by later faults."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,10 @@ RISKS_OF = {
 
 @dataclass(frozen=True, slots=True)
 class ExporterPage:
-    """One answer of one exporter; `body` None when it did not answer. `took_s`: wall seconds."""
+    """One answer of one exporter.
+
+    `body`: None if it did not answer. `took_s`: wall seconds.
+    """
 
     node: str
     exporter: str  # dcgm | node
@@ -55,7 +58,10 @@ class LabelledFault:
 
 @dataclass(frozen=True, slots=True)
 class RiskRows:
-    """n moments of nodes. levels: (n, rule) strengths as the risk model sees them; labels: (kind, n) came true."""
+    """A table of n moments of nodes.
+
+    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether it came true.
+    """
 
     time_ms: NDArray[np.int64]
     node: NDArray[np.int32]
@@ -76,7 +82,7 @@ class RiskRows:
 
 
 class PageObserver:
-    """Watches a fleet through its pages, a scrape at a time."""
+    """An observer of a fleet through its exporter pages, one scrape at a time."""
 
     def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
         self.topology = topology
@@ -87,12 +93,12 @@ class PageObserver:
         self._moments: list[tuple[int, NDArray[np.float32]]] = []
 
     def scrape(self, pages: Iterable[ExporterPage], events: Iterable[JobEvent], now_ms: int) -> FleetMoment:
-        """Take in one round of pages and the events since the last one."""
+        """Apply one round of pages, and the events since the last round."""
         self.watch.take([batch for page in pages for batch in self._decode(page, now_ms)], events, now_ms)
         return self.watch.moment(self.watch.frames(self.topology, now_ms), self.topology, now_ms)
 
     def keep(self, evidence: Evidence, now_ms: int) -> None:
-        """Remember this moment of all nodes as rows to learn from."""
+        """Store this moment of all nodes as training rows."""
         self._moments.append((now_ms, evidence.signals.levels(len(self.topology)).astype(np.float32)))
 
     def stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
@@ -100,7 +106,7 @@ class PageObserver:
         return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
 
     def rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
-        """Return the stored moments, labelled by what was the case or began within the horizon."""
+        """Return the stored moments, labelled by the faults that were active or began within the horizon."""
         n = len(self.topology)
         times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
         node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
@@ -125,7 +131,7 @@ def label(
     names: Sequence[str],
     horizon_s: float,
 ) -> NDArray[np.bool_]:
-    """(kind, n) whether a fault of that kind of risk was active at the moment or began within the horizon after it."""
+    """Return (kind, n) whether a fault of that kind of risk was active or began within the horizon."""
     rows = {name: row for row, name in enumerate(names)}
     labels = np.zeros((len(RISK_KINDS), len(time_ms)), bool)
     for fault in faults:

@@ -1,1 +1,1 @@
-"""Reports: pages, plots and tables of results."""
+"""Reports: HTML pages, plots and tables of results."""

@@ -1,4 +1,7 @@
-"""The card of a model as one HTML page: the gate's verdict, metrics beside baselines, calibration, data, files."""
+"""The card of a model as one HTML page.
+
+It has the gate's verdict, metrics with baselines, calibration, data and files.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,7 +20,7 @@ MOST_HORIZONS = 4
 
 
 def card_html(card: Card) -> str:
-    """Return the page. Leaves out what the card says nothing of."""
+    """Return the page. It leaves out sections that the card has no data for."""
     body = [_verdict(card), *_measured(card), *_calibrated(card), _made(card)]
     return page(
         f"Model card: {card.kind} {card.version}",
@@ -27,7 +30,7 @@ def card_html(card: Card) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """Return a time of day in UTC.
+    """Return a date and time in UTC as text.
 
     >>> moment(1_600_000_000_000)
     '2020-09-13 12:26 UTC'
@@ -70,7 +73,7 @@ def _calibrated(card: Card) -> Iterator[str]:
 
 
 def _points(rows: list[Coverage]) -> dict[str, list[tuple[float, float]]]:
-    """(promised, observed) by horizon; of many horizons four."""
+    """Return (promised, observed) by horizon, for no more than four horizons."""
     horizons = sorted({row.horizon_s for row in rows}, key=lambda horizon: horizon or 0)
     last = len(horizons) - 1
     kept = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})

@@ -1,4 +1,4 @@
-"""Ours against the best baseline, number by number, and the sentences that say where it wins and where it loses."""
+"""Comparisons of Fleetcast's numbers with the best baseline's, and sentences that describe them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,21 +51,24 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number of ours and the best baseline's, of the same origins."""
+    """One number of ours and of the best baseline, for the same origins."""
 
     ours: ResultRow
     rival: ResultRow
 
     @property
     def change(self) -> float:
-        """Our gain as a share of the baseline's number, below 0 if worse; over a baseline of 0 the plain difference."""
+        """Our gain as a share of the baseline's number, below 0 if worse.
+
+        If the baseline is 0, the plain difference.
+        """
         ours, rival = self.ours.value or 0.0, self.rival.value or 0.0
         gain = ours - rival if self.ours.metric in MORE_IS_BETTER else rival - ours
         return gain / abs(rival) if rival else gain
 
     @property
     def apart(self) -> bool:
-        """Whether the two 95 % intervals have nothing in common."""
+        """Whether the two 95 % intervals do not overlap."""
         ours, rival = self.ours, self.rival
         if ours.low is None or ours.high is None or rival.low is None or rival.high is None:
             return False
@@ -73,7 +76,7 @@ class Comparison:
 
 
 def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """Return the rows over all series of a set. A set of one series has those of that series."""
+    """Return the rows over all series of a set. A set with a single series has that series' rows."""
     rows = list(rows)
     series: dict[tuple[str, str], set[str]] = {}
     for row in rows:
@@ -86,7 +89,7 @@ def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def contests(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
-    """Return a contest for every set, target, horizon and metric that ours and a baseline have a number of."""
+    """Return a comparison for every set, target, horizon and metric that ours and a baseline both have."""
     groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
     for row in pooled(rows):
         if row.metric in metrics and row.value is not None:
@@ -114,7 +117,7 @@ def level(found: Iterable[Comparison]) -> list[Comparison]:
 
 
 def sentences(found: Iterable[Comparison]) -> list[str]:
-    """One sentence a set, target and metric.
+    """Return one sentence for each set, target and metric.
 
     >>> ours = Row("venus", "running", "all", 3600, "ours", "trees", "wql", 0.9, 0.8, 1.0, 9)
     >>> rival = Row("venus", "running", "all", 3600, "persistence", "", "wql", 1.2, 1.1, 1.3, 9)
@@ -136,7 +139,7 @@ def sentences(found: Iterable[Comparison]) -> list[str]:
 
 
 def _parts(group: list[Comparison]) -> str:
-    """Horizons and sizes; neighbours with the same rival share its name."""
+    """Join the sizes and horizons. Neighbours with the same rival share its name."""
     parts = []
     for at, contest in enumerate(group):
         last = at + 1 == len(group) or group[at + 1].rival.method != contest.rival.method
@@ -147,7 +150,10 @@ def _parts(group: list[Comparison]) -> str:
 
 
 def _size(contest: Comparison) -> str:
-    """Return how far apart they are: two shares side by side, else the difference in %. "" if there is hardly one."""
+    """Return the size of the difference in words. "" if there is hardly one.
+
+    Two shares are written next to each other. Other numbers have their difference in %.
+    """
     if abs(contest.change) <= LEVEL:
         return ""
     if contest.ours.metric in MORE_IS_BETTER:

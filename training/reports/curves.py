@@ -1,4 +1,4 @@
-"""Curves of a judge's numbers over magnitude, scrape interval or missing telemetry: a table, and a plot of its own."""
+"""Curves of a judge's metrics over magnitude, scrape interval or missing telemetry, as table and plot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,12 +40,15 @@ class CurvePoint:
     values: dict[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
 
     def words(self) -> str:
-        """Its numbers in a line."""
+        """Return its numbers in one line."""
         return ", ".join(f"{name} {value:.3f}" for name, (value, _, _) in self.values.items())
 
 
 def point_of(task: str, at: float | str, results: Results) -> CurvePoint:
-    """Return a point of the rows of a judge. Runs judged apart are averaged by their number of outcomes."""
+    """Return a point from the rows of a judge.
+
+    Runs that were judged apart are averaged by their number of outcomes.
+    """
     values = {}
     for metric, series, name in METRICS[task]:
         rows = results.select(method="ours", metric=metric, series=series)
@@ -63,18 +66,21 @@ def _mean(rows: Sequence[ResultRow]) -> tuple[float, float | None, float | None]
 
 
 def _faults(task: str, results: Results) -> int:
-    """Faults that showed (straggler), or all of them (risk)."""
+    """Return the number of faults that were visible (straggler), or of all faults (risk)."""
     metric, method = ("recall", "ours") if task == "straggler" else ("precursor_share", "truth")
     return sum(row.n for row in results.select(method=method, metric=metric, series="all"))
 
 
 def label_of(at: float | str) -> str:
-    """Return a point as tables and plots name it."""
+    """Return the name of a point in tables and plots."""
     return at if isinstance(at, str) else f"{at:g}"
 
 
 def curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list[str]]:
-    """Header and a row a point, with the 95 % interval (straggler) or the range over the runs (risk)."""
+    """Return the header and one row for each point.
+
+    Brackets hold the 95 % interval (straggler) or the range over the runs (risk).
+    """
     names = [name for _, _, name in METRICS[task]]
     return [
         [axis, "faults", *names],
@@ -90,7 +96,10 @@ def _cell(value: tuple[float, float | None, float | None] | None) -> str:
 
 
 def curve_svg(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
-    """Draw the first number and the false alarms over the points as a file: light and dark, text stays text."""
+    """Draw the first metric and the false alarms over the points, as an SVG file for light and dark.
+
+    Text stays text.
+    """
     good, bad = METRICS[task][0][2], METRICS[task][-1][2]
     at = np.arange(len(points))
     with drawn(f"{good} and {bad} over {axis}", width=4.6, height=2.6) as canvas:

@@ -1,4 +1,7 @@
-"""The tables of `evaluate demand`: ours against persistence and statsmodels window by window, and a row a method."""
+"""The tables of `evaluate demand`: ours against persistence and statsmodels, window by window.
+
+Another table has one row for each method. Ours is compared window by window.
+"""
 
 from collections.abc import Sequence
 from math import exp, log
@@ -13,7 +16,7 @@ Key = tuple[str, str, int | None]  # data set, target, lead
 
 
 def demand_tables(results: Results) -> dict[str, list[list[str]]]:
-    """Name -> rows, header first."""
+    """Return name -> rows, with the header first."""
     numbers = _numbers(results.windows)
     return {
         "evaluate demand": _by_set(numbers),
@@ -34,7 +37,10 @@ def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
 
 
 def _by_set(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
-    """Return a row per set and target: ours over persistence (mean, worst window) and over the best of statsmodels."""
+    """Return a row for each set and target.
+
+    A cell is ours over persistence (mean, worst window) and over the best method of statsmodels.
+    """
     leads = _leads(numbers)
     lines = [["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(lead, leads)]]
     for dataset, target in dict.fromkeys(key[:2] for key in numbers):
@@ -61,7 +67,7 @@ def _cell(rows: Sequence[WindowRow]) -> str:
 
 
 def _signed(share: float) -> str:
-    """In percent; what is worse than a baseline is bold.
+    """Return a share in percent. It is bold if ours is worse than a baseline.
 
     >>> _signed(-0.104), _signed(0.02), _signed(0.001)
     ('−10', '**+2**', '0')
@@ -78,7 +84,10 @@ def _mean(rows: Sequence[WindowRow], method: str) -> float | None:
 
 
 def _by_method(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
-    """Return a row per method: geometric mean of its WQL over persistence's, how often it is best, and failed fits."""
+    """Return a row for each method.
+
+    Its cells are the geometric mean of its WQL over persistence's, how often it is best, and its failed fits.
+    """
     leads = _leads(numbers)
     methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))
     best = [_best(rows) for rows in numbers.values()]

@@ -1,4 +1,4 @@
-"""Out of very many forecasts a few to look at, fans that do not lie on each other, and which models they are of."""
+"""A selection of forecasts for plots: fans that do not overlap, and the models that they come from."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of whic
 
 
 def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
-    """One course for each (dataset, target) that the predictions hold, of its largest series."""
+    """Return one course for each (dataset, target) in the predictions. It is of the largest series."""
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:
         if any(name not in block for name in NEEDED) or not len(block["issued_ms"]):
@@ -35,7 +35,7 @@ def courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
 
 
 def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
-    """Return, for each (dataset, target) by horizon, how often each model was the one that forecast."""
+    """Return, for each (dataset, target) and horizon, how often each model made the forecast."""
     found: dict[tuple[str, str], Shares] = {}
     for block in predictions:
         if "model" not in block or any(name not in block for name in NEEDED) or not len(block["model"]):
@@ -56,7 +56,10 @@ def _sets(block: Block) -> set[tuple[str, str]]:
 
 
 def _course(columns: Columns) -> Course | None:
-    """Return the last stretch of the largest series that its fans cover. None if no forecast has several horizons."""
+    """Return the last part of the largest series that its fans cover.
+
+    Returns None if no forecast has several horizons.
+    """
     names, number = np.unique(columns["series"], return_inverse=True)
     size = np.bincount(number, np.nan_to_num(np.abs(columns["actual"].astype(float))))
     own = number == int(np.argmax(size / np.bincount(number)))
@@ -75,7 +78,7 @@ def _course(columns: Columns) -> Course | None:
 
 
 def _apart(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Origins with the longest horizon, the last ones, each at least that far from the next."""
+    """Return the last origins with the longest horizon that are at least that horizon apart."""
     longest = int(horizon_ms.max())
     origins = np.unique(issued[horizon_ms == longest])
     kept = [int(origins[-1])]

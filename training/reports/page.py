@@ -1,4 +1,4 @@
-"""The look of reports and model cards: one HTML page that needs nothing beside it, right on light and dark."""
+"""The style of reports and model cards: one self-contained HTML page, for light and dark."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -50,11 +50,14 @@ details summary { cursor: pointer; color: var(--ink-2); margin: 4px 0; }
 
 
 class Raw(str):
-    """HTML that is one already."""
+    """Text that is already HTML: inserted without escaping."""
 
 
 def text_of(value: object) -> str:
-    """Return the text of a cell, safe in HTML: numbers with four digits, a dash where there is none."""
+    """Return the text of a cell, safe in HTML.
+
+    Numbers have four digits. None becomes a dash.
+    """
     if isinstance(value, Raw):
         return str(value)
     if value is None:
@@ -65,7 +68,10 @@ def text_of(value: object) -> str:
 
 
 def page(title: str, lead: str, body: Iterable[str]) -> str:
-    """Return the whole document. lead: one sentence below the title. body: HTML."""
+    """Return the whole HTML document.
+
+    lead: one sentence below the title. body: HTML.
+    """
     head = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -75,7 +81,10 @@ def page(title: str, lead: str, body: Iterable[str]) -> str:
 
 
 def panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
-    """Return a figure with a title above and a note below. kind: "wide" spans the page, "small" makes a plot small."""
+    """Return a figure with a title above and a note below.
+
+    kind: "wide" spans the page, "small" makes a plot small.
+    """
     head = f"<h3>{escape(title)}</h3>" if title else ""
     foot = f"<figcaption>{escape(note)}</figcaption>" if note else ""
     return f'<figure class="panel {kind}">{head}{inner}{foot}</figure>'
@@ -90,18 +99,21 @@ def section(title: str, *inner: str) -> str:
 
 
 def listed(lines: Iterable[str], nothing: str) -> str:
-    """Sentences as a list; `nothing` where there are none."""
+    """Return sentences as a list, or the text `nothing` if there are none."""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f'<p class="quiet">{escape(nothing)}</p>'
 
 
 def terms(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and what they are."""
+    """Return a list of names and their values."""
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text_of(value)}</dd>' for name, value in pairs)}</dl>"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], off: frozenset[tuple[int, int]] = frozenset()) -> str:
-    """Columns of numbers stand right. off: (row, column) of cells to mark."""
+    """Return a table. Columns of numbers are aligned to the right.
+
+    off: (row, column) of cells to mark.
+    """
     rows = [list(row) for row in rows]
     right = [
         all(isinstance(row[at], (int, float)) or row[at] is None for row in rows) and bool(rows)

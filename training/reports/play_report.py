@@ -1,4 +1,4 @@
-"""A play as one HTML page that needs nothing beside it: waits by size, use and shares over time, every number."""
+"""A play as one self-contained HTML page: waits by size, use and shares over time, and every number."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,10 @@ HEAD = (
 def play_report(
     scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
 ) -> str:
-    """Return the page. starts: method → (job,) starts."""
+    """Return the page.
+
+    starts: method → (job,) start times.
+    """
     machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
     price = price_of_fairness(found)
@@ -77,7 +80,10 @@ def sizes_svg(found: Sequence[PlayNumbers]) -> str:
 
 
 def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
-    """Plot use by method and, of ours or the first method, the shares of the largest queues."""
+    """Plot the use of GPUs by each method, and the shares of the largest queues.
+
+    The shares are those of ours, or of the first method.
+    """
     edges_s = np.linspace(scene.trace.submit_s[0], last_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]
     use = {method: held_over(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
@@ -94,7 +100,7 @@ def _over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
 
 
 def lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
-    """Draw a line per name. The first is the strong one."""
+    """Draw one line for each name. The first has the strong colour."""
     inks = (OURS_INK, *RIVAL_INKS)
     with drawn(label, width=11.5, height=2.9) as canvas:
         for at, (name, values) in enumerate(lines.items()):

@@ -1,4 +1,7 @@
-"""matplotlib plots as SVG: stand-in colours become the page's CSS variables, for light and dark; text stays text."""
+"""Plots from matplotlib as SVG, for light and dark pages.
+
+Placeholder colours become the page's CSS variables. Text stays text.
+"""
 
 import io
 import re
@@ -52,7 +55,10 @@ STYLE = {
 
 @dataclass(slots=True)
 class Canvas:
-    """One plot under way; `svg` is there once the `with` block of `drawn` has ended."""
+    """A plot that is being drawn.
+
+    `svg` is set once the `with` block of `drawn` has ended.
+    """
 
     figure: Any
     axes: Any
@@ -61,7 +67,7 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Fan:
-    """One forecast: when it was issued, the ends of its horizons, and (quantile, horizon) what it said."""
+    """One forecast: when it was issued, the ends of its horizons, and its (quantile, horizon) values."""
 
     issued_ms: int
     at_ms: NDArray[np.int64]
@@ -71,7 +77,10 @@ class Fan:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A series as it went, and the fans of forecasts on it. at_ms, actual: (moment,)."""
+    """An observed series with the fans of its forecasts.
+
+    at_ms, actual: (moment,).
+    """
 
     name: str
     at_ms: NDArray[np.int64]
@@ -81,7 +90,10 @@ class Course:
 
 @contextmanager
 def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
-    """Yield a canvas in the house look. label: describes the plot for those who do not see it. Unique on a page."""
+    """Yield a canvas in the house style.
+
+    label: describes the plot for people who cannot see it. It must be unique on a page.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -95,7 +107,7 @@ def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Ite
 
 
 def _inline(svg: str, label: str) -> str:
-    """Return the element alone, with ids of its own, the page's font and the page's colours."""
+    """Return the SVG element alone, with ids of its own, the page's font and the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", label.lower())
@@ -110,7 +122,10 @@ def _inline(svg: str, label: str) -> str:
 
 
 def styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each method: ours in the one strong colour, baselines in quiet ones with own marks."""
+    """Return the style of each method: one strong colour for ours, quiet ones for the baselines.
+
+    Each method has its own marks, up to the number of baseline styles.
+    """
     found: dict[str, dict[str, Any]] = {}
     rivals = [method for method in methods if method != OURS]
     for at, method in enumerate(rivals):
@@ -129,7 +144,7 @@ def _spoken(method: str) -> str:
 
 
 def _legend(canvas: Canvas) -> None:
-    """Above the plot, in as many columns as its names leave room for."""
+    """Draw the legend above the plot, in as many columns as the names allow."""
     handles, names = canvas.axes.get_legend_handles_labels()
     columns = 4 if sum(map(len, names)) < 42 and len(names) <= 4 else 3
     canvas.figure.legend(
@@ -139,7 +154,10 @@ def _legend(canvas: Canvas) -> None:
 
 
 def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | None = None) -> str:
-    """Draw a line per method over the horizons of these rows, with 95 % intervals. ticks: horizon_s -> its name."""
+    """Draw one line for each method over the horizons of these rows, with 95 % intervals.
+
+    ticks: horizon_s -> its name.
+    """
     horizons = sorted({row.horizon_s for row in rows if row.horizon_s is not None})
     place = {horizon: at for at, horizon in enumerate(horizons)}
     methods = list(dict.fromkeys(row.method for row in rows))
@@ -163,7 +181,10 @@ def lines_svg(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | 
 
 
 def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -> str:
-    """Horizontal bars a method, in groups by metric. groups: metric -> its name, from top to bottom."""
+    """Draw horizontal bars, one for each method, in groups by metric.
+
+    groups: metric -> its name, from top to bottom.
+    """
     methods = list(dict.fromkeys(row.method for row in rows))
     look = styles(methods)
     thick = 0.8 / max(1, len(methods))
@@ -189,7 +210,10 @@ def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -
 
 
 def calibration_svg(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> str:
-    """Observed against nominal coverage, a line a name; on the dotted line the two are the same."""
+    """Draw observed against nominal coverage, one line for each name.
+
+    On the dotted line the two are the same.
+    """
     with drawn(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
         axes.plot([0, 1], [0, 1], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as promised")
@@ -209,7 +233,10 @@ def calibration_svg(points: Mapping[str, Sequence[tuple[float, float]]], label: 
 
 
 def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: str) -> str:
-    """Observed frequency against probability told, both small: (told, observed, low, high) a dot."""
+    """Draw observed frequency against predicted probability, both small.
+
+    points: (predicted, observed, low, high) of each dot.
+    """
     told, observed, low, high = np.array(points, np.float64).T
     most = 1.08 * max(float(told.max()), float(high.max()), 1e-6)
     with drawn(label, width=3.4, height=3.1) as canvas:
@@ -227,7 +254,10 @@ def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: 
 
 
 def course_svg(course: Course, label: str, y_label: str) -> str:
-    """Draw the series in ink, and on it each forecast as a fan: nested intervals, paler outwards, and its median."""
+    """Draw the series, and each forecast on it as a fan of nested intervals with its median.
+
+    Intervals are paler outwards.
+    """
     from matplotlib import dates
 
     with drawn(label, width=11.5, height=2.9) as canvas:
@@ -250,13 +280,13 @@ def course_svg(course: Course, label: str, y_label: str) -> str:
 
 
 def _bands(levels: Sequence[float]) -> list[tuple[float, float]]:
-    """Pairs of quantiles that lie the same way from the middle, widest first."""
+    """Return the pairs of quantiles at the same distance from the middle, widest first."""
     pairs = [(low, high) for low in levels for high in levels if low < 0.5 and abs(low + high - 1) < 1e-9]
     return sorted(pairs)
 
 
 def _swatch(depth: int) -> Any:
-    """Return the look of `depth` bands on each other."""
+    """Return the legend patch for `depth` bands on top of each other."""
     from matplotlib.patches import Patch
 
     return Patch(color=OURS_INK, alpha=1 - (1 - BAND_ALPHA) ** depth, linewidth=0)
@@ -273,5 +303,5 @@ def _draw_fan(axes: Any, fan: Fan) -> None:
 
 
 def _days(at_ms: NDArray[np.int64]) -> Array:
-    """Days since 1970, as matplotlib counts them."""
+    """Return the times in days since 1970, as matplotlib counts them."""
     return np.asarray(at_ms, np.float64) / 86_400_000

@@ -1,4 +1,4 @@
-"""An evaluation as one HTML page that needs nothing beside it: where we win, where we lose, and every number."""
+"""An evaluation as one self-contained HTML page: where we win, where we lose, and every number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requ
 
 
 def report_html(results: Results) -> str:
-    """Return the page of one evaluation. Leaves out what a section has no rows for."""
+    """Return the page of one evaluation. It leaves out sections without rows."""
     body = [verdicts(results), *sections(results)]
     if results.skipped:
         body.append(section("Skipped", listed(results.skipped, "")))
@@ -54,13 +54,13 @@ def report_html(results: Results) -> str:
 
 
 def sections(results: Results) -> Iterator[str]:
-    """Yield a section per set, as its task requires."""
+    """Yield the sections of each set. The task decides what they contain."""
     tasks: dict[str, Callable[[Results], Iterator[str]]] = {"demand": _demand, "duration": _duration, "risk": _risk}
     return tasks.get(results.task, _start)(results)
 
 
 def verdicts(results: Results) -> str:
-    """Where ours is better, as good and worse than the best baseline of each number."""
+    """Return HTML boxes of the numbers where ours is better, as good and worse than the best baseline."""
     found = contests(results.rows, MAIN.get(results.task, ()))
     boxes = [
         _box(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
@@ -117,7 +117,7 @@ def _lines(rows: list[ResultRow], metric: str, name: str) -> str:
 
 
 def calibration(rows: Iterable[ResultRow], name: str) -> str:
-    """Observed against promised coverage of ours; of many horizons four."""
+    """Draw the observed coverage of ours against the promised coverage, at no more than four horizons."""
     own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
     if not own:
         return ""
@@ -133,7 +133,10 @@ def calibration(rows: Iterable[ResultRow], name: str) -> str:
 
 
 def _coverage_table(rows: Iterable[ResultRow]) -> str:
-    """Coverage by horizon of ours, marked where it is more than 3 points off; the interval score beside it."""
+    """Return a table of our coverage by horizon, with the interval score of ours and of the best baseline.
+
+    Coverage that is more than 3 points off is marked.
+    """
     rows = list(rows)
     own = {(row.horizon_s, row.metric): row for row in rows if row.method == OURS}
     best: dict[int | None, ResultRow] = {}
@@ -162,7 +165,10 @@ def _coverage_table(rows: Iterable[ResultRow]) -> str:
 
 
 def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
-    """Which model the gate served by horizon: its share of all forecasts where those are there, else by its row."""
+    """Return a table of the models that the gate served, by horizon.
+
+    It shows each model's share of all forecasts if these are known. Otherwise it shows the row's model.
+    """
     lines = []
     for horizon, count in sorted(shares.items()):
         total = sum(count.values())
@@ -177,7 +183,7 @@ def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
 
 
 def _first(horizon_s: int | None) -> int:
-    """Orders horizons; what has none comes first."""
+    """Return a sort key for horizons. A missing horizon comes first."""
     return horizon_s or 0
 
 
@@ -219,7 +225,10 @@ def _duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
 
 
 def _methods_table(rows: Iterable[ResultRow]) -> str:
-    """Return a line per metric and a column per method, with intervals in brackets."""
+    """Return a table with a line for each metric and a column for each method.
+
+    Intervals are in brackets.
+    """
     rows = sorted((row for row in rows if row.value is not None), key=lambda row: row.metric)
     methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
     cells: dict[str, dict[str, str]] = {}
@@ -255,7 +264,10 @@ def _start(results: Results) -> Iterator[str]:
 
 
 def _risk(results: Results) -> Iterator[str]:
-    """Yield a table and a reliability plot per horizon. Rows without one are of the trace, not of a method."""
+    """Yield a section for each set, with a table and a reliability plot for each horizon.
+
+    Rows without a horizon describe the trace, not a method.
+    """
     for (dataset, _), rows in sets_of(results.rows).items():
         inner = []
         for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
@@ -277,7 +289,7 @@ def _risk(results: Results) -> Iterator[str]:
 
 
 def every_row(rows: Sequence[ResultRow]) -> str:
-    """All numbers as a table; of very many the pooled ones first."""
+    """Return all numbers as a table. If there are more than MOST_ROWS, the pooled ones come first."""
     ordered = sorted(rows, key=lambda row: row.series != ALL)[:MOST_ROWS]
     names = ("data set", "target", "series", "horizon", "method", "model", "metric", "value", "low", "high", "outcomes")
     lines = [

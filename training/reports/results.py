@@ -16,7 +16,7 @@ FEWEST = 8
 
 
 class WindowRow(msgspec.Struct, frozen=True):
-    """One number of one rolling window; forecasts are issued within it."""
+    """One number of one rolling window. Its forecasts were issued within the window."""
 
     dataset: str
     target: str
@@ -31,7 +31,10 @@ class WindowRow(msgspec.Struct, frozen=True):
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One number. method: "ours" or a baseline; model: what the gate served; low, high: 95 % interval; n: outcomes."""
+    """One number of an evaluation.
+
+    method: "ours" or a baseline. model: what the gate served. low, high: 95 % interval. n: outcomes.
+    """
 
     dataset: str
     target: str
@@ -48,9 +51,9 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """The rows of an evaluation and what was skipped, with the reason.
+    """The rows of an evaluation, and what was skipped, with the reason.
 
-    windows: the numbers of each rolling window. predictions: columns of equal length, a block each.
+    windows: the numbers of each rolling window. predictions: blocks, each with columns of equal length.
     """
 
     task: str
@@ -60,18 +63,19 @@ class Results:
     predictions: list[dict[str, Sequence[Any]]] = field(default_factory=list)
 
     def select(self, **wanted: object) -> list[ResultRow]:
-        """Rows whose fields have these values."""
+        """Return the rows whose fields have these values."""
         return [row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())]
 
 
 def interval(
     numerator: Iterable[float], denominator: Iterable[float] | None = None, *, block: int = 1, seed: int = 0
 ) -> tuple[float | None, float | None, float | None]:
-    """sum(numerator) / sum(denominator) (None: the mean), and its 95 % interval by circular moving-block bootstrap.
+    """Return sum(numerator) / sum(denominator) and its 95 % interval by circular moving-block bootstrap.
 
-    block: neighbours drawn together, as they are alike; at most a quarter of all. The end is followed by the beginning
-    (Politis and Romano, 1992). The value is None without a finite quotient. The interval is None for fewer than FEWEST
-    outcomes.
+    A denominator of None gives the mean. block: how many neighbouring outcomes are drawn together, because they
+    resemble each other. A block is at most a quarter of all outcomes. A block that reaches the end continues at
+    the beginning (Politis and Romano, 1992). The value is None if the quotient is not finite. The interval is
+    None for fewer than FEWEST outcomes.
 
     >>> interval([1.0] * 8, [2.0] * 8)
     (0.5, 0.5, 0.5)
@@ -98,12 +102,12 @@ def interval(
 
 
 def _quotient(top: float, below: float) -> float | None:
-    """Divide. Return None if the divisor is zero or the quotient is beyond the largest float."""
+    """Divide. Returns None if the divisor is zero or the quotient is beyond the largest float."""
     quotient = top / below if below else math.inf
     return quotient if math.isfinite(quotient) else None
 
 
 def _circular_sums(values: Array, block: int) -> Array:
-    """(n,) sums of `block` neighbours from each on."""
+    """Return (n,) the sum of `block` neighbours from each value on."""
     sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: block - 1])))))
     return np.asarray(sums[block:] - sums[:-block])

@@ -1,4 +1,4 @@
-"""Results for people and programs: a table in words, predictions as Parquet."""
+"""Results for people and programs: summaries and tables as text, and predictions as Parquet."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ POOLED = ("all", "shuffled truth", "decoys alone", "healthy")
 
 
 def write_predictions(results: Results, path: Path) -> None:
-    """Every forecast with its outcome: complete or not at all."""
+    """Write every forecast with its outcome. The file is complete or absent."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -57,7 +57,10 @@ def write_predictions(results: Results, path: Path) -> None:
 
 
 def summary(results: Results) -> str:
-    """Return the main metrics by dataset, target and horizon: ours beside each baseline. Of series, the pools."""
+    """Return the main metrics by dataset, target and horizon: ours and each baseline.
+
+    Only pooled series are included.
+    """
     return "\n".join(
         f"{' '.join(part for part in key if part):<44} {', '.join(f'{row.method} {row.value:.4g}' for row in rows)}"
         for key, rows in _pooled(results).items()
@@ -65,14 +68,17 @@ def summary(results: Results) -> str:
 
 
 def tables(results: Results) -> dict[str, list[list[str]]]:
-    """Return the tables of a task by name, header first."""
+    """Return the tables of a task by name, with the header first."""
     if results.task == "demand" and results.windows:
         return demand_tables(results)
     return {f"evaluate {results.task}": table(results)}
 
 
 def table(results: Results) -> list[list[str]]:
-    """Return the cells of a table: ours with its interval and, of rolling windows, their mean and the worst one."""
+    """Return the cells of a table. Ours has its interval.
+
+    With rolling windows, ours also has their mean and the worst one.
+    """
     head = ["data", "target", "metric", "horizon", "ours", "baselines"]
     cells = [[*head, "ours by window: mean, worst"] if results.windows else head]
     rolled = {
@@ -91,7 +97,7 @@ def table(results: Results) -> list[list[str]]:
 
 
 def _pooled(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]]:
-    """(dataset, target, metric, horizon or pool) -> the rows of each method."""
+    """Return (dataset, target, metric, horizon or pool) -> the rows of each method."""
     pooled: dict[tuple[str, str, str, str], list[ResultRow]] = {}
     for row in results.rows:
         if row.metric in SHOWN and row.series in POOLED and row.value is not None:

@@ -1,6 +1,6 @@
-"""The same numbers window by window, and what is said of them: the mean, and the worst one.
+"""Numbers of each rolling window, and their summaries: the mean and the worst window.
 
-A span that was easy flatters, and so does a mean that hides a bad month.
+A single span may have been easy, and a mean alone may hide a bad month.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,10 @@ NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9, "bound_90
 
 
 class WindowSummary(msgspec.Struct, frozen=True):
-    """One number over all windows. worst_begin_ms: when the worst window began."""
+    """One number over all windows.
+
+    worst_begin_ms: when the worst window began.
+    """
 
     dataset: str
     target: str
@@ -30,7 +33,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
-    """Return the numbers that were judged in a window alone. Leaves out those without a value."""
+    """Return the numbers that were judged in one window. It leaves out those without a value."""
     return [
         WindowRow(
             *(row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric),
@@ -42,7 +45,10 @@ def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]
 
 
 def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
-    """Mean and worst of each number, windows alike; the first of equally bad ones."""
+    """Return the mean and the worst value of each number. All windows count the same.
+
+    Of equally bad windows, the first counts as the worst.
+    """
     groups: dict[tuple[str, str, str, int | None, str, str], list[WindowRow]] = {}
     for row in rows:
         groups.setdefault((row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric), []).append(row)
@@ -59,14 +65,20 @@ def summaries(rows: Iterable[WindowRow]) -> list[WindowSummary]:
 
 
 def badness(metric: str, value: float) -> float:
-    """Return a number that grows as the value gets worse: of a promised share, its distance from the promise."""
+    """Return a number that grows as the value gets worse.
+
+    For coverage, it is the distance from the promised share.
+    """
     if metric in NOMINAL:
         return abs(value - NOMINAL[metric])
     return -value if metric in MORE_IS_BETTER else value
 
 
 def gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
-    """Window by window: ours over the best of these rivals, less one (below 0 is better); rows of one number."""
+    """Return for each window ours over the best of these rivals, minus one. Below 0 is better.
+
+    rows: those of a single number.
+    """
     values = {(row.begin_ms, row.method): row.value for row in rows}
     found = []
     for begin_ms in sorted({row.begin_ms for row in rows}):

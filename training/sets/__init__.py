@@ -1,1 +1,1 @@
-"""Data sets: published traces, recorded runs and the archive as arrays to fit and judge on."""
+"""Data sets: published traces, recorded runs and the archive, as arrays to fit and judge on."""

@@ -1,10 +1,11 @@
-"""Measured co-runs of two jobs on one GPU and profiles of each alone, as `interference/lucid` has them.
+"""Measured co-runs of two jobs on one GPU, and profiles of each job alone, as in `interference/lucid`.
 
     colocate_info   model1, dataset1, batchsize1, amp1, speed1 (relative to alone), the same with 2
     single_data     model, dataset, batchsize, amp, gpu_util %, gmem_util %, gmem MiB; label: Lucid's own answer
 
-What colocate_info tells of loads was measured during the co-run, so it is not read: only profiles may tell them.
-A configuration is (model, dataset, batch size, amp); each co-run makes two rows, one a victim.
+The loads in colocate_info were measured during the co-run, so they are not read. Only profiles may
+provide loads. A configuration is (model, dataset, batch size, amp). Each co-run makes two rows, each
+with another job as the victim.
 """
 
 import re
@@ -33,7 +34,10 @@ SLOWEST, FASTEST = 0.01, 3.0  # what a measured relative speed may be
 
 @dataclass(frozen=True, slots=True)
 class CoRunPairs:
-    """n rows, a victim beside a partner; the two of one co-run share `pair`. label: (n,) sum of Lucid's, NaN: none."""
+    """Rows of co-runs: n victims, each with its partner.
+
+    The two rows of one co-run share `pair`. label: (n,) the sum of Lucid's labels, NaN if there is none.
+    """
 
     pairs: Pairs
     speed: Array
@@ -56,14 +60,17 @@ class CoRunPairs:
         )
 
     def has(self, models: set[str]) -> NDArray[np.bool_]:
-        """(n,) the victim or the partner is one of these."""
+        """Return (n,) whether the victim or the partner is one of these models."""
         names = list(models)
         return np.asarray(np.isin(self.model, names) | np.isin(self.partner_model, names))
 
 
 @dataclass(slots=True)
 class CoRunSet:
-    """One set in both folders: its co-runs, which of them are the test folder's alone, and what was left out."""
+    """The co-runs of one set in both folders, and the counts of those left out.
+
+    in_test: the rows that only the test folder has.
+    """
 
     dataset: str
     rows: CoRunPairs
@@ -73,7 +80,7 @@ class CoRunSet:
 
 
 def family(model: str) -> str:
-    """Return the name up to its first number: models that differ in size or version share it.
+    """Return the name up to its first number. Models that differ in size or version share it.
 
     >>> family("ResNet50"), family("EfficientNet"), family("3D-UNet")
     ('ResNet', 'EfficientNet', '3D-UNet')
@@ -83,7 +90,7 @@ def family(model: str) -> str:
 
 
 def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunSet]:
-    """Every set of co-runs that is in both folders; `skipped` names the others."""
+    """Read every set of co-runs that is in both folders. The others are named in `skipped`."""
     names = sorted({path.parent.name for folder in (train, test) for path in folder.glob(f"{SETS}/*/colocate_info.*")})
     found = []
     for name in names:
@@ -106,7 +113,10 @@ def _table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _joined(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
-    """Join both folders. A co-run that is in both belongs to train. A profile may come from either."""
+    """Join both folders. A co-run that is in both counts as train.
+
+    A profile may come from either folder.
+    """
     left_out: dict[str, int] = {}
     profiles = _profiles(train[1]) | _profiles(test[1])
     known = _co_runs(train[0], profiles, left_out)
@@ -139,7 +149,7 @@ def _numbers(column: "pd.Series[Any]") -> Array:
 def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
     """Return configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none).
 
-    Skips unreadable rows.
+    It skips unreadable rows.
     """
     _need(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
     label = _numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
@@ -157,7 +167,10 @@ def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, fl
 def _co_runs(
     table: pd.DataFrame, profiles: dict[Config, Any], left_out: dict[str, int]
 ) -> dict[tuple[Config, Config], tuple[float, float]]:
-    """Speeds by the two configurations; of one that was measured twice the mean."""
+    """Return the two speeds of each co-run, by the two configurations.
+
+    A co-run that was measured several times has the mean.
+    """
     _need(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
     found: dict[tuple[Config, Config], list[tuple[float, float]]] = {}
     speeds = zip(_numbers(table["speed1"]).tolist(), _numbers(table["speed2"]).tolist(), strict=True)

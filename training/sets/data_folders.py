@@ -1,8 +1,9 @@
 """Train and test folders of one data set, with its own layout and columns.
 
-Rows before T go to `train`, later ones to `test`. What a hold-out names (a cluster, user, model) goes to `test` alone,
-with its past, because the history at an origin is both folders up to it. A row is split by when it began, so whoever
-fits on `train` uses only what had ended by T. Files without a time column go whole to both folders.
+Rows before T go to `train`, later ones to `test`. The rows that a hold-out names (a cluster, user or
+model) go to `test` alone, with their past, because the history at an origin is both folders up to it. A
+row is split by when it began. So a fit on `train` may use only what had ended by T. Files without a
+time column go whole to both folders.
 """
 
 import shutil
@@ -29,7 +30,7 @@ UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # a time as large as this is in
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """Rows of one file in each folder; both None where the file was copied whole."""
+    """The number of rows of one file in each folder. Both are None if the file was copied whole."""
 
     file: str
     train: int | None
@@ -38,7 +39,7 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """The rows of a file and, if it has a time column, the first and last value in words."""
+    """The number of rows of a file, and the first and last time as text if it has a time column."""
 
     rows: int
     first: str = ""
@@ -50,7 +51,10 @@ def is_table(path: Path) -> bool:
 
 
 def set_names(data: Path) -> tuple[str, ...]:
-    """Names of the sets that lie below a data folder: folders that hold files, two levels deep at most."""
+    """Return the names of the sets below a data folder.
+
+    A set is a folder that holds files, at most two levels deep.
+    """
     folders = [path for depth in ("*", "*/*") for path in sorted(data.glob(depth)) if path.is_dir()]
     return tuple(sorted(path.relative_to(data).as_posix() for path in folders if _holds_set(path, data)))
 
@@ -62,7 +66,10 @@ def _holds_set(path: Path, data: Path) -> bool:
 
 
 def find_set(data: Path, name: str) -> Path:
-    """Return the folder of a set by its name (`jobs/venus`) or its last part if unique (`ricc`). Raises ConfigError."""
+    """Return the folder of a set by its name (`jobs/venus`) or its last part (`ricc`).
+
+    Raises ConfigError if there is no such set, or if a last part is not unique.
+    """
     names = set_names(data)
     matches = [row for row in names if name in (row, row.rsplit("/", 1)[-1])]
     exact = [row for row in matches if row == name]
@@ -74,9 +81,10 @@ def find_set(data: Path, name: str) -> Path:
 
 
 def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Path) -> list[FileSplit]:
-    """Write `out/train/NAME` and `out/test/NAME`; refuses to write into a folder that has them.
+    """Write `out/train/NAME` and `out/test/NAME`. Refuses to write into folders that exist.
 
-    at: an ISO time, a number (`submit_s`, days), or None: by hold-out alone. ConfigError: bad T, column or value.
+    at: an ISO time, a number (`submit_s`, days), or None to split by hold-out alone. Raises ConfigError for a
+    bad T, column or value.
     """
     source = find_set(data, name)
     name = source.relative_to(data).as_posix()
@@ -97,7 +105,7 @@ def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Pat
 
 
 def _in_test(table: pd.DataFrame, column: str | None, at: str | None, hold_out: HoldOut) -> "pd.Series[bool] | None":
-    """Which rows are test rows; None where nothing of the split concerns this table."""
+    """Return which rows are test rows. None if neither the time nor the hold-out applies to this table."""
     held = _held_out(table, hold_out)
     later = None if at is None or column is None else _later(table[column], at)
     if held is None or later is None:
@@ -120,7 +128,10 @@ def _write_split(
 
 
 def time_column(name: str, table: pd.DataFrame) -> str | None:
-    """Return the column that splits this set. For an unknown set, the first column named like a time."""
+    """Return the column that splits this set.
+
+    For an unknown set, it is the first column that is named like a time.
+    """
     known = public_set(name)
     if known:
         return known.time if known.time in table.columns else None
@@ -164,7 +175,7 @@ def _check_hold_out(tables: Mapping[Path, pd.DataFrame], hold_out: HoldOut) -> N
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read the rows of a Parquet or CSV file. Raises RecordError if it is none."""
+    """Read the rows of a Parquet or CSV file. Raises RecordError if the file is neither."""
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
     except (ValueError, OSError, EOFError, zlib.error) as error:
@@ -173,7 +184,9 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def seconds_of(times: "pd.Series[Any]") -> Array:
-    """Unix seconds of dates (UTC without a zone) or of numbers in s, ms, µs or ns, by their size; NaN where unreadable.
+    """Convert dates or numbers into Unix seconds. NaN where unreadable.
+
+    Dates without a zone are in UTC. The size of the numbers decides whether they are in s, ms, µs or ns.
 
     >>> seconds_of(pd.Series(["1970-01-01 00:01", "1970-01-01T01:00:00+01:00", "soon"])).tolist()
     [60.0, 0.0, nan]
@@ -192,7 +205,9 @@ def seconds_of(times: "pd.Series[Any]") -> Array:
 
 
 def words(column: "pd.Series[Any]") -> Names:
-    """Names as text, "" where there is none. A number is named alike wherever gaps made it a float: 1.0 is "1".
+    """Convert names into text, "" where there is none.
+
+    A whole number that gaps made a float loses its fraction: 1.0 becomes "1".
 
     >>> words(pd.Series([1.0, None])).tolist()
     ['1', '']
@@ -211,7 +226,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def span_of(name: str, path: Path) -> FileSpan:
-    """Rows and span of one table."""
+    """Return the number of rows and the time span of one table."""
     table = read_table(path)
     column = time_column(name, table)
     if column is None or table.empty:

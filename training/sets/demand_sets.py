@@ -1,15 +1,17 @@
 """Sets of demand: tables below `demand/` and `serving/` as panels of regular series of ten minutes.
 
-Columns tell the layout, whatever folders are called; a column `vc` or `cluster` parts a table into series:
+The columns of a table decide its layout, whatever the folders are called. A column `vc` or `cluster`
+splits a table into series:
 
     flows    time, submit_gpu_num, start_gpu_num, end_gpu_num [, submit_gpu_job, running_gpu_num]  sums per bin
     states   time, running_gpu_num, pending_gpu_num [, total_gpu_num]                              levels
     nodes    time, active                                                                          levels; 0 is unknown
     requests t_s or time, model, rate_rps [, client]                                    mean rate; clients add up
 
-Job histories below `jobs/` that know starts are flows and levels of their partitions, too (`job_demand.py`).
-A level is that of the end of a bin. Unreadable rows are skipped and counted; a second row for a moment replaces the
-first; bins without a row are NaN. History is the train and the test folder together.
+Job histories below `jobs/` with start times also become flows and levels of their partitions
+(`job_demand.py`). A level is that of the end of a bin. Unreadable rows are skipped and counted. A second
+row for a moment replaces the first. Bins without a row are NaN. History is the train and the test folder
+together.
 
     train folder     ├───── set a ─────┤
                   ├────────── set b ──────────┤
@@ -45,7 +47,11 @@ HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a
 
 @dataclass(frozen=True, slots=True)
 class DemandSet:
-    """A panel of one target. train_bins: its first, of the train folder; if 0, alone_bins come before the judged."""
+    """A panel of one target.
+
+    train_bins: its first bins, which are of the train folder. If that is 0, `alone_bins` bins come before the
+    judged ones.
+    """
 
     dataset: str
     panel: Panel
@@ -54,13 +60,16 @@ class DemandSet:
 
     @property
     def begin(self) -> int:
-        """Bins that are over when the first judged forecast is issued."""
+        """The number of bins that have ended when the first judged forecast is issued."""
         return self.train_bins or self.alone_bins
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Rows of one set in one layout. train_end_s: of its train part; None where it has none."""
+    """The rows of one set in one layout.
+
+    train_end_s: the end of its train part, None if it has no train part.
+    """
 
     dataset: str
     layout: "DemandColumns"
@@ -78,7 +87,11 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class DemandColumns:
-    """needs: columns that tell it. sums, levels: column -> name in the panel; the others are not read."""
+    """A layout of a table of demand.
+
+    needs: the columns that identify it. sums, levels: column -> name in the panel. Other columns are not
+    read.
+    """
 
     name: str
     needs: frozenset[str]
@@ -142,16 +155,20 @@ def _read_any(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[
 
 
 def _alone_from(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
-    """When a set without a train part is first judged: after some history of its own and after the train folder.
+    """Return the time from which a set without a train part is judged.
 
-    Train sets that begin after it ends have another clock or other years: nothing is fitted on them for it.
+    It comes after some history of the set's own and after the train folder. Train sets that begin after this
+    set ends have another clock or cover other years, so they do not count.
     """
     own_s = one.first_s + min(ALONE_DAYS * DAY_S, (one.last_s - one.first_s) / 2)
     return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
 
 
 def capped(panel: Panel, bins: int) -> Panel:
-    """Return the panel with the ceiling that was known at the end of bin `bins` - 1, where its history has ceilings."""
+    """Return the panel with the ceiling that was known at the end of bin `bins` - 1.
+
+    Without ceilings in its history, the panel is returned unchanged.
+    """
     known = panel.covariates.get("capacity")
     if known is None or panel.target != "running":
         return panel
@@ -191,7 +208,7 @@ def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Foun
 
 
 def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
-    """Layout name -> rows of all tables of a folder that have it."""
+    """Read all tables of a folder that have a known layout. Returns layout name -> rows."""
     found: dict[str, list[pd.DataFrame]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
         try:
@@ -206,7 +223,7 @@ def _read_tables(folder: Path, say: Say) -> dict[str, pd.DataFrame]:
 
 
 def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Say) -> pd.DataFrame:
-    """Rows (time_s, series, client, values) without bad ones."""
+    """Return the good rows of a table as (time_s, series, client, values)."""
     if table is None:
         return pd.DataFrame()
     rows = pd.DataFrame({"time_s": _seconds(table)}, index=table.index)
@@ -226,7 +243,10 @@ def _clean(table: pd.DataFrame | None, layout: DemandColumns, name: str, say: Sa
 
 
 def _strays(time_s: Array) -> NDArray[np.bool_]:
-    """Return times that are none, and the few that are far from all others: a clock that was wrong."""
+    """Return which times are missing, or are among the few that are far from all others.
+
+    Such far times come from a clock that was wrong.
+    """
     strays = ~np.isfinite(time_s)
     rows = np.flatnonzero(~strays)
     rows = rows[np.argsort(time_s[rows], kind="stable")]
@@ -237,7 +257,10 @@ def _strays(time_s: Array) -> NDArray[np.bool_]:
 
 
 def _seconds(table: pd.DataFrame) -> Array:
-    """Seconds: since 1970 of a time column, else as the table counts them."""
+    """Return the times in seconds.
+
+    A column `time` counts since 1970. Otherwise the seconds are as the table counts them.
+    """
     if "time" in table:
         return seconds_of(table["time"])
     if "t_s" not in table:
@@ -275,7 +298,7 @@ def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[De
 
 
 def _binning(one: _Found, begin_s: float) -> tuple[int, int]:
-    """Seconds of a bin, and by how much its rows are late."""
+    """Return the seconds of a bin, and by how many seconds the rows come early."""
     early = one.rows[one.rows["time_s"] <= begin_s]
     steps = early.groupby(["series", "client"])["time_s"].diff()
     step_s = float(steps.median()) if steps.notna().any() else 0.0
@@ -289,7 +312,7 @@ def _binning(one: _Found, begin_s: float) -> tuple[int, int]:
 def _series_of(
     one: "_Found | JobDemand", first: int, size: int, bin_s: int, shift_s: int
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
-    """Names of the series, and column -> (series, bin)."""
+    """Return the names of the series, and column -> (series, bin)."""
     if isinstance(one, JobDemand):
         columns = one.columns(one.names(), first, size, bin_s)
         return one.names(), columns | {"wanted": columns["running"] + columns["queued"]}
@@ -303,7 +326,10 @@ def _series_of(
 def _binned(
     layout: DemandColumns, rows: pd.DataFrame, bins: NDArray[np.int64], size: int, names: tuple[str, ...]
 ) -> dict[str, Array]:
-    """Name -> (series, bin): levels as of the last row of a bin, sums over its rows; clients added up."""
+    """Sort the rows into bins. Returns name -> (series, bin), with clients added up.
+
+    A level is that of the last row of a bin. A sum covers all its rows.
+    """
     at = np.searchsorted(names, rows["series"].to_numpy(str))
     known = [called for called in (dict(layout.sums) | dict(layout.levels)).values() if called in rows]
     keys = pd.DataFrame({"series": at, "client": rows["client"], "bin": bins})
@@ -320,7 +346,10 @@ def _binned(
 
 
 def _derive(layout: DemandColumns, columns: dict[str, Array]) -> None:
-    """Add what follows from the columns: queue and running of flows, and what is wanted. Zeros of nodes are unknown."""
+    """Add the columns that follow from the others, in place.
+
+    These are the queue and running GPUs of flows, and what is wanted. Zeros of nodes become unknown.
+    """
     if layout.name == "nodes":
         columns["active_nodes"][columns["active_nodes"] == 0] = np.nan
         return
@@ -333,7 +362,10 @@ def _derive(layout: DemandColumns, columns: dict[str, Array]) -> None:
 
 
 def _level(changes: Array) -> Array:
-    """(series, bin) the level that changes add up to. What there was at first is not told: the lowest so far is 0."""
+    """Return (series, bin) the level that the changes add up to.
+
+    The level at the beginning is unknown, so the lowest level so far counts as 0.
+    """
     level = np.nancumsum(changes, axis=1)
     level -= np.minimum(np.minimum.accumulate(level, axis=1), 0.0)
     return np.where(np.isfinite(changes), level, np.nan)

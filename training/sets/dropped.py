@@ -4,7 +4,7 @@ default   GPU metrics that dcgm-exporter exports only when asked to (etc/default
 ib        everything of InfiniBand ports
 xid       XID codes: some images of the exporter lack them, and the kernel log is not read
 prof      profiling metrics (DCGM fields from 1001 on), which need a licence or another tool's leave
-host      what node_exporter says of CPUs, memory, pressure, disks and the chassis
+host      what node_exporter reports of CPUs, memory, pressure, disks and the chassis
 """
 
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""Job histories replayed through PastRuns: what could be known of each job at its submission and while it ran."""
+"""Job histories replayed through PastRuns: what was known of each job at submission and while it ran."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ _END, _SUBMIT, _START, _LANDMARK = range(4)  # at the same moment: in this order
 
 @dataclass(frozen=True, slots=True)
 class DurationRows:
-    """One row a moment: a job at its submission (elapsed_s 0) or after running for `elapsed_s`.
+    """A table with one row for each moment: a job at its submission, or after running for `elapsed_s`.
 
-    features: (row, feature). group: (row, 1 + level) median of the last 20 and quantiles of the last 200 log run times
-    of the job's group, NaN where nothing had ended; only at submissions.
+    elapsed_s is 0 at a submission. features: (row, feature). group: (row, 1 + level) the median of the last
+    20 and quantiles of the last 200 log run times of the job's group. It is known only at submissions, and
+    NaN if no job had ended.
     """
 
     job: NDArray[np.int64]
@@ -35,14 +36,14 @@ class DurationRows:
         return DurationRows(self.job[rows], self.elapsed_s[rows], self.features[rows], self.group[rows])
 
     def of(self, table: HistoryJobs) -> RunRows:
-        """Return the same rows with the starts and ends of their jobs, as a model is fitted on them."""
+        """Return the same rows with the starts and ends of their jobs, for fitting a model."""
         begin_s = table.begin_s[self.job]
         at_s = np.where(self.elapsed_s > 0, begin_s + self.elapsed_s, table.submit_s[self.job])
         return RunRows(self.features, at_s, begin_s, table.end_s[self.job])
 
 
 def shape_of(table: HistoryJobs, row: int) -> JobShape:
-    """Return the facts that the job states. NaN becomes None."""
+    """Return the facts that the job states at submission. NaN becomes None."""
     cpus, limit_s = float(table.cpus[row]), float(table.limit_s[row])
     return JobShape(
         user=table.user[row],
@@ -64,9 +65,10 @@ def replay(
     landmarks_s: tuple[int, ...] = LANDMARKS_S,
     history: PastRuns | None = None,
 ) -> DurationRows:
-    """Features at the chosen jobs' submissions and, while they run, of the `watched` ones at the landmarks.
+    """Replay a history. Returns features at the submissions of the chosen jobs and at landmarks.
 
-    Without an end (NaN) a job runs to the table's end; without a start (inf) it waits. Features know no later event.
+    Landmarks are ages at which the `watched` jobs are sampled while they run. A job without an end (NaN) runs
+    to the table's end. A job without a start (inf) waits. No feature uses an event that comes later.
     """
     history = history or PastRuns()
     chosen = np.ones(len(table), np.bool_) if submissions is None else submissions
@@ -107,7 +109,7 @@ def _ms(times_s: Array) -> NDArray[np.int64]:
 def _events(
     table: HistoryJobs, watched: NDArray[np.bool_] | None, landmarks_s: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]:
-    """(time_ms, kind, job) of every event, in order."""
+    """Return (time_ms, kind, job) of every event, in order."""
     begin_s, end_s = table.begin_s, table.end_s
     every = np.arange(len(table))
     started = np.flatnonzero(np.isfinite(begin_s))

@@ -1,7 +1,8 @@
-"""A site's own log of faults: a CSV with `node,start,end,kind`, in the order and with the columns that it has.
+"""A site's own log of faults: a CSV with the columns `node,start,end,kind`, in any order.
 
-Times are ISO 8601 (UTC without a zone) or epoch milliseconds. `end` may be empty: nobody knows yet. `kind` is free; it
-may be missing. The log names nodes that failed, so the size of the fleet must be told beside it.
+Times are ISO 8601 (UTC without a zone) or epoch milliseconds. `end` may be empty if it is not known
+yet. `kind` is free text, and may be missing. The log names only nodes that failed, so the caller must
+also state the size of the fleet.
 """
 
 import csv
@@ -28,7 +29,10 @@ LONGEST_DAYS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class FaultLogFile:
-    """The faults of a log, in days since 1970. skipped: reason -> rows that could not be read."""
+    """The faults of a log, in days since 1970.
+
+    skipped: reason -> the number of rows that could not be read.
+    """
 
     path: Path
     names: tuple[str, ...]
@@ -38,9 +42,9 @@ class FaultLogFile:
 
 
 def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
-    """Read a log of a fleet of `nodes`. A fault told twice counts once, and ends when the later row says.
+    """Read a log of a fleet of `nodes`. A repeated fault counts once, with the later of its ends.
 
-    Raises ConfigError where `nodes` is less than the log names, RecordError where no row can be read.
+    Raises ConfigError if `nodes` is less than the log names, and RecordError if no row can be read.
     """
     faults: dict[tuple[str, float], tuple[float, bool]] = {}
     skipped = Counter[str]()
@@ -79,7 +83,7 @@ def _rows(path: Path) -> Iterable[dict[str, str]]:
 
 
 def _fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
-    """((node, start), (end, a part was at fault)). Raises ValueError with the reason."""
+    """Return ((node, start), (end, a part was at fault)). Raises ValueError with the reason."""
     node, told = (row["node"] or "").strip(), [(row[name] or "").strip() for name in ("start", "end")]
     if not node:
         raise ValueError("no node")
@@ -93,7 +97,7 @@ def _fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
 
 
 def _day(name: str, text: str) -> float:
-    """Days since 1970; NaN for nothing.
+    """Convert a time into days since 1970. NaN if the text is empty.
 
     >>> _day("start", "1970-01-02T12:00:00Z"), _day("start", "1767225600000")
     (1.5, 20454.0)

@@ -1,9 +1,11 @@
-"""Runs with injected faults, as `fleetcast simulate faults` writes them: what a fleet showed, told and really had.
+"""Runs with injected faults, as `fleetcast simulate faults` writes them, with the truth.
 
-A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`, `truth.jsonl` (a fault or
-decoy a line), `events.jsonl` (job events in order of time), `node_events.jsonl` (drains and returns; may be missing)
-and `samples/KIND.parquet`: `time_ms`, `node`, `index`, then a column a metric of the catalogue, in its unit, counters
-raw; null: not reported. Rows are in order of time; a row group holds whole rounds, the same ones in every file.
+A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`,
+`truth.jsonl` (a fault or decoy a line), `events.jsonl` (job events in order of time),
+`node_events.jsonl` (drains and returns; may be missing) and `samples/KIND.parquet`. The columns of a
+Parquet file are `time_ms`, `node` and `index`, then one for each metric of the catalogue. Values have
+the metric's unit, and counters are raw. Null means not reported. Rows are in order of time. A row group
+holds whole rounds, and the same ones in every file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,9 +37,11 @@ Event = TypeVar("Event", bound=JobEvent | NodeEvent)
 
 
 class RunTruth(msgspec.Struct, frozen=True):
-    """One fault or decoy. `visible_ms`: from when what runs there showed it; `slowdown`: its job's worst step factor.
+    """One fault or decoy.
 
-    `gpu` or `port` is the culprit; neither: the whole node. `lead_s`: how long a precursor led up to `start_ms`.
+    `visible_ms`: the time from which the work running there showed it. `slowdown`: the worst step factor of
+    its job. `gpu` or `port`: the culprit. With neither, it is the whole node. `lead_s`: how long a
+    precursor came before `start_ms`.
     """
 
     kind: str
@@ -64,7 +68,7 @@ _NODE_EVENTS = msgspec.json.Decoder(NodeEvent)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One scrape of the whole fleet, and the job and node events told since the round before."""
+    """One scrape of the whole fleet, and the job and node events received since the last round."""
 
     time_ms: int
     batches: tuple[SampleBatch, ...]
@@ -74,7 +78,10 @@ class Round:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One folder. Reading is lazy: a run of a day is a few hundred MB. without: metrics that nobody is shown."""
+    """One folder, read lazily: a run of a day is a few hundred MB.
+
+    without: metrics that no method receives.
+    """
 
     folder: Path
     without: frozenset[Metric] = frozenset()
@@ -85,12 +92,12 @@ class FaultRun:
 
     @cached_property
     def topology(self) -> Topology:
-        """Raises ConfigError."""
+        """The topology of the run. Raises ConfigError."""
         return load_topology(self.folder / "topology.toml")
 
     @cached_property
     def truth(self) -> tuple[RunTruth, ...]:
-        """In order of start. Raises ConfigError."""
+        """The faults and decoys, in order of start. Raises ConfigError."""
         rows = sorted(self._lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
         strange = {row.node for row in rows} - set(self.topology.names)
         if strange:
@@ -99,7 +106,7 @@ class FaultRun:
 
     @cached_property
     def interval_s(self) -> float:
-        """Seconds from scrape to scrape. Raises ConfigError."""
+        """The seconds from one scrape to the next. Raises ConfigError."""
         path = self.folder / "config.toml"
         try:
             interval_s = float(read_toml(path.read_text(encoding="utf-8"))["interval_s"])
@@ -110,7 +117,7 @@ class FaultRun:
         return interval_s
 
     def problem(self) -> str:
-        """Return why the run cannot be judged. "" if its small files are readable."""
+        """Return why the run cannot be judged. "" if its small files are readable and it has samples."""
         try:
             _ = self.topology, self.truth, self.interval_s
         except FleetcastError as error:
@@ -122,14 +129,14 @@ class FaultRun:
         return len(self.topology)
 
     def rounds(self, entities: Entities) -> Iterator[Round]:
-        """Every scrape in order of time; batches carry rows of `entities`."""
+        """Yield every scrape in order of time. The batches carry rows of `entities`."""
         events = _EventQueue(self._lines("events.jsonl", _EVENTS))
         node_events = _EventQueue(self._lines("node_events.jsonl", _NODE_EVENTS))
         for time_ms, batches in self._batches(entities):
             yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
 
     def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
-        """Yield the objects of a file with JSON lines. None if the file is missing. Raises ConfigError."""
+        """Yield the objects of a JSON Lines file. A missing file yields no object. Raises ConfigError."""
         path = self.folder / name
         if not path.exists():
             return
@@ -159,7 +166,7 @@ class FaultRun:
 
 
 class _EventQueue(Generic[Event]):
-    """Events in order of time, handed out as time goes on."""
+    """Events in order of time. `until` returns the next ones up to a moment."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
@@ -175,7 +182,10 @@ class _EventQueue(Generic[Event]):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A row group: `values` (metric, row)."""
+    """A row group of one kind of entity.
+
+    values: (metric, row).
+    """
 
     kind: EntityKind
     metrics: NDArray[np.int16]
@@ -208,7 +218,7 @@ class _Block:
 
 
 def _entities_of(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
-    """(rows,) the row in `entities` of each line."""
+    """Return (row,) the row in `entities` of each row of the table."""
     nodes = table.column("node").combine_chunks().dictionary_encode()
     code, names = np.asarray(nodes.indices), nodes.dictionary.to_pylist()
     if kind is EntityKind.NODE:
@@ -223,7 +233,7 @@ def _entities_of(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArr
 
 
 def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
-    """GPU 3 of n1 is n1/3, port 3 is n1/mlx5_3/1."""
+    """Return the row of an entity: GPU 3 of n1 is n1/3, and its port 3 is n1/mlx5_3/1."""
     parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
     return entities.of_node(kind, node, *parts)
 
@@ -234,7 +244,10 @@ def read_fault_runs(
     skipped: list[str] | None = None,
     without: frozenset[Metric] = frozenset(),
 ) -> list[FaultRun]:
-    """Every run below a data folder, by name. `skipped` takes those that cannot be judged, with the reason."""
+    """Return every run below a data folder, by name.
+
+    With `skipped`, runs that cannot be judged are left out, and their reasons are added to `skipped`.
+    """
     paths = (path for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl")))
     runs = [FaultRun(path.parent, without) for path in paths]
     if skipped is None:

@@ -1,4 +1,4 @@
-"""Shared parts of the judges of fingerprints: sets in which some files are odd, and rows of means."""
+"""Shared parts of the fingerprint judges: reading of sets with some bad files, and rows of means."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +40,9 @@ def row_of(
 
 
 def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
-    """Yield what `read` makes of each path. None: not for this judge.
+    """Yield what `read` returns for each path, unless that is None.
 
-    `skipped` counts the unreadable, with a reason.
+    The number of unreadable files is added to `skipped`, with a reason.
     """
     odd = []
     for path in paths:
@@ -58,7 +58,7 @@ def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callab
 
 
 def numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Columns as numbers, NaN for what is none. Raises KeyError where one is missing."""
+    """Return columns as numbers, NaN where a value is none. Raises KeyError if a column is missing."""
     return table[list(names)].apply(pd.to_numeric, errors="coerce").astype(np.float64)
 
 

@@ -1,9 +1,10 @@
-"""Job histories as demand: what arrived, waited and ran in each bin follows from submissions, starts, ends and GPUs.
+"""Job histories as demand: the GPUs that arrived, waited and ran in each bin.
 
     submit ──── queued ──── start ──── running ──── end          levels are those of the end of a bin
 
-A history begins with its first end: of what had ended before, a file tells nothing (`sacct -S` prints what ran or
-waited since). It ends with the last submission. A job that never started waited until it was cancelled.
+A history begins with the first end of a job, because the file lacks the jobs that had ended earlier
+(`sacct -S` prints only jobs that waited or ran since then). It ends with the last submission. A job that
+never started counts as waiting until it was cancelled.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +32,10 @@ COLUMNS = ("arriving_jobs", "arriving", "started_jobs", "started", "ended_jobs",
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """The times of jobs, (job,) each, seconds.
+    """The times of jobs in seconds, (job,) each.
 
-    start_s: inf not started. leave_s: when it left the queue, to run or cancelled. end_s: inf while it still runs.
+    start_s: inf if the job has not started. leave_s: when it left the queue, to run or cancelled. end_s: inf
+    while it still runs.
     """
 
     job: NDArray[np.object_]
@@ -53,7 +55,10 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True)
 class JobDemand:
-    """The jobs of one set in both folders. train_end_s: the train folder's last submission; None: it has none."""
+    """The jobs of one set in both folders.
+
+    train_end_s: the train folder's last submission, None if the folder does not have the set.
+    """
 
     dataset: str
     jobs: JobTimes
@@ -69,7 +74,7 @@ class JobDemand:
         return float(self.jobs.submit_s.max())
 
     def names(self) -> tuple[str, ...]:
-        """Return the largest partitions, and `all`. `all` alone if there is one partition."""
+        """Return the names of the largest partitions, and `all`. Only `all` if there are fewer than two."""
         parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
         size = np.bincount(at, self.jobs.gpus)
         largest = [row for row in np.argsort(-size, kind="stable")[:MOST_PARTS] if size[row] >= LEAST_PART * size.sum()]
@@ -78,7 +83,7 @@ class JobDemand:
         return (*sorted(name for name in parts[largest].tolist() if name != ALL), ALL)
 
     def columns(self, names: Sequence[str], first: int, bins: int, bin_s: int) -> dict[str, Array]:
-        """Name -> (series, bin) of COLUMNS, from bin number `first` on."""
+        """Return name -> (series, bin) of COLUMNS, from bin number `first` on."""
         found = [_columns(self._of(name), first, bins, bin_s) for name in names]
         return {column: np.stack([one[column] for one in found]) for column in COLUMNS}
 
@@ -105,7 +110,7 @@ def _columns(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Arr
 
 
 def _summed(at: Array, weights: Array, bins: int) -> Array:
-    """(bin,) what falls into each bin."""
+    """Return (bin,) the sum of the weights in each bin."""
     inside = (at >= 0) & (at < bins)
     return np.bincount(at[inside].astype(np.intp), weights[inside], bins).astype(np.float64)
 
@@ -115,7 +120,10 @@ def _before(at: Array, weights: Array) -> float:
 
 
 def read_job_demand(name: str, train: Path, test: Path | None, say: Say) -> JobDemand | None:
-    """Read the jobs of a set in both folders, a repeated one once. If no demand follows, None, and why to `say`."""
+    """Read the jobs of a set in both folders. A repeated job counts once.
+
+    Returns None, and passes the reason to `say`, if the set has no usable jobs.
+    """
     before = _read(train / name, say)
     after = _read(test / name, say) if test is not None else None
     found = [part for part in (before, after) if part is not None and len(part)]
@@ -150,7 +158,7 @@ def _joined(parts: Sequence[JobTimes]) -> JobTimes:
 
 
 def _read(folder: Path, say: Say) -> JobTimes | None:
-    """Read the jobs of all tables of a folder. None without any."""
+    """Read the jobs of all tables of a folder. Returns None if it has no table of jobs."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
         try:

@@ -1,6 +1,8 @@
-"""Job histories of a data folder, recognised by their columns, as one columnar table.
+"""Job histories of a data folder, as one columnar table.
 
-| layout | from | columns that tell it |
+The columns of a table decide its layout:
+
+| layout | from | columns that identify it |
 |---|---|---|
 | SWF | Parallel Workloads Archive, `fleetcast data import swf` | submit_s, run_s, procs_alloc |
 | Helios, sacct | `fleetcast data import helios` or `slurm` | submit_time, service_sec, gpu_count |
@@ -36,11 +38,13 @@ PLAIN = ("job", "submit_s", "run_s", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class HistoryJobs:
-    """One row a job, in order of submission. Strings are "" and numbers NaN where the source does not say.
+    """A table of jobs, one row for each, in order of submission.
 
-    submit_s: on the set's own clock (Unix time where it has dates). start_s: NaN: the source knows no waits; inf: not
-    started by `until`. run_s: at least SHORTEST_S; NaN: not ended by `until`. gpus: processors on a CPU cluster.
-    failed: 1 failed or cancelled, 0 ended well, NaN unknown.
+    Where the source does not say, a string is "" and a number is NaN.
+
+    submit_s: on the set's own clock (Unix time if it has dates). start_s: NaN if the source knows no waits,
+    inf if the job had not started by `until`. run_s: at least SHORTEST_S, NaN if the job had not ended by
+    `until`. gpus: processors on a CPU cluster. failed: 1 failed or cancelled, 0 ended well, NaN unknown.
     """
 
     job: Names
@@ -65,16 +69,19 @@ class HistoryJobs:
 
     @property
     def begin_s(self) -> Array:
-        """Starts; where the source knows no waits the submission, as if the job had not waited."""
+        """Start times. If the source knows no waits, the submission, as if the job had not waited."""
         return np.where(np.isnan(self.start_s), self.submit_s, self.start_s)
 
     @property
     def end_s(self) -> Array:
-        """Ends; NaN where the run time is unknown."""
+        """End times. NaN if the run time is unknown."""
         return np.asarray(self.begin_s + self.run_s)
 
     def until(self, now_s: float) -> "HistoryJobs":
-        """Return what was known at `now_s`: jobs submitted by then. A start or end after it is not known (NaN)."""
+        """Return what was known at `now_s`: the jobs submitted by then.
+
+        A start after `now_s` is inf, and an end after it leaves the run time NaN.
+        """
         table = self.take(self.submit_s <= now_s)
         ends, begins = table.end_s, table.begin_s
         start_s = np.where(begins <= now_s, table.start_s, np.inf)
@@ -85,10 +92,11 @@ class HistoryJobs:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A history of both folders; what comes after `train_end_s`, the train folder's last submission, is judged.
+    """A history from both folders, judged after `train_end_s`.
 
-    in_test: rows of the test folder, which may hold the past of an unseen user or cluster. alone: the train folder has
-    nothing of it; its train part is that of the other sets, and it is judged after some history of its own, too.
+    That is the train folder's last submission. in_test: rows of the test folder, which may hold the past of
+    an unseen user or cluster. alone: the train folder has no rows of this set. Its train part is then that
+    of the other sets, and it is judged after some history of its own, too.
     """
 
     dataset: str
@@ -105,12 +113,15 @@ class JobHistory:
 
     @property
     def judged(self) -> NDArray[np.bool_]:
-        """(job,) submitted in the test folder after the end of the train folder."""
+        """(job,) whether the job was submitted in the test folder after the end of the train folder."""
         return self.in_test & (self.table.submit_s > self.train_end_s)
 
     @property
     def own(self) -> "JobHistory":
-        """Without other sets: of one that is `alone`, what came before it is judged takes the train part's place."""
+        """The history without other sets.
+
+        If the set is `alone`, its own jobs before the judged ones take the train part's place.
+        """
         if not self.alone:
             return self
         table = self.table.take(self.in_test)
@@ -118,7 +129,10 @@ class JobHistory:
 
 
 def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> list[JobHistory]:
-    """Read the job histories below jobs/ of the test folder. The reason for each unjudged one goes to `skipped`."""
+    """Read the job histories below jobs/ of the test folder.
+
+    The reason for each set that cannot be judged is added to `skipped`.
+    """
     lines = skipped if skipped is not None else []
     there = {folder: [name for name in set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
     known = {name: read_jobs(train / name) for name in there[train]}
@@ -140,7 +154,7 @@ def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> 
 
 
 def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
-    """Read the jobs of one set's folder, or of one file, and count rows that were left out by reason."""
+    """Read the jobs of one set's folder, or of one file. Also count the left-out rows by reason."""
     parts, skipped = [], Counter[str]()
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*")):
         if path.is_file() and is_table(path):
@@ -162,7 +176,7 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
 
 
 def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
-    """Return the reader of a layout. None if the columns are of no job history."""
+    """Return the reader of a layout, or None if no job history has such columns."""
     for needs, reader in ((PLAIN, _plain), (SWF, _swf), (TIMED, _timed), (PHILLY, _philly)):
         if set(needs) <= set(columns):
             return reader
@@ -170,9 +184,10 @@ def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] |
 
 
 def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]) -> JobHistory | str:
-    """Return a set of the test folder alone, on its clock.
+    """Return the history of a set that is in the test folder alone, on its own clock.
 
-    It comes behind the newest jobs of the sets that began before it ended.
+    It follows the newest jobs of the sets that began before it ended. Returns the reason if it cannot be
+    judged.
     """
     own, skipped = read
     if not len(own):
@@ -191,7 +206,10 @@ def _of_test(name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[
 
 
 def _foreign(name: str, table: HistoryJobs) -> HistoryJobs:
-    """Return the newest jobs of another set. Its users and groups are not those of the same name here."""
+    """Return the newest jobs of another set.
+
+    Its names get a prefix, because a user or group of the same name here is another one.
+    """
     newest = table.take(np.arange(len(table))[-ALONE_ROWS:])
     for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
         known = column != ""
@@ -236,7 +254,10 @@ NUMBERS = frozenset({"submit_s", "start_s", "run_s", "gpus", "cpus", "limit_s", 
 
 
 def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
-    """Rows with a submission, a run time and a size; run times below SHORTEST_S are raised to it."""
+    """Return the rows with a submission, a run time and a size. Count the others in `skipped`.
+
+    Run times below SHORTEST_S are raised to it.
+    """
     good = np.ones(len(table), np.bool_)
     checks = (
         ("no submission time", np.isfinite(table.submit_s)),
@@ -257,7 +278,7 @@ def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
 def _table_of(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
     """Return a history from columns by their names in the file.
 
-    Without a name or an entry in `columns`, it is unknown.
+    A field with neither a name nor an entry in `columns` is unknown.
     """
     rows = len(table)
     words_of = {name: _names(table, names.get(name, ""), rows) for name in ("job", "user", "group", "name", "queue")}
@@ -305,7 +326,9 @@ def _plain(table: pd.DataFrame) -> HistoryJobs:
 
 
 def slurm_limit_s(text: object) -> float:
-    """Seconds of `[days-]hours:minutes:seconds`, `minutes:seconds` or `minutes`; NaN where there is no limit.
+    """Return the seconds of a Slurm time limit. NaN if there is no limit.
+
+    The forms are `[days-]hours:minutes:seconds`, `minutes:seconds` and `minutes`.
 
     >>> slurm_limit_s("1-02:00:00"), slurm_limit_s("30:00"), slurm_limit_s("UNLIMITED")
     (93600.0, 1800.0, nan)
@@ -332,7 +355,7 @@ def _positive_or_nan(values: Array) -> Array:
 
 
 def _names(table: pd.DataFrame, name: str, rows: int) -> Names:
-    """Words; "" where unknown (-1 is SWF's unknown)."""
+    """Return a column as words, "" where unknown. SWF writes -1 for unknown."""
     if name not in table.columns:
         return np.full(rows, "", object)
     named = words(table[name])

@@ -1,7 +1,8 @@
-"""Traces of single operations of production jobs (`faults/straggler_bytedance`), with what their authors found.
+"""Traces of single operations of production jobs, with their authors' results.
 
-`trace-NAME.parquet`: an operation a row (dp_rank, stage, step, optype, start_ts and duration in seconds, mb_id);
-`result-NAME.json` and `mw-NAME.json`, where they are there: the authors' slowdowns, and the share of the worst workers.
+They are in `faults/straggler_bytedance`. `trace-NAME.parquet`: an operation a row (dp_rank, stage,
+step, optype, start_ts and duration in seconds, mb_id). `result-NAME.json` and `mw-NAME.json`, which may
+be missing: the authors' slowdowns, and the share of the worst workers.
 """
 
 import json
@@ -28,9 +29,11 @@ EXPLAINED = 0.5  # the least share of the slowdown that the worst worker must ex
 
 @dataclass(frozen=True, slots=True)
 class OperationTrace:
-    """seconds: (step, replica, stage, type, micro-batch), NaN where there was none.
+    """The operations of one job.
 
-    order: each stage's schedule; answers: the authors' results; culprit: (replica, stage) by them. None: unknown.
+    seconds: (step, replica, stage, type, micro-batch), NaN if there was none. order: each stage's schedule.
+    answers: the authors' results, None if unknown. culprit: (replica, stage) by these results, None if
+    unknown.
     """
 
     name: str
@@ -42,7 +45,10 @@ class OperationTrace:
 
 
 def read_traces(data: Path, skipped: list[str]) -> list[OperationTrace]:
-    """Every trace below a data folder, by name; why a file cannot be read goes to `skipped`."""
+    """Read every trace below a data folder, by name.
+
+    The reason for each file that cannot be read is added to `skipped`.
+    """
     traces = []
     for path in sorted((data / FOLDER).glob("trace-*.parquet")):
         try:
@@ -53,7 +59,7 @@ def read_traces(data: Path, skipped: list[str]) -> list[OperationTrace]:
 
 
 def _reason(error: Exception) -> str:
-    """One line of an error that a library or a foreign file's shape raised."""
+    """Return one line about an error that a library or an unexpected file raised."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
@@ -88,7 +94,7 @@ def _read(path: Path) -> OperationTrace:
 
 
 def _order(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return the schedule of each stage, as its first replica ran the first step."""
+    """Return the schedule of each stage, as its first replica ran it in the first step."""
     _, _, stages, _, micros = began.shape
     orders = []
     for stage in range(stages):

@@ -1,9 +1,9 @@
-"""Sets for packing: the nodes of a cluster with their GPUs, and lists of what arrived there (the openb layout).
+"""Sets for packing: the nodes of a cluster with their GPUs, and lists of arrivals (the openb layout).
 
     SET_node_list_*.parquet   sn, cpu_milli, memory_mib, gpu, model
     SET_pod_list_NAME.*       cpu_milli, memory_mib, num_gpu, gpu_milli (of each GPU), gpu_spec (models "A|B"; may lack)
 
-They lie in `placement/SET` of a data folder. Nodes without GPUs are left out.
+They are in `placement/SET` of a data folder. Nodes without GPUs are left out.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,10 @@ MOST_GPUS = 1024  # of one node
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """n nodes by name. milli: (n, g); cpus, memory_mib: (n,); model: (n,) index into `models`."""
+    """The n nodes of a cluster, by name.
+
+    milli: (n, g). cpus, memory_mib: (n,). model: (n,) index into `models`.
+    """
 
     milli: Milli
     cpus: NDArray[np.float64]
@@ -41,7 +44,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """The common request of several pods."""
+    """A request that several pods have in common."""
 
     shape: MemberShape
     memory_mib: float
@@ -49,21 +52,27 @@ class PodKind:
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """The arrivals: kinds, and (pods,) which of them each is."""
+    """The arrivals.
+
+    kinds: the kinds of pods. kind: (pods,) the index of each pod's kind.
+    """
 
     name: str
     kinds: tuple[PodKind, ...]
     kind: NDArray[np.int64]
 
     def gpus(self) -> NDArray[np.int64]:
-        """(pods,) thousandths of GPUs that each takes."""
+        """Return (pods,) the milli-GPUs of each pod."""
         each = np.array([kind.shape.gpus * kind.shape.milli for kind in self.kinds], np.int64)
         return each[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class PackingSet:
-    """A list to judge; before: other lists of the train folder, whose demand was seen before it."""
+    """A pod list to evaluate, with its machines.
+
+    before: other pod lists of the train folder, whose demand arrived before this list.
+    """
 
     dataset: str
     machines: Machines
@@ -72,7 +81,10 @@ class PackingSet:
 
 
 def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[PackingSet]:
-    """Every list of the test folder, its nodes from there or else from the train folder; `skipped` says what is not."""
+    """Read every list of the test folder. The reason for each list left out is added to `skipped`.
+
+    The nodes come from the test folder, or else from the train folder.
+    """
     found = []
     folders = sorted({path.parent for path in test.glob(f"{SETS}/*/*_pod_list_*")})
     if not folders:

@@ -1,4 +1,7 @@
-"""The public data sets that Fleetcast is measured on. None ships: a user copies them below FLEETCAST_DATA, as named."""
+"""The public data sets that Fleetcast is measured on.
+
+None of them ships. A user copies them below FLEETCAST_DATA, under these names.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,10 @@ _HELIOS = f"{_GITHUB}/S-Lab-System-Group"
 
 @dataclass(frozen=True, slots=True)
 class PublicSet:
-    """`time` is the column a split goes by ("" where rows have no time); `home` is where the set is published."""
+    """A public data set.
+
+    `time`: the column that a split uses, "" if rows have no time. `home`: where the set is published.
+    """
 
     name: str
     what: str

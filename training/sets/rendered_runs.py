@@ -1,4 +1,7 @@
-"""Step times of real runs as telemetry: are their periods found, and what comes some cycles later?"""
+"""An evaluation on step times of real runs as telemetry: their periods, and forecasts.
+
+A forecast is some cycles ahead.
+"""
 
 import hashlib
 from collections import defaultdict
@@ -34,7 +37,10 @@ class _Truth(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered run: channels (channel, sample), means over GPUs; in_half: its thresholds were not chosen on it."""
+    """A rendered run.
+
+    channels: (channel, sample) means over GPUs. in_half: whether no threshold was chosen on this run.
+    """
 
     truth: _Truth
     names: tuple[str, ...]
@@ -66,7 +72,10 @@ def judge_rendered(results: Results, folder: Path, seed: int) -> None:
 
 
 def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> None:
-    """Is the period within 2 %, or, of aliased runs, "unknown"? "other_half": runs that no threshold was chosen on."""
+    """Add how often the period found is within 2 %, or "unknown" for an aliased run.
+
+    The series "other_half" has the runs that no threshold was chosen on.
+    """
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     unknown: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
@@ -85,14 +94,17 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
 
 
 def _largest_line(channels: Array, interval_s: float) -> float:
-    """Return the baseline: the strongest line of the power spectrum, whatever it is."""
+    """Return the period of the strongest line of the power spectrum. This is the baseline."""
     first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
     power = np.abs(np.fft.rfft(first)) ** 2
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
 
 
 def _judge_expected(results: Results, runs: Sequence[Rendered], seed: int) -> None:
-    """Pinball loss by mean level and coverage of power and traffic some cycles ahead, over the last half of a run."""
+    """Add the pinball loss and coverage of power and traffic some cycles ahead.
+
+    The loss is relative to the mean level. Origins lie in the last half of a run.
+    """
     losses: dict[tuple[str, str], list[float]] = defaultdict(list)
     inside: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
@@ -137,7 +149,7 @@ def _expected(values: Array, period_s: float | None, samples: int, interval_s: f
 
 
 def _scored(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
-    """Pinball loss of p50 and p90 by `scale`, and whether p10..p90 holds it."""
+    """Return the pinball loss of p50 and p90 relative to `scale`, and whether p10..p90 holds the value."""
     loss = sum(
         max(level * (actual - told), (level - 1) * (actual - told))
         for level, told in zip(LEVELS[1:], quantiles[1:], strict=True)

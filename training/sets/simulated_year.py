@@ -1,10 +1,12 @@
-"""A made-up year of a fleet: node events and daily rule levels, for showing what a site's own risk fit is worth.
+"""A made-up year of a fleet, which shows what a site's own risk fit is worth.
 
-Parts of a node wear. A wearing part shows itself on some days, and breaks in the end or does not; others break without
-a word, and signs come where nothing wears. Repairs replace parts: such a node is better for a while, unless the repair
-did not help. Rates, signs, lemons and repairs are drawn by the seed and are not those that the shipped fit was made of.
+It has node events and daily rule levels. Parts of a node wear. A wearing part shows signs on some days,
+and breaks in the end or does not. Other parts break without a sign, and some signs appear where nothing
+wears. Repairs replace parts. A repaired node is better for a while, unless the repair did not help. The
+seed draws rates, signs, lemons and repairs. They are not those that the shipped fit was made from.
 
-Levels stand for telemetry: a year of scrapes is not rendered. Events go through the fold that serves.
+Levels stand for telemetry, because a year of scrapes is not rendered. Events go through the fold that
+serves.
 """
 
 from collections.abc import Iterator
@@ -32,9 +34,10 @@ CHECK = "burn-in"
 class Wear:
     """One kind of wear.
 
-    begins: a node and day. days: mean length. breaks: share that ends in a fault. signs: rules that show it, on a share
-    `shown` of its days. false: days on which they show where nothing wears. warned: its share of days with a warning,
-    after which an operator may drain.
+    begins: the rate at which it begins, for each node and day. days: the mean length. breaks: the share
+    that ends in a fault. signs: the rules that show it, on a share `shown` of its days. false: the share of
+    days on which they show where nothing wears. warned: the share of its days with a warning, after which
+    an operator may drain.
     """
 
     begins: float
@@ -48,7 +51,10 @@ class Wear:
 
 @dataclass(frozen=True, slots=True)
 class YearPlan:
-    """The rates of one site. sudden: faults a node and day without a sign; drains: planned ones."""
+    """The rates of one site.
+
+    sudden: faults without a sign, for each node and day. drains: planned drains, for each node and day.
+    """
 
     nodes: int
     days: int
@@ -66,7 +72,10 @@ REPAIRED_DAYS = 45
 
 
 def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
-    """Return a site's rates, drawn by the seed. faults: a factor on their number."""
+    """Return a site's rates, drawn by the seed.
+
+    faults: a factor on the number of faults.
+    """
     rng = np.random.default_rng(seed)
 
     def about(value: float, spread: float = 1.6) -> float:
@@ -86,7 +95,10 @@ def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.
 
 @dataclass(slots=True)
 class _Fleet:
-    """The true state of each node. left: (wear, node) days until a wear ends, 0 for none. ends: whether in a fault."""
+    """The true state of each node.
+
+    left: (wear, node) days until a wear ends, 0 for none. ends: whether it ends in a fault.
+    """
 
     plan: YearPlan
     rng: np.random.Generator = field(init=False)
@@ -108,7 +120,7 @@ class _Fleet:
         self.away = np.zeros(plan.nodes)
 
     def day(self, day: int) -> tuple[Array, list[NodeEvent]]:
-        """(node, rule) levels at the end of the day, and its events."""
+        """Simulate a day. Returns (node, rule) levels at its end, and its events."""
         plan, rng = self.plan, self.rng
         here = self.away <= day
         better = np.where(day - self.repaired < REPAIRED_DAYS, plan.repair_times, 1.0)
@@ -134,7 +146,7 @@ class _Fleet:
         return levels, events
 
     def _add_signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
-        """Show a wear by its rules, and rules where nothing wears."""
+        """Raise the rules that show a wear, and sometimes where nothing wears."""
         rng, nodes = self.rng, self.plan.nodes
         for rule in wear.signs:
             shown = here & (rng.random(nodes) < np.where(wears, wear.shown, wear.false))
@@ -142,7 +154,7 @@ class _Fleet:
             levels[:, ROW[rule]] = np.maximum(levels[:, ROW[rule]], np.where(shown, strength, 0.0))
 
     def _fault(self, node: int, day: int) -> Iterator[NodeEvent]:
-        """Yield the events of a fault: the node goes away, may be drained by an operator, and comes back.
+        """Yield the events of a fault: the node goes away, an operator drains it, and it comes back.
 
         It comes back repaired, or no better.
         """
@@ -184,7 +196,10 @@ def name_of(node: int) -> str:
 
 
 def simulated_year(plan: YearPlan) -> SiteDays:
-    """Return the rows of a year, a day at a time. Events are folded as in a service, levels stand for its telemetry."""
+    """Return the rows of a year, simulated day by day.
+
+    Events are folded as in a service, and levels stand for its telemetry.
+    """
     topology = Topology.build([NodeSpec(name_of(node), gpus=8) for node in range(plan.nodes)])
     fleet, nodes, state, recorder = _Fleet(plan), NodeTable(), RiskState(), SiteRecorder(topology.names)
     waiting = list[NodeEvent]()
@@ -204,6 +219,6 @@ def simulated_year(plan: YearPlan) -> SiteDays:
 
 
 def _fold(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
-    """Fold the events so far; (node, rule) levels of this moment."""
+    """Fold the events so far. Returns (node, rule) levels at this moment."""
     moment = FleetMoment(now_ms, topology, [], FoldedEvents(running=(), ended=(), nodes=nodes.nodes))
     return fold_evidence(moment, state).signals.levels(len(topology))

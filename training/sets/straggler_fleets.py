@@ -1,9 +1,10 @@
-"""Judging fleets with faults: which node and unit, how soon, and how often without a reason?
+"""An evaluation of fleets with faults: which node and unit is found, and how soon?
 
-A run is replayed through the code that serves. Ours flags a node while its action is more than `watch`, or a slow job's
-answer blames it; `judges/findings.py` says what counts as right. A blame on a stage of a job without a faulty node is a
-false alarm, too. Simulated runs and recordings are judged apart, and pooled: runs with faults ("all"), with look-alikes
-and no fault ("decoys alone"), and with neither ("healthy").
+It also counts false alarms. A run is replayed through the code that serves. Ours flags a node while its
+action is more than `watch`, or while the answer for a slow job blames it. `judges/findings.py` defines
+what counts as right. A blame on a stage of a job without a faulty node is a false alarm, too. Simulated
+runs and recordings are judged apart. Each has three pools: runs with faults ("all"), runs with
+look-alikes and no fault ("decoys alone"), and runs with neither ("healthy").
 """
 
 import os
@@ -44,7 +45,10 @@ BLAMED = "ours (slow jobs alone)"
 
 @dataclass(frozen=True, slots=True)
 class FlaggedRun:
-    """The flags of ours and every baseline in a run. stages: by job, blames on a stage. hosts: a job's nodes."""
+    """The flags of ours and every baseline in a run.
+
+    stages: for each job, blames on a stage. hosts: the nodes of each job.
+    """
 
     found: dict[str, Findings]
     stages: Findings
@@ -55,7 +59,7 @@ class FlaggedRun:
 
 @dataclass(slots=True)
 class Pool:
-    """Sums over the runs of one kind."""
+    """Sums over the runs of one kind: with faults, with decoys alone, or healthy."""
 
     methods: dict[str, Score] = field(default_factory=dict)
     kinds: dict[str, Score] = field(default_factory=dict)
@@ -66,7 +70,7 @@ class Pool:
     runs: int = 0
 
     def add(self, run: FaultRun, seen: FlaggedRun, rng: np.random.Generator) -> None:
-        """Take in one more run."""
+        """Add one more run."""
         names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
         self.runs += 1
         self.decoys += sum(row.benign for row in truth)
@@ -85,7 +89,7 @@ class Pool:
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
-    """Rows of all runs together, by where they come from and whether they have faults."""
+    """Add the rows of all runs, pooled by where they come from and whether they have faults."""
     rng = np.random.default_rng(seed)
     pools: dict[tuple[str, str], Pool] = {}
     processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
@@ -112,14 +116,14 @@ def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say
 
 
 def series_of(run: FaultRun) -> str:
-    """all: it has faults; decoys alone; healthy: neither."""
+    """Return "all" for a run with faults, "decoys alone" with only decoys, and "healthy" with neither."""
     if any(not row.benign for row in run.truth):
         return "all"
     return "decoys alone" if run.truth else "healthy"
 
 
 def _of_faults(table: Table, pool: Pool) -> None:
-    """Add what was found, by which method, and ours by kind, too."""
+    """Add what each method found. For ours, also add it by kind of fault."""
     for method, one in pool.methods.items():
         table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
         table.delays("delay_s", method, one.delays)
@@ -136,7 +140,7 @@ def _of_faults(table: Table, pool: Pool) -> None:
 
 
 def watch(run: FaultRun) -> FlaggedRun:
-    """Replay a run and keep what everybody flagged."""
+    """Replay a run and record what each method flags."""
     replay = FleetWatch.of(run.topology, run.interval_s)
     rules, stages = baselines(), Findings()
     found = {method: Findings() for method in (OURS, BLAMED, *rules)}
@@ -166,7 +170,7 @@ def watch(run: FaultRun) -> FlaggedRun:
 
 
 def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
-    """(node, what is named there) of every node with more to do than to watch it."""
+    """Yield (node, what is named there) of every node whose action is more than to watch it."""
     for row, action in fleet.risk.actions.items():
         if action.code not in QUIET_CODES:
             reasons = fleet.risk.reasons.get(row, ())
@@ -175,7 +179,10 @@ def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
 
 
 def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
-    """(node, culprit) of every slow job that blames a member; a stage is nobody's node, and a power cap no fault."""
+    """Yield (node, culprit) of every slow job that blames a member.
+
+    A blamed stage is on no node, and a power cap is no fault, so both are left out.
+    """
     for body in fleet.stragglers.values():
         name = str(body["culprit"]["name"])
         node = name.split("/", maxsplit=1)[0]
@@ -184,5 +191,5 @@ def _blamed(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str
 
 
 def _stage_blamed(fleet: ScoredFleet) -> Iterable[str]:
-    """Slow jobs that blame one of their stages."""
+    """Yield the slow jobs that blame one of their stages."""
     return (job for job, body in fleet.stragglers.items() if body["slow"] and body["culprit"]["kind"] == "stage")

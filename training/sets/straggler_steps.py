@@ -1,12 +1,15 @@
-"""Judging step times: slowdowns of 10 to 60 % over 20 to 600 steps, put by seed into the step times of real runs.
+"""An evaluation of step times: slowdowns are put, by a seed, into the step times of real runs.
 
-The series are the runs of `faults/megatron_step_times` that recorded at least FEWEST steps, every step or every n-th
-alike; a hash of the name says which may be tuned on and which are judged. A judged run plays as it was (false alarms)
-and with drawn slowdowns (recall, delay). Where real runs were slow of themselves (`natural_spells`, seen from both
-sides, as no live rule can), alarms are counted apart, steps are no exposure, and no slowdown is put.
+A slowdown is 10 to 60 % over 20 to 600 steps. The series are the runs of `faults/megatron_step_times`
+that recorded at least FEWEST steps, either every step or every n-th one. A hash of the name decides
+which runs may be tuned on and which are judged. A judged run plays as it was (false alarms) and with
+drawn slowdowns (recall, delay). Some real runs were slow of themselves (`natural_spells`, which looks
+at both sides, as no live rule can). Alarms there are counted apart, such steps do not count as
+exposure, and no slowdown is put there.
 
-Most runs recorded 50 to 100 steps, so a run goes on with blocks of its own calm steps (`continued`). The same makes
-long healthy runs, whose false alarms are rows of their own: as blocks repeat, their bound is an optimistic one.
+Most runs recorded 50 to 100 steps, so a run is extended with blocks of its own calm steps (`continued`).
+Long healthy runs are made in the same way, and their false alarms have rows of their own. Because blocks
+repeat, their bound is an optimistic one.
 """
 
 import hashlib
@@ -45,7 +48,10 @@ TEN_THOUSAND = 10_000
 
 
 def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
-    """Name -> seconds of each run, in order of step; what cannot be used goes to `skipped`, with the reason."""
+    """Read the runs. Returns name -> seconds of each step, in order of step.
+
+    The reason for each run or file that cannot be used is added to `skipped`.
+    """
     path = data / FILE
     if not path.exists():
         skipped.append(f"{FILE}: not in {data}")
@@ -67,7 +73,7 @@ def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
 
 
 def is_judged(name: str) -> bool:
-    """Return whether a run is judged, by a hash of its name. The others are for tuning.
+    """Return whether a run is judged, by a hash of its name. The other runs are for tuning.
 
     >>> [is_judged(name) for name in ("a", "b", "d")]
     [False, False, True]
@@ -76,7 +82,10 @@ def is_judged(name: str) -> bool:
 
 
 def natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
-    """(step,) slow of itself: the median of 5 steps is 5 % and 3 robust sigmas above the 24 calm ones before."""
+    """Return (step,) whether the run was slow of itself there.
+
+    It was if the median of 5 steps is 5 % and 3 robust sigmas above the 24 calm steps before.
+    """
     log = np.log(seconds)
     padded = np.pad(log, width // 2, mode="edge")
     running = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
@@ -91,7 +100,10 @@ def natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: 
 
 
 def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator) -> Array:
-    """Return the run with blocks of its calm steps after its end, `steps` long. Unchanged if it has no calm block."""
+    """Extend the run to `steps` steps with blocks of its own calm steps.
+
+    A run without a calm block is not extended.
+    """
     starts = np.array([at for at in range(NEAR, len(seconds) - BLOCK + 1) if not spells[at : at + BLOCK].any()])
     missing = steps - len(seconds)
     if missing <= 0 or not len(starts):
@@ -102,7 +114,7 @@ def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator
 
 
 def ours(seconds: Array) -> Iterator[bool]:
-    """Yield whether the served pace is slow, after each step."""
+    """Yield after each step whether the pace that the service computes is slow."""
     attempt, pace, now_ms = JobAttempt("judged", 1), None, 0
     for number, duration_s in enumerate(seconds.tolist()):
         now_ms += int(duration_s * 1000)
@@ -112,9 +124,11 @@ def ours(seconds: Array) -> Iterator[bool]:
 
 
 def change_point(seconds: Array) -> Iterator[bool]:
-    """Greyhound's rule: a change of mean of more than 10 %, more than 10 steps ago, posterior above .8.
+    """Yield after each step whether Greyhound's rule calls the job slow (Wu et al., ATC 2025).
 
-    One mean or two over the last 60 steps (normal, BIC, |z| > 3 dropped)? Until a change back (Wu et al., ATC 2025).
+    It does after a change of the mean of more than 10 %, more than 10 steps ago, with a posterior above 0.8,
+    until a change back. The rule decides between one mean and two over the last 60 steps (normal, BIC,
+    |z| > 3 dropped).
     """
     usual = None
     for at in range(len(seconds)):
@@ -128,7 +142,10 @@ def change_point(seconds: Array) -> Iterator[bool]:
 
 
 def _best_split(window: Array) -> tuple[float, float] | None:
-    """(mean before, mean after) the likeliest change with more than 10 steps on either side; None below .8."""
+    """Return (mean before, mean after) the likeliest change. None if its posterior is not above 0.8.
+
+    The change has more than 10 steps on either side.
+    """
     count = len(window)
     sums, squares = np.cumsum(window), np.cumsum(window**2)
     cut = np.arange(11, count - 10)
@@ -144,7 +161,10 @@ def _best_split(window: Array) -> tuple[float, float] | None:
 
 
 def static(ratio: float) -> Rule:
-    """Return a rule: a step is slow that takes longer than `ratio` times the median of all steps before."""
+    """Return a rule that calls a step slow if it takes more than `ratio` times as long as the usual one.
+
+    The usual step is the median of all steps before. The first ten steps are never slow.
+    """
 
     def rule(seconds: Array) -> Iterator[bool]:
         for at in range(len(seconds)):
@@ -163,7 +183,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Steps [first, last) take `factor` times as long."""
+    """A slowdown: steps [first, last) take `factor` times as long."""
 
     first: int
     last: int
@@ -180,7 +200,10 @@ class Slowdown:
 
 
 def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws: int = DRAWS) -> list[Slowdown]:
-    """Draw some slowdowns that touch no natural spell. They begin in the recorded steps and may end long after them."""
+    """Draw some slowdowns that touch no natural spell.
+
+    They begin in the recorded steps and may end long after them.
+    """
     drawn = []
     for _ in range(draws):
         first = int(rng.integers(WARM_UP, len(seconds)))
@@ -193,7 +216,10 @@ def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws
 
 @dataclass(slots=True)
 class _Alarms:
-    """steps: without those of natural spells; false, natural: alarms elsewhere and there."""
+    """Counts of alarms.
+
+    steps: steps outside natural spells. false, natural: alarms outside and inside natural spells.
+    """
 
     steps: int = 0
     false: int = 0
@@ -219,7 +245,8 @@ class _Alarms:
 class Tally:
     """The results of one rule.
 
-    Each slowdown: steps and seconds to its alarm (NaN: none), factor, whether the series is quiet.
+    slowdowns: the steps and seconds until the alarm of each (NaN: none), its factor, and whether the series
+    is quiet.
     """
 
     recorded: _Alarms = field(default_factory=_Alarms)
@@ -228,13 +255,16 @@ class Tally:
 
 
 def is_quiet(seconds: Array) -> bool:
-    """Whether the step times of a run spread little around their median."""
+    """Return whether the step times of a run spread little around their median."""
     log = np.log(seconds)
     return 1.4826 * float(np.median(np.abs(log - np.median(log)))) < QUIET
 
 
 def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
-    """One run as it was, continued, and with slowdowns; every rule gets the same by the same seed."""
+    """Evaluate a rule on one run: as it was, continued, and with slowdowns.
+
+    With the same seed, every rule gets the same series.
+    """
     rng = np.random.default_rng(seed)
     spells, quiet = natural_spells(seconds), is_quiet(seconds)
     tally.recorded.watch(rule(seconds), spells)
@@ -247,7 +277,10 @@ def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
 
 
 def _delay(slow: Iterator[bool], first: int) -> float:
-    """Return the steps until a slowdown is seen that began at `first`. NaN if never, or if the rule rang already."""
+    """Return the number of steps from the beginning of a slowdown at `first` to its alarm.
+
+    Returns NaN if there is no alarm, or if the rule had already raised one.
+    """
     for at, is_slow in enumerate(slow):
         if is_slow and at == first - 1:
             return np.nan
@@ -257,7 +290,7 @@ def _delay(slow: Iterator[bool], first: int) -> float:
 
 
 def judge_steps(series: dict[str, Array], results: Results, seed: int, say: Say) -> None:
-    """Rows of every rule, judged on the same series and the same slowdowns."""
+    """Add the rows of every rule, judged on the same series and the same slowdowns."""
     names = [name for name in sorted(series) if is_judged(name)]
     tallies = {method: Tally() for method in RULES}
     for number, name in enumerate(names):

@@ -1,8 +1,9 @@
-"""Judging traces of operations: is the worker that is slow named in every step, and nobody else?
+"""An evaluation of traces of operations: does the rule name the slow worker, and no other?
 
-A trace becomes the step events that its job's ranks would have sent, and these go through the code that serves.
-Besides the trace as it was recorded the judge makes jobs whose answer is known: workers relabelled (the culprit
-follows), the slow worker scaled back to its peers (nobody), and all workers slowed (a slow job, nobody to blame).
+It is evaluated in every step. A trace becomes the step events that its job's ranks would have sent.
+These go through the code that serves. In addition to the recorded trace, the judge makes jobs whose
+answer is known: workers relabelled (the culprit follows), the slow worker scaled back to its peers (no
+culprit), and all workers slowed (a slow job, no culprit).
 """
 
 from collections.abc import Callable
@@ -34,7 +35,10 @@ STATIC = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job and who is slow in it: (replica, stage), None: nobody."""
+    """A job and its slow worker.
+
+    culprit: (replica, stage), None if no worker is slow.
+    """
 
     series: str
     seconds: Array
@@ -42,7 +46,7 @@ class Case:
 
 
 def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generator) -> None:
-    """Rows of one trace; nothing is judged whose truth is not known."""
+    """Add the rows of one trace. A trace whose truth is unknown is skipped."""
     table = Table(results, f"straggler_bytedance/{trace.name}", "worker")
     if trace.answers is None:
         results.skipped.append(f"{table.dataset}: no result-{trace.name}.json tells who was slow")
@@ -73,7 +77,7 @@ def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[Case]:
 
 
 def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
-    """Replicas change places within each stage."""
+    """Return a case in which the replicas of each stage have swapped places."""
     seconds, culprit = trace.seconds.copy(), trace.culprit
     for stage in range(seconds.shape[2]):
         order = rng.permutation(seconds.shape[1])
@@ -84,7 +88,7 @@ def _relabelled(trace: OperationTrace, rng: np.random.Generator) -> Case:
 
 
 def _scaled_back(seconds: Array, culprit: tuple[int, int]) -> Array:
-    """Return the culprit's operations of each type as long as its peers' on the median."""
+    """Return the times with the culprit's operations scaled to its peers' median, for each type."""
     made = seconds.copy()
     replica, stage = culprit
     peers = np.delete(seconds[:, :, stage], replica, axis=1)
@@ -94,7 +98,10 @@ def _scaled_back(seconds: Array, culprit: tuple[int, int]) -> Array:
 
 
 def fleet_wide_z(seconds: Array) -> Array:
-    """(step, replica, stage) robust z of compute time above 3, else 0: a plain z never passes (n - 1) / sqrt(n)."""
+    """Return (step, replica, stage) the robust z of compute time where it is above 3, else 0.
+
+    A plain z would not do, because it never exceeds (n - 1) / sqrt(n).
+    """
     busy = np.nansum(seconds, axis=(3, 4))
     flat = busy.reshape(len(busy), -1)
     z = _robust_z(flat, np.median(flat, axis=1, keepdims=True)).reshape(busy.shape)
@@ -102,9 +109,11 @@ def fleet_wide_z(seconds: Array) -> Array:
 
 
 def minder_distance(seconds: Array) -> Array:
-    """(step, replica, stage) distance from all others of the farthest worker, if it is 3 robust deviations out, else 0.
+    """Return (step, replica, stage) the distance score of the farthest worker, else 0.
 
-    Channels: time of each type over the workers' median, floor 2 % (Minder, Deng et al., NSDI 2025; no autoencoder).
+    The farthest worker is found if its mean distance from the others is 3 robust deviations out. Channels
+    are the time of each type over the workers' median, with a floor of 2 % (Minder, Deng et al., NSDI 2025,
+    without the autoencoder).
     """
     steps, replicas, stages = seconds.shape[:3]
     busy = np.nansum(seconds, axis=4).reshape(steps, replicas * stages, -1)
@@ -116,14 +125,17 @@ def minder_distance(seconds: Array) -> Array:
 
 
 def _robust_z(values: Array, usual: Array) -> Array:
-    """(step, worker) deviation from the step's median by its robust sigma and a floor, a share of `usual` (step, 1)."""
+    """Return (step, worker) the deviation from the step's median in robust sigmas.
+
+    The sigma has a floor, which is a share of `usual` (step, 1).
+    """
     median = np.median(values, axis=1, keepdims=True)
     mad = np.median(np.abs(values - median), axis=1, keepdims=True)
     return np.asarray((values - median) / np.maximum(MAD_TO_SIGMA * mad + FLOOR * usual, 1e-9))
 
 
 def static_threshold(seconds: Array) -> Array:
-    """(step, replica, stage) compute time over all workers' median, where it is above 1.5 times it, else 0."""
+    """Return (step, replica, stage) compute time over all workers' median where that is above 1.5, else 0."""
     busy = np.nansum(seconds, axis=(3, 4))
     ratio = busy / np.maximum(np.median(busy, axis=(1, 2), keepdims=True), 1e-9)
     return np.where(ratio > STATIC, ratio, 0.0)
@@ -133,7 +145,11 @@ class TracedJob:
     """A job whose workers report their steps. The serving rule is evaluated after each step."""
 
     def __init__(self, seconds: Array, whole_s: Array | None = None) -> None:
-        """whole_s: (step,), else the time of the slowest worker: a step cannot be shorter."""
+        """Start the job.
+
+        whole_s: (step,) the time of each step. By default it is the time of the slowest worker, because a step
+        cannot be shorter.
+        """
         _, replicas, self.stages = seconds.shape[:3]
         self.attempt = JobAttempt("traced", 1)
         ranks = tuple(RankPlacement(rank, f"n{rank}") for rank in range(replicas * self.stages))
@@ -143,7 +159,7 @@ class TracedJob:
         self.now_ms = 0
 
     def step(self, number: int) -> JobAttempt:
-        """Fold the events of one step."""
+        """Apply the events of one step."""
         whole_s = float(self.whole_s[number])
         self.now_ms += round(whole_s * 1000)
         for rank, compute in enumerate(self.busy[number].ravel().tolist()):
@@ -157,12 +173,15 @@ class TracedJob:
         return self.attempt
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(replica, stage) of a rank."""
+        """Return (replica, stage) of a rank."""
         return rank // self.stages, rank % self.stages
 
 
 def ours(seconds: Array) -> Array:
-    """(step, replica, stage) ratio of whom the serving rule blames after each step, else 0."""
+    """Return (step, replica, stage) the ratio of each worker that the serving rule blames, else 0.
+
+    The rule is evaluated after each step.
+    """
     found, job = np.zeros(seconds.shape[:3]), TracedJob(seconds)
     for number in range(len(seconds)):
         for row in blame(job.step(number).rank_steps).ranks:
@@ -180,7 +199,10 @@ FINDERS: dict[str, Finder] = {
 
 
 def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None:
-    """Judge a method. A finding is a worker in a step. Top-1: in how many steps the worst one found is the culprit."""
+    """Evaluate a method. A finding is a worker in a step.
+
+    Top-1 is the share of steps in which the worst worker found is the culprit.
+    """
     right = wrong = missed = first = steps = 0
     for case in cases:
         found = finder(case.seconds)
@@ -201,7 +223,10 @@ def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None
 
 
 def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> None:
-    """Judge what the job's pace says in the end: slow or not, and which worker. The static rule only: slow or not."""
+    """Evaluate the job's pace after its last step: whether the job is slow, and which worker is.
+
+    The static rule only decides whether the job is slow.
+    """
     for series in dict.fromkeys(case.series for case in cases):
         rows = [case for case in cases if case.series == series]
         slow = [row for row in rows if row.culprit is not None or series == "all slowed"]
@@ -220,7 +245,7 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> No
 
 
 def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
-    """Return the job's pace after its last step, and its step times as a replay has them."""
+    """Return the job's pace after its last step, and the step times that a replay yields."""
     whole_s = step_time(seconds, trace.order, trace.transfer_s)
     job, pace = TracedJob(seconds, whole_s), StepPace(0)
     for number in range(len(seconds)):
@@ -229,14 +254,17 @@ def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
 
 
 def _named(pace: StepPace, stages: int) -> tuple[int, int] | None:
-    """(replica, stage) of whom the pace names; a stage has no replica: -1."""
+    """Return (replica, stage) of the worker that the pace names, or None.
+
+    If it names a stage, the replica is -1.
+    """
     if pace.ranks:
         return pace.ranks[0] // stages, pace.ranks[0] % stages
     return None if pace.stage is None else (-1, pace.stage)
 
 
 def _compare(table: Table, trace: OperationTrace, ours: Attribution) -> None:
-    """Our what-if slowdowns beside the authors'."""
+    """Add our what-if slowdowns and those of the authors."""
     answers = trace.answers or {}
     ours_by: dict[str, dict[Any, float]] = {
         "dp_rank": dict(enumerate(ours.by_replica.tolist())),

@@ -1,1 +1,1 @@
-"""A site's own history, read from its archive."""
+"""Site histories, read from the site's own archive."""

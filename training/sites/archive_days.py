@@ -1,9 +1,10 @@
-"""SiteDays out of a site's archive: samples and events replayed through the code that serves, a row a node and day.
+"""SiteDays from a site's archive: samples and events replayed through the code that serves.
 
     archive ─ a minute at a time ─ FleetWatch ─ every EVERY_MS: fold_evidence ─ once a day: SiteRecorder.note
 
-A rule's level of a moment when nothing was heard is its last one. Nodes are those that told of themselves at the
-beginning, in the middle or at the end, and those that node events name.
+There is one row for each node and day. If no data arrived at a moment, a rule's level is its last one.
+Nodes are those that sent samples at the beginning, in the middle or at the end, and those that node
+events name.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ def read_days(
 ) -> SiteDays:
     """Read the days of an archive up to a moment. Raises FleetcastError if it has none.
 
-    topology: of the site; without it the nodes stand alone, as the archive names them.
+    topology: the site's topology. Without it, the nodes stand alone, as the archive names them.
     """
     span = span_of(files, end_ms)
     if topology is None:
@@ -51,7 +52,7 @@ def read_days(
 
 
 def span_of(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
-    """All that an archive has up to a moment. Raises FleetcastError where that is nothing."""
+    """Return the span of all that an archive has up to a moment. Raises FleetcastError if it has nothing."""
     days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
     begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
     if not begun_ms:
@@ -61,7 +62,7 @@ def span_of(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
 
 
 def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
-    """Nodes that told of themselves in one of three looks, and those that node events name."""
+    """Return the nodes that sent samples in one of a few short spans, and those that node events name."""
     entities = Entities()
     names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
     newest = newest_ms(files)
@@ -78,7 +79,10 @@ def _first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
 
 
 def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
-    """Return the usual seconds between two samples of a series, or that of most exporters if there are too few."""
+    """Return the usual seconds between two samples of a series.
+
+    If there are too few samples, it is the usual interval of most exporters.
+    """
     first_ms = _first_sample_ms(files, span)
     rows = read_samples(files, ArchiveSpan(first_ms, first_ms + LOOK_MS), Words(adding(Entities())))
     series = (rows.kind.astype(np.int64) << 48) | (rows.metric.astype(np.int64) << 32) | rows.entity

@@ -1,9 +1,10 @@
-"""A site's own history out of its archive, replayed through the folds that serve.
+"""A site's own history, replayed from its archive through the code that serves.
 
     archive ─ a day of events at a time ─ JobFold: DemandSeries ─ its bins, before they leave the window ─ Panel
                                           └──── what is known of each attempt ─ rows of a job table
 
-Bins are read when the service's own window has passed them: a panel holds what the live series held then.
+Bins are read once the service's own window has passed them, so a panel holds what the live series held
+then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,27 +39,34 @@ ALL_TIME = ArchiveSpan(0, 2**53)
 
 @dataclass(slots=True)
 class JobReplay:
-    """Folds job events as a pipeline does. attempts: what is known of each, also of those that it forgot since."""
+    """A replay that folds job events as a pipeline does.
+
+    attempts: the state of each attempt, including those that the pipeline has forgotten.
+    """
 
     fold: JobFold = field(default_factory=lambda: JobFold(learns_runs=False))
     attempts: dict[tuple[str, int], JobAttempt] = field(default_factory=dict)
 
     def take(self, event: JobEvent) -> None:
-        """One event; those that change neither demand nor durations are left out."""
+        """Apply one event. Ignores events that change neither demand nor durations."""
         if isinstance(event, (Step, Phase, Checkpoint)):
             return
         for changed in self.fold.apply(event):
             self.attempts[changed.job, changed.attempt] = changed
 
     def rest(self, now_ms: int) -> None:
-        """Forget jobs as the service does: what has been over for long is not remembered at all in the end."""
+        """Forget jobs as the service does."""
         for attempt in self.fold.rest(now_ms - REST_MS, now_ms - KEPT_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveHistory:
-    """panels: one a target, by queue and "all"; attempts: by time of arrival; bad: unreadable events, by reason."""
+    """The history of a site.
+
+    panels: one for each target, with a series for each queue and "all". attempts: by time of arrival. bad:
+    reason → number of unreadable events.
+    """
 
     panels: tuple[Panel, ...]
     attempts: tuple[JobAttempt, ...]
@@ -74,10 +82,11 @@ def read_history(
     fleet_gpus: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> ArchiveHistory:
-    """Read all that the archive knows of jobs in a span, in full bins. Raises FleetcastError without job events.
+    """Read all that the archive knows of jobs in a span, in full bins.
 
-    fleet_gpus: as many as any queue may use; 0: the GPUs that sent samples just before the end. Levels are as of the
-    end of a bin, arrivals its sum.
+    fleet_gpus: the GPUs that any queue may use. 0 counts the GPUs that sent samples just before the end. A
+    level is that of the end of a bin, and arrivals are its sum. Raises FleetcastError if there are no job
+    events.
     """
     bin_ms, bad = bin_s * 1000, dict[str, int]()
     replay, parts = JobReplay(), list[_Window]()
@@ -116,7 +125,7 @@ def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
 
 
 def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
-    """Yield the job events of each day that has any, by time."""
+    """Yield each day with its job events, in order of time."""
     days = sorted({name.day for name in span.names(files, "events")})
     for day in days:
         first_ms = max(span.first_ms, day_ms(day))
@@ -143,7 +152,10 @@ def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Windo
 
 
 def full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
-    """(bin,) of full bins: of levels the reader's own bin, which is not over, is left out."""
+    """Return (bin,) the values of full bins.
+
+    For levels, the series also ends with the current bin. It is not over, so it is left out.
+    """
     now_ms = (first_bin + bins) * bin_s * 1000
     if target in ("arriving", "arriving_jobs"):
         return demand.series(queue, target, now_ms, bin_s, bins)
@@ -151,7 +163,7 @@ def full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, 
 
 
 def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int) -> tuple[Panel, ...]:
-    """Join windows in order of time. A queue that came later had nothing before."""
+    """Join windows in order of time. A queue that appeared later is zero before."""
     windows = list(parts)
     names = (*sorted({queue for window in windows for queue in window} - {EVERYTHING}), EVERYTHING)
     values: dict[Target, Array] = {

@@ -1,4 +1,4 @@
-"""The data that models are fitted on, up to a moment: panels and jobs of public sets, or of an archive."""
+"""The data that models are fitted on, up to a moment: panels and jobs of public sets or an archive."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LEAST_BINS = 2 * 144
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """A data folder or an archive, some of its sets (none: all), up to a moment."""
+    """A data folder or an archive, with some or all of its sets, up to a moment."""
 
     data: Path | None = None
     archive: str | None = None
@@ -48,7 +48,7 @@ class TrainingInputs:
 
     @cached_property
     def history(self) -> ArchiveHistory:
-        """The archive's history, read once."""
+        """The archive's history. It is read once."""
         span = ArchiveSpan(0, self.until_ms)
         history = read_history(ArchiveFiles(self.archive or ""), span, fleet_gpus=self.fleet_gpus, say=self.say)
         for reason, count in sorted(history.bad.items()):
@@ -56,7 +56,7 @@ class TrainingInputs:
         return history
 
     def read_panels(self) -> list[DemandSet]:
-        """Series of demand. FleetcastError when there are none."""
+        """Read the series of demand. Raises FleetcastError if there are none."""
         if self.data is None:
             found = [DemandSet(ARCHIVE, panel, panel.bins) for panel in self.history.panels]
         else:
@@ -69,7 +69,10 @@ class TrainingInputs:
         return self._some(long, "series of demand (demand/…, serving/…, or jobs/… with starts)")
 
     def read_jobs(self) -> list[tuple[str, HistoryJobs]]:
-        """Job histories by name: a start or end after the moment is not known. FleetcastError when there are none."""
+        """Read the job histories, by name. Raises FleetcastError if there are none.
+
+        A start or end after the moment is not known.
+        """
         if self.data is None:
             return self._some([(ARCHIVE, job_table(self.history.attempts))], "jobs")
         from training.sets.data_folders import set_names
@@ -84,7 +87,7 @@ class TrainingInputs:
         return self._some([row for row in found if len(row[1])], "job histories (jobs/…)")
 
     def _before(self, panel: Panel) -> Panel:
-        """Return the bins that were over by then."""
+        """Return the bins that had ended by then."""
         bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
         return capped(panel.until(bins), bins)
 
@@ -100,11 +103,12 @@ class TrainingInputs:
 
 
 def job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
-    """Return the attempts that asked for GPUs, as a job history.
+    """Return the attempts that requested GPUs, as a job history.
 
-    A waiting one starts at infinity, a running has no end.
+    A waiting attempt starts at infinity. A running attempt has no end.
 
-    Leaves out attempts that ended before they began, and preempted ones: their run time says when they were stopped.
+    It leaves out attempts that ended before they began. It also leaves out preempted attempts, because their
+    run time only says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
     rows.sort(key=lambda row: (_came_ms(row) or 0, row.job, row.attempt))
@@ -148,7 +152,9 @@ def _names(values: Sequence[str]) -> NDArray[np.object_]:
 
 
 def moment_ms(option: str, text: str | None) -> int:
-    """Unix milliseconds of a date (UTC unless it says otherwise) or of seconds on a set's own clock; None: no end.
+    """Convert a date, or seconds on a set's own clock, into milliseconds. None means no end.
+
+    A date is in UTC unless it says otherwise, and becomes Unix milliseconds.
 
     >>> moment_ms("--until", "1970-01-01T00:01"), moment_ms("--until", "6000000")
     (60000, 6000000000)

@@ -1,9 +1,12 @@
-"""SiteDays: what was known of every node on many days, and what happened to it: rows that site risk is fitted on.
+"""SiteDays: what was known of every node on many days, and what happened to it.
 
-    a folded fleet (RiskState, NodeTable) ── note, once a day ──> columns, shipped probabilities ─┐
-    faults, drains, warnings, as events told them ── begins ──────────────────────────────────────┴─> SiteDays
+Site risk is fitted on these rows.
 
-The same rows come from an archive (archive_days.py) and from a made-up year (training/sets/simulated_year.py).
+    a folded fleet (RiskState, NodeTable) ── note, once a day ──> columns, shipped probabilities ┐
+    faults, drains, warnings, as events say ── begins ───────────────────────────────────────────┴> SiteDays
+
+The same rows come from an archive (archive_days.py) and from a made-up year
+(training/sets/simulated_year.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,22 +35,25 @@ JUDGED_AT = [RISK_HORIZONS_S.index(days * 86_400) for days in HORIZONS_DAYS]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Failures, drains or slowdowns. node: (f,) row; time_ms: (f,) when each began."""
+    """The beginnings of failures, drains or slowdowns.
+
+    node: (f,) row. time_ms: (f,) when each began.
+    """
 
     node: NDArray[np.int64]
     time_ms: NDArray[np.int64]
 
     def until(self, time_ms: int) -> int:
-        """Return how many had begun."""
+        """Return how many had begun by then."""
         return int((self.time_ms <= time_ms).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class SiteDays:
-    """n rows, by time: a node at work at a moment.
+    """A table of n rows, by time: a node at work at a moment.
 
-    columns: (n, SITE_FEATURES). levels: (n, rule) of that moment. history: (n, RISK_HORIZONS_S) hazard as shipped.
-    begun: by kind. faults: of the whole span. All is known until end_ms.
+    columns: (n, SITE_FEATURES). levels: (n, rule) at that moment. history: (n, RISK_HORIZONS_S) hazard as
+    shipped. begun: by kind. faults: those of the whole span. All is known until end_ms.
     """
 
     names: tuple[str, ...]
@@ -64,7 +70,7 @@ class SiteDays:
         return len(self.time_ms)
 
     def take(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
-        """Return some of the rows. What happened stays whole."""
+        """Return some of the rows, with all that happened."""
         return replace(
             self,
             time_ms=self.time_ms[rows],
@@ -75,7 +81,7 @@ class SiteDays:
         )
 
     def labels(self, kind: str, days: int) -> Mask:
-        """(n,) whether one of this kind begins within so many days after the row's moment."""
+        """Return (n,) whether an event of this kind begins in the `days` days after the row's moment."""
         told = self.begun[kind]
         order = np.lexsort((told.time_ms, told.node))
         node, time_ms = told.node[order], told.time_ms[order]
@@ -89,7 +95,7 @@ class SiteDays:
         return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
 
     def probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
-        """Return (kind, HORIZONS_DAYS, n) as the service gives them: with a site's fit, or as shipped.
+        """Return (kind, HORIZONS_DAYS, n) as the service computes them, with a site's fit or as shipped.
 
         refit: the history hazard that a service with enough faults fits by itself.
         """
@@ -105,7 +111,7 @@ class SiteDays:
 
 @dataclass(slots=True)
 class SiteRecorder:
-    """Notes rows while a fleet is folded, and what events say that happened."""
+    """A recorder of the rows of a fleet while it is folded, and of what its events report."""
 
     names: tuple[str, ...]
     _place: dict[str, int] = field(init=False)
@@ -118,7 +124,7 @@ class SiteRecorder:
         self._place = {name: row for row, name in enumerate(self.names)}
 
     def event(self, event: NodeEvent) -> None:
-        """Record a drain of a node in service, or a warning. Events come in order of time."""
+        """Record a drain of a node in service, or a warning. Events must come in order of time."""
         row = self._place.get(event.node)
         if row is None:
             return
@@ -131,7 +137,10 @@ class SiteRecorder:
             self._slow.append((row, event.time_ms))
 
     def note(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
-        """Record the rows of this moment: nodes that are at work. levels: (node, rule) as last seen."""
+        """Record the rows of this moment: the nodes that are at work.
+
+        levels: (node, rule) as last evaluated.
+        """
         away = {name for name, record in records.items() if record.drained or record.lost}
         works = [row for row, name in enumerate(self.names) if name not in away and not state.faults.has_now(name)]
         rows = np.array(works, np.intp)
@@ -141,7 +150,10 @@ class SiteRecorder:
         self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))
 
     def days(self, faults: FaultLog, end_ms: int) -> SiteDays:
-        """All rows. faults: of the whole span."""
+        """Return all rows.
+
+        faults: those of the whole span.
+        """
         counts = [len(rows) for _, rows, *_ in self._rows]
         times = np.repeat(np.array([time_ms for time_ms, *_ in self._rows], np.int64), counts)
         nodes = [rows for _, rows, *_ in self._rows]
