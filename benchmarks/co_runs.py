@@ -72,7 +72,10 @@ class _Fleet:
         return self._see()
 
     def change(self) -> int:
-        """Swap the jobs in the list alone: `events` measures the fold of events."""
+        """Replace some running jobs with new ones, in the list of running jobs only.
+
+        The old jobs get no end events, because the benchmark `events` measures how events are folded.
+        """
         few = JOBS // 50
         for _ in range(few):
             self._begin()

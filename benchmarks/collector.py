@@ -1,4 +1,7 @@
-"""The garbage collector as a pipeline's process sets it: by default it costs a tick a sixth of its time."""
+"""The garbage collector's settings of a pipeline process, for benchmarks.
+
+With Python's default settings, garbage collection takes a sixth of a tick's time.
+"""
 
 import contextlib
 import gc

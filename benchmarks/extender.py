@@ -36,7 +36,7 @@ FRESH_S = 86_400.0
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
-    """Five records a size in GPUs, eight a node."""
+    """Yield five records for each fleet size. A size is a number of GPUs, with eight on each node."""
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

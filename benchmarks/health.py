@@ -38,7 +38,7 @@ Read = Callable[[bytes], DecodedBody]
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """One record a case; a fleet's size plays no part."""
+    """Yield one record for each case. The sizes of fleets do not matter here."""
     size = {"events_a_body": A_BODY, "bodies": BODIES, "nodes": NODES}
     for case, (body, read, peer) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -73,7 +73,10 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
 
 
 def _configured(folder: Path, now_ms: int, gpus: int) -> Path:
-    """Write a configuration whose clock goes on from when the snapshot was saved, and a topology file."""
+    """Write a configuration and a topology file. Returns the path of the configuration.
+
+    The configured clock continues from `now_ms`, when the snapshot was saved.
+    """
     config = folder / "config.toml"
     clock = {"epoch_ms": now_ms, "wall_ms": time.time_ns() // 1_000_000}
     settings = {"state": str(folder), "clock": clock, "fleet": {"topology": str(write_topology(folder, gpus))}}

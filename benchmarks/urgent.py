@@ -1,7 +1,9 @@
-"""A hard signal on its way: from a scrape that shows an XID, or an event that tells of a drain, to the node's answer.
+"""The delay of a hard signal, from its source to the node's answer in the API.
 
-The pipeline and the api are real processes. A source feeds the pipeline a whole fleet's samples all the time; it ticks
-as configured, scrapes a few nodes over HTTP and reads the inbox: signals meet all that a large fleet's tick does.
+A signal starts as a scrape that shows an XID, or as an event that reports a drain. The pipeline and the api
+are real processes. A source feeds the pipeline a whole fleet's samples all the time. The pipeline ticks as
+configured, scrapes a few nodes over HTTP and reads the inbox. So signals compete with all the work that a
+tick of a large fleet does.
 """
 
 import asyncio

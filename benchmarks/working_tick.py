@@ -350,7 +350,10 @@ def domains_of(nodes: int) -> Topology:
 
 
 def node_samples(nodes: int, now_ms: int) -> SampleBatch:
-    """Return what the scrapers say of nodes, which are the first rows of their table."""
+    """Return typical samples of `nodes` nodes, as scrapers report them.
+
+    The nodes are the first rows of the scrapers' node table.
+    """
     names = [metric.name for metric in METRICS[EntityKind.NODE]]
     told = np.array([names.index(name) for name in NODE_USUAL], np.int16)
     return SampleBatch(

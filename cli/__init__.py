@@ -1,1 +1,1 @@
-"""The fleetcast command, one file a command group."""
+"""The fleetcast command, with one file for each command group."""

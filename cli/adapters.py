@@ -1,4 +1,4 @@
-"""`fleetcast adapters`: the doors to other schedulers and autoscalers, what went through them, and how to close one."""
+"""`fleetcast adapters`: lists, shows and withdraws adapters to other schedulers and autoscalers."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ POLL_S = 0.2
 
 @app.command("list")
 def list_adapters(config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False) -> None:
-    """List every adapter: what it is called, whether it answers, observes or writes, and how it stands.
+    """List every adapter: its name, whether it answers, observes or writes, and its status.
 
     Example:  fleetcast adapters list --config config.toml
     """
@@ -45,7 +45,7 @@ def list_adapters(config: ConfigOption = None, state: StateOption = None, as_jso
 
 @app.command("show")
 def show(name: NameArgument, config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False) -> None:
-    """Show one adapter: how it stands, and what it wrote last and why.
+    """Show one adapter: its status, and what it wrote last and why.
 
     Example:  fleetcast adapters show band_file --config config.toml
     """
@@ -74,9 +74,10 @@ def withdraw(
     every: Annotated[bool, typer.Option("--all", help="Every adapter that writes, instead of NAME.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Let it write again.")] = False,
 ) -> None:
-    """Take back everything that an adapter has written, and let it write no more until --undo.
+    """Undo everything that an adapter has written, and stop it from writing until --undo.
 
-    It may run beside the service, which then does it. Exit code 1: not all could be taken back yet.
+    The command may run while the service runs, which then does the work. Exit code 1: not everything could
+    be undone yet.
 
     Examples:
 
@@ -99,7 +100,10 @@ def withdraw(
 
 
 def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
-    """Take one adapter back, or let it write again, and say so. False: not all of it could be taken back yet."""
+    """Withdraw one adapter, or let it write again, and print the result.
+
+    Returns False if not everything could be undone yet.
+    """
     if _row(config, name)["kind"] != "writer":
         echo(f"{name} only answers: there is nothing to take back")
         return True
@@ -126,7 +130,7 @@ def _loaded(config: Path | None, state: str | None) -> "Config":
 
 
 def _rows(config: "Config") -> list[dict[str, Any]]:
-    """Return the rows of `GET /v1/adapters`, without what was written last."""
+    """Return the rows of `GET /v1/adapters`, without what each adapter wrote last."""
     import msgspec
 
     from service.adapter_rows import adapter_rows
@@ -163,9 +167,9 @@ def _standing(row: dict[str, Any]) -> str:
 def _withdrawn(
     config: "Config", records: "AdapterRecords", name: str, told_ms: int | None
 ) -> "tuple[bool, AdapterStatus | None]":
-    """Withdraw an adapter: by the service if it runs, else here.
+    """Withdraw an adapter, through the service if it runs.
 
-    Return whether all is taken back, and its state if known.
+    Returns whether everything is undone, and the adapter's status if known.
     """
     from service.adapters import AdapterHost
     from service.state_folder import StateError, role_lock
@@ -180,9 +184,10 @@ def _withdrawn(
 
 
 def _awaited(records: "AdapterRecords", name: str, told_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
-    """Wait for the service to withdraw an adapter, for a while. Return what it says of it.
+    """Wait a while for the service to withdraw an adapter. Returns whether it is done, and its status.
 
-    told_ms: the time of its status before. What it took back then, for want of a fresh board, is no withdrawal.
+    told_ms: the time of the previous status. If the service had already undone the adapter's marks then,
+    for lack of a fresh board, that does not count as a withdrawal.
     """
     deadline = time.monotonic() + TAKES_S
     while True:

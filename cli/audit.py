@@ -1,4 +1,4 @@
-"""`fleetcast audit`: whether the ledger's audit trail and its stored replies are what was written."""
+"""`fleetcast audit`: checks that the ledger's audit trail and stored replies are unchanged."""
 
 import json
 import re
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Without this, a group of one command would take its place."""
+    """Keep `verify` as a subcommand. Otherwise it would replace the group."""
 
 
 @app.command("verify")
@@ -36,13 +36,14 @@ def verify_trail(
     ] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
 ) -> None:
-    """Check the audit chain, the stored replies, what is promised and what waits. Nothing is changed.
+    """Check the audit chain, the stored replies, the promises and the queue. Changes nothing.
 
-    It may run beside the service. Exit code 0: everything is as it was written; 1: something is not, or there is no
-    ledger to read; 2: wrong usage.
+    The command may run while the service runs. Exit code 0: everything is as it was written; 1: something
+    is not, or there is no ledger to read; 2: wrong usage.
 
-    Lines that were cut off at the end, and a chain that was rewritten as a whole, show only beside a head that was kept
-    elsewhere: `GET /v1/audit` gives it, and the placer logs it at its start, once a day and at its end.
+    Lines that were cut off at the end, and a chain that was rewritten as a whole, show only by comparison
+    with a head that was stored elsewhere. `GET /v1/audit` returns it, and the placer logs it at its start,
+    once a day and at its end.
 
     Examples:
 

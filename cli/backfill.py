@@ -1,4 +1,4 @@
-"""`fleetcast backfill`: what a Prometheus has recorded so far, into the archive."""
+"""`fleetcast backfill`: copies what a Prometheus has recorded so far into the archive."""
 
 import contextlib
 import re
@@ -43,10 +43,10 @@ def backfill(
     timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
 ) -> None:
-    """Read what a Prometheus remembers of GPUs, ports, hosts and served models into the archive.
+    """Read what a Prometheus has stored about GPUs, ports, hosts and served models into the archive.
 
-    A run that was cut short goes on where it was, and an hour that is done is not asked for again. Rows that are in
-    the archive already are not written twice; `fleetcast run` may be running meanwhile.
+    A run that was interrupted continues where it stopped, and does not read a finished hour again. Rows that
+    are already in the archive are not written twice. `fleetcast run` may be running at the same time.
 
     Secrets come from the environment: FLEETCAST_PROMETHEUS_TOKEN, or FLEETCAST_PROMETHEUS_USER and _PASSWORD.
 
@@ -89,7 +89,7 @@ def backfill(
 
 
 class SlowClient:
-    """A client that says, every few seconds, that it still waits for an answer."""
+    """A client that reports, every few seconds, that it still waits for an answer."""
 
     def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
         self._client = client
@@ -184,7 +184,9 @@ def seconds_of(option: str, text: str) -> float:
 
 
 def time_of(option: str, text: str, now_ms: int) -> int:
-    """Unix milliseconds of a date (UTC unless it says otherwise), of seconds since 1970, or of a time ago.
+    """Convert a date, seconds since 1970, or a time ago into Unix milliseconds.
+
+    A date is in UTC unless it says otherwise.
 
     >>> time_of("--from", "2h", 7_200_000), time_of("--from", "1970-01-01T00:01", 0)
     (0, 60000)

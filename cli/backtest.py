@@ -1,4 +1,4 @@
-"""`fleetcast backtest`: how good forecasts would have been, fitted again and again as history grew."""
+"""`fleetcast backtest`: how good forecasts would have been, with a new fit for each window of history."""
 
 from typing import Annotated
 
@@ -47,9 +47,10 @@ def backtest(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Fit on what came before a window, judge on the window, go on to the next: beside the baselines of `evaluate`.
+    """Back-test forecasts: fit before each window, judge on it, compare with the baselines of `evaluate`.
 
-    Windows are independent pieces of work: with --dask they go to the workers of a scheduler, and come out the same.
+    Windows are independent pieces of work. With --dask they go to the workers of a scheduler, with the same
+    results.
 
     Examples:
 

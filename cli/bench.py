@@ -1,4 +1,4 @@
-"""`fleetcast bench`: measure every hot path at its sizes, and write one JSON line for each case."""
+"""`fleetcast bench`: measures every hot path at its sizes, and writes one JSON line for each case."""
 
 import contextlib
 import importlib
@@ -32,7 +32,7 @@ def bench(
         typer.Option(help="Fleet size in GPUs; repeat it [1000, 10000, 100000; some have their own].", min=1),
     ] = None,
 ) -> None:
-    """Measure the hot paths beside the library that one would use instead, in the same run.
+    """Measure the hot paths, each compared with the usual alternative library in the same run.
 
     Examples:
 
@@ -70,14 +70,14 @@ def bench(
 
 
 def _output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
-    """Where to write the lines; a run that is cut off leaves those that it had."""
+    """Open the file for the lines. A run that is cut off leaves the lines that it had written."""
     if path == "-":
         return contextlib.nullcontext(sys.stdout)
     return open(path or os.devnull, "w", encoding="utf-8")
 
 
 def available() -> list[str]:
-    """Modules of `benchmarks/` that have a `run(sizes)`."""
+    """Return the modules of `benchmarks/` that are benchmarks with a `run(sizes)`."""
     package = importlib.import_module("benchmarks")
     return [info.name for info in pkgutil.iter_modules(package.__path__) if info.name not in TOOLS]
 

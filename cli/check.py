@@ -1,4 +1,4 @@
-"""`fleetcast check-config`: read a configuration and say what it means, without starting anything."""
+"""`fleetcast check-config`: reads a configuration and prints what it means, without starting anything."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +56,7 @@ def check_config_file(
 
 
 def tls_line(config: "Config", tls: "Tls | None") -> str:
-    """Which certificate is shown and until when, and whether clients' may stand for tokens."""
+    """Return which certificate is used, until when, and whether client certificates may replace tokens."""
     from service.http.tls import date_of
 
     if tls is None:

@@ -1,7 +1,7 @@
-"""The class of all commands: values that no command can use are refused, and errors name the option they come from.
+"""The class of all commands: unusable values are refused, and errors name the option they come from.
 
-A command function receives only text that is UTF-8 without NUL, finite numbers, and integers of 64 bits. An error of
-the file system that is about an option's value becomes a sentence.
+A command function receives only text that is UTF-8 without NUL, finite numbers, and integers of 64
+bits. An error of the file system that is about an option's value becomes a sentence.
 """
 
 import enum
@@ -27,7 +27,7 @@ class CheckedCommand(TyperCommand):
     """A command whose options are checked before its function runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Name the value where only the option is named."""
+        """Parse the arguments. An error that names only the option also gets its value."""
         before = list(args)
         try:
             return list(super().parse_args(ctx, args))
@@ -68,7 +68,10 @@ def check_all(app: typer.Typer) -> None:
 
 
 def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
-    """(option as it is typed, value) of everything on the command line. An argument is named by its metavar."""
+    """Yield (option as it is typed, value) of everything on the command line.
+
+    An argument is named by its metavar.
+    """
     for param in command.params:
         source = ctx.get_parameter_source(param.name)
         if source is None or source.name != "COMMANDLINE":
@@ -91,7 +94,7 @@ def _typed(args: list[str], param: Any) -> str | None:
 
 
 def _unusable(value: Any) -> str:
-    """Return why no command can use a value, or an empty string."""
+    """Return why no command can use a value. "" if it is usable."""
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number"
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
@@ -112,15 +115,16 @@ def _unusable(value: Any) -> str:
 
 
 def _named(message: str, given: list[tuple[str, Any]]) -> str:
-    """Put the options before a message that is about their values and names none of them."""
+    """Put the options in front of a message that is about their values, unless it already names one."""
     options = _options_of(message, given)
     return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
 
 
 def _options_of(message: str, given: list[tuple[str, Any]]) -> list[str]:
-    """Return the options whose values a message holds, without those that are part of a longer value.
+    """Return the options whose values a message contains.
 
-    No message shows an empty value, so an option with one is always among them.
+    A value that is part of a longer value does not count. No message shows an empty value, so an option
+    with one is always among them.
     """
     texts = [(option, _text(value).strip()) for option, value in given if value is not None]
     empty = {option for option, text in texts if text in ("", ".")}  # Path("") is "."

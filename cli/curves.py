@@ -1,7 +1,8 @@
-"""`fleetcast evaluate straggler|risk --curve`: F1 and false alarms over magnitude, scrape interval, missing telemetry.
+"""`fleetcast evaluate straggler|risk --curve`: quality and false alarms along an axis.
 
-Small fleets with faults and look-alikes are simulated at each point, from the same seeds, and judged as runs of
-`fleetcast simulate faults` are. A run takes about ten seconds of one core.
+The axis is magnitude, scrape interval or missing telemetry. Small fleets with faults and look-alikes
+are simulated at each point, from the same seeds. They are judged like runs of `fleetcast simulate
+faults`. A run takes about ten seconds of one core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CurveOutputs:
-    """Files to write, each None for none."""
+    """The files to write. None: do not write that file."""
 
     json: Path | None
     results: Path | None
@@ -54,9 +55,10 @@ def evaluate_curve(
     to: CurveOutputs,
     say: Say,
 ) -> None:
-    """Judge at every point, print and write the result. drop: telemetry to do without (`training.sets.dropped`).
+    """Evaluate every point of a curve, and write the files.
 
-    Raises ConfigError for options that do not fit.
+    Raises ConfigError for options that do not fit. drop: telemetry that is left out
+    (`training.sets.dropped`).
     """
     from training.reports.curves import curve_svg, curve_table
     from training.sets.dropped import dropped_metrics
@@ -81,7 +83,7 @@ def evaluate_curve(
 
 
 def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> str:
-    """Return the curve. Raises ConfigError for an unknown one, and for options that mean nothing with it."""
+    """Return the curve. Raises ConfigError if it is unknown, or for options that have no meaning with it."""
     if curve not in CURVES:
         raise ConfigError(f"--curve {curve}: expected one of {', '.join(CURVES)}")
     if task not in ("straggler", "risk"):
@@ -93,7 +95,10 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
 
 
 def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
-    """Return a point for each magnitude, interval or set of telemetry. options: passed on to the judge."""
+    """Return a point for each magnitude, interval or set of left-out telemetry.
+
+    options: passed on to the judge.
+    """
     from simulator.instrument import simulate_faults
     from training.reports.curves import label_of, point_of
 
@@ -113,10 +118,10 @@ def judged_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **option
 
 
 def file_at(curve: str, at: float | str, seed: int) -> "FaultFile":
-    """Return the run of a seed at one point of a curve.
+    """Return the settings of the run of a seed at one point of a curve.
 
-    at: how strong its faults are, beside look-alikes of full strength, or how often it is scraped. On the curve of
-    missing telemetry the run itself is the usual one, since telemetry is left out afterwards.
+    at: the strength of its faults (look-alikes keep full strength), or the seconds between scrapes. On the
+    curve of missing telemetry the run itself is the usual one, because telemetry is left out afterwards.
     """
     from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""`fleetcast data`: public data sets: what is here, train and test pairs, import of published layouts."""
+"""`fleetcast data`: lists public data sets, splits them, and imports published layouts."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 
 def data_folder() -> Path:
-    """FLEETCAST_DATA, else `../shared/data` beside the project."""
+    """Return FLEETCAST_DATA, or else the folder `shared/data` next to the project."""
     named = os.environ.get("FLEETCAST_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -31,7 +31,7 @@ DataOption = Annotated[Path | None, typer.Option("--data", help="Folder of the d
 
 @app.command("list")
 def list_sets(data: DataOption = None) -> None:
-    """List the sets of FLEETCAST_DATA: rows and span of each; what is missing, and where to get it.
+    """List the sets of FLEETCAST_DATA with their rows and spans, and the missing sets with their sources.
 
     Example:  fleetcast data list
     """
@@ -85,7 +85,7 @@ def split(
     ] = None,
     data: DataOption = None,
 ) -> None:
-    """Cut a set into a train and a test folder of the same layout.
+    """Split a set into a train and a test folder of the same layout.
 
     Examples:
 
@@ -116,7 +116,7 @@ def import_set(
     out: Annotated[Path, typer.Option(help="Data folder that gets jobs/NAME.")],
     name: Annotated[str | None, typer.Option(help="Name of the set [the kind].")] = None,
 ) -> None:
-    """Turn a published job history into the layout that Fleetcast reads; every further column is kept.
+    """Convert a published job history to the layout that Fleetcast reads. All further columns are kept.
 
     Lines that cannot be read are skipped and counted by reason.
 
@@ -145,7 +145,10 @@ def import_set(
 
 
 def _write(history: "JobColumns", path: Path) -> None:
-    """Write the columns as Parquet, complete or not at all, and say what was kept and skipped."""
+    """Write the columns as Parquet, and print the number of rows written and skipped.
+
+    The file is complete or absent.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

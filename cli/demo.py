@@ -28,7 +28,7 @@ ASKED = "demo-1"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options of the command line."""
+    """The command-line options of a demo."""
 
     seconds: float | None
     seed: int
@@ -63,9 +63,9 @@ def demo(
 ) -> None:
     """Run a simulated fleet of 133 nodes x 8 GPUs and the whole service on it.
 
-    Jobs are those of the Helios "Venus" trace where FLEETCAST_DATA holds it, else a seeded generator of the same
-    shape. More jobs join them, so that a queue stands for five hours of fleet time. Exporter pages are scraped over
-    HTTP like any exporter's; faults are injected; the engine places the jobs.
+    Jobs are those of the Helios "Venus" trace if FLEETCAST_DATA holds it. Otherwise a seeded generator makes
+    similar jobs. More jobs join them, so that there is a queue for five hours of fleet time. Exporter pages are
+    scraped over HTTP like those of any exporter. Faults are injected, and the engine places the jobs.
 
     Examples:
 
@@ -75,7 +75,7 @@ def demo(
 
       fleetcast demo --input h100                      recorded telemetry of real 8 x H100 runs instead
 
-      fleetcast demo --kafka 127.0.0.1:9092            the service reads a Kafka topic, and scrapes nobody
+      fleetcast demo --kafka 127.0.0.1:9092            the service reads a Kafka topic, and scrapes no exporter
     """
     if input not in ("trace", "h100"):
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
@@ -119,7 +119,10 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
 
 
 class DemoRun:
-    """The watching half: polls the API as any client would and compares with the simulator's own truth file."""
+    """The monitor of a demo.
+
+    It polls the API as any client would, and compares with the simulator's own truth file.
+    """
 
     def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
         self.options = options
@@ -173,7 +176,7 @@ class DemoRun:
         return self._report(elapsed_s)
 
     async def _wait_for_totals(self, session: Any) -> None:
-        """Read the totals until every bad line that was written is counted, for SETTLED_BY_S at most."""
+        """Poll the totals until every bad line that was written is counted, for at most SETTLED_BY_S."""
         until = time.monotonic() + SETTLED_BY_S
         while True:
             await asyncio.sleep(SETTLE_S)
@@ -218,7 +221,7 @@ class DemoRun:
         self._narrate()
 
     async def _read_flagged(self, session: Any, rows: list[dict[str, Any]]) -> None:
-        """Record every reason of the flagged nodes, since the ranking names only the first."""
+        """Record every reason of the flagged nodes, because the ranking only names the first."""
         for row in rows:
             name, looks = row["node"], (row["reason"], row["parts"])
             if not is_flagged(row) or self._looks.get(name) == looks:
@@ -238,7 +241,10 @@ class DemoRun:
             self._story_lines = len(lines)
 
     async def _place_on_idle_node(self, session: Any) -> None:
-        """Queue one GPU once all recorded jobs run: the idle node has room for it. Repeating it changes nothing."""
+        """Queue one GPU once all recorded jobs run: the idle node has room for it.
+
+        Repeating it changes nothing.
+        """
         jobs = (await _get(session, "/v1/jobs") or {"rows": []})["rows"]
         if sum(row["state"] == "running" for row in jobs) < self._simulated()["jobs"]["running"]:
             return
@@ -247,7 +253,7 @@ class DemoRun:
                 self.screen.say((await response.json()).get("detail", f"status {response.status}"))
 
     async def _compare(self) -> dict[str, Any] | None:
-        """Simulate the day in a process of its own; None when it was interrupted."""
+        """Simulate the day in a separate process. Returns None if it was interrupted."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cli.main", "simulate", "day", "--seed", str(self.options.seed)),
             stdout=asyncio.subprocess.PIPE,
@@ -269,7 +275,10 @@ class DemoRun:
         return {"error": f"ended with {process.returncode}: {' / '.join(tail) or 'it printed nothing'}"}
 
     def _is_past_received(self) -> bool:
-        """Return whether the service knows the fleet's history, running jobs and queue: the page opens on all of it."""
+        """Return whether the service has received the fleet's history, running jobs and queue.
+
+        So the page opens with all of it.
+        """
         path = self.folder / "sim.json"
         return path.exists() and bool(self._simulated()["live"])
 
@@ -340,7 +349,7 @@ def _simulation_command(options: DemoOptions, folder: Path, clock: _Clock) -> li
 
 
 def _topic(clock: _Clock) -> str:
-    """Return a topic for this run: the records of another run have times of their own."""
+    """Return a topic for this run alone, because records of another run have other times."""
     return f"fleetcast.demo-{clock.wall_ms}"
 
 
@@ -425,7 +434,7 @@ def _died(name: str, code: int, folder: Path) -> int:
 
 
 async def _get(session: Any, path: str) -> dict[str, Any] | None:
-    """Return the JSON of a GET. None while the service does not answer with 200."""
+    """Return the JSON of a GET. Returns None unless the service answers with 200."""
     import aiohttp
 
     try:

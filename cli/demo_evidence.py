@@ -1,7 +1,8 @@
-"""The reasons of a flagged node that show an injected fault, by its kind and part. Pure.
+"""The reasons of a flagged node that show an injected fault, by its kind and part.
 
-The service's answers name no rule, so the rule of a reason is found by its feature and by its sentence's template.
-Functions import the product's modules: the command checks its installation before it loads any of them.
+All functions are pure. The service's answers name no rule, so the rule of a reason is found by its
+feature and by its sentence's template. Functions import the product's modules, because the command
+checks its installation before it loads any of them.
 """
 
 import re
@@ -34,7 +35,7 @@ REPORTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FlagReason:
-    """One reason of a flagged node. `rule` is empty for a sentence of no rule."""
+    """One reason of a flagged node. `rule` is "" if the sentence belongs to no rule."""
 
     rule: str
     entity: str
@@ -43,13 +44,13 @@ class FlagReason:
 
     @property
     def flags(self) -> bool:
-        """Return whether its rule asks for more than watching."""
+        """Whether its rule asks for more than watching."""
         from models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
     def shows(self, fault: Mapping[str, Any]) -> bool:
-        """Return whether this is about the kind of a fault, and about its part or its whole node."""
+        """Return whether this reason is about the fault's kind, and about its part or its whole node."""
         if not self.flags or not self._is_on(fault):
             return False
         if self.rule.startswith("xid_"):
@@ -67,7 +68,7 @@ class FlagReason:
 
 
 def evidence_of(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
-    """Return the `reasons` of `/v1/nodes/{node}`."""
+    """Convert the `reasons` of `/v1/nodes/{node}`."""
     return tuple(
         FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
         for row in reasons

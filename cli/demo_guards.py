@@ -14,7 +14,10 @@ from fleet.process import TOKEN_VARIABLE, bearer
 
 
 def refuse_taken_ports(port: int) -> None:
-    """Raise ConfigError if the service could not listen: the simulated fleet would talk to another program."""
+    """Raise ConfigError if the service could not listen on its ports.
+
+    The simulated fleet would then talk to another program.
+    """
     from service.config import Config, override
     from service.start_checks import check_ports
 
@@ -25,7 +28,7 @@ def refuse_taken_ports(port: int) -> None:
 
 
 def refuse_unknown_token() -> None:
-    """ConfigError when the service would ask for tokens, and ours may not do what a demo does."""
+    """Raise ConfigError if the service would require a token, and ours lacks the scopes of a demo."""
     from service.http.access import LOOPBACK, Scope, load_access
     from service.http.problems import Problem
 
@@ -42,7 +45,10 @@ def refuse_unknown_token() -> None:
 
 @contextlib.contextmanager
 def fresh(folder: Path) -> Iterator[Path]:
-    """Yield an empty run folder, ours until the end. Empties only a folder that an earlier demo made, and left."""
+    """Yield an empty run folder, locked until the end.
+
+    It empties a folder only if an earlier demo made it and no longer runs.
+    """
     mark = folder / "demo"
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is a file; name a folder", param_hint="--folder")

@@ -1,4 +1,7 @@
-"""The verdict on a demo run: faults of the simulator's truth file against what the service flagged. Pure."""
+"""The verdict on a demo run: faults of the simulator's truth file compared with the service's flags.
+
+All functions are pure.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +23,7 @@ FALSE_NODES_ALLOWED = 2
 class Flag:
     """One spell during which the service flagged a node.
 
-    seen: (rule, entity, XID) → when it was first seen, and the evidence.
+    seen: (rule, entity, XID) → when the evidence was first observed, and the evidence.
     """
 
     since_ms: int
@@ -29,33 +32,33 @@ class Flag:
     seen: dict[tuple[str, str, int], tuple[int, FlagReason]] = field(default_factory=dict)
 
     def add(self, evidence: Iterable[FlagReason], now_ms: int) -> None:
-        """Record what speaks against the node now."""
+        """Record the present evidence against the node."""
         for each in evidence:
             code = round(each.value) if each.rule.startswith("xid_") else 0
             self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
 
     def first_of(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """(since when, sentence) of the earliest evidence of a fault's own kind and part."""
+        """Return (since when, sentence) of the earliest evidence of a fault's own kind and part, or None."""
         rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
         return min(rows, default=None)
 
     @property
     def is_reported(self) -> bool:
-        """Return whether nothing but what others reported asks for more than watching."""
+        """Whether only reports of others, such as a site's events, ask for more than watching."""
         rules = {each.rule for _, each in self.seen.values() if each.flags}
         return bool(rules) and rules <= REPORTED
 
 
 @dataclass(slots=True)
 class Watch:
-    """Remembers which nodes were flagged when, from successive answers of `/v1/risk/nodes`."""
+    """A record of which nodes were flagged when, from successive answers of `/v1/risk/nodes`."""
 
     flags: dict[str, list[Flag]] = field(default_factory=dict)
     _open: set[str] = field(default_factory=set)
     _restarted_ms: int | None = None
 
     def note(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
-        """Take one answer in; returns (node, reason) of nodes that are newly flagged."""
+        """Record one answer. Returns (node, reason) of the nodes that are newly flagged."""
         now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
         fresh = [(node, reason) for node, reason in now.items() if not self._goes_on(node, as_of_ms)]
         new = {node for node, _ in fresh}
@@ -83,14 +86,14 @@ class Watch:
         return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
 
     def record(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
-        """Record what speaks against a node that is flagged."""
+        """Record the evidence against a node that is flagged."""
         if node in self._open:
             self.flags[node][-1].add(evidence, now_ms)
 
     def detected(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """(since when, sentence) of the first flag of a fault's own kind and part.
+        """Return (since when, sentence) of the first flag of a fault's own kind and part, or None.
 
-        A little after its end counts, because windows remember.
+        A flag shortly after the fault's end counts too, because windows remember.
         """
         start_ms = fault["start_ms"]
         last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
@@ -103,14 +106,17 @@ class Watch:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters of `/v1/ingestion` over the lives of a pipeline: each begins at zero, as a Prometheus counter does."""
+    """The counters of `/v1/ingestion`, summed over the restarts of a pipeline.
+
+    Each restart begins at zero, as a Prometheus counter does.
+    """
 
     restarts: int = 0
     _ended: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
     def note(self, ingestion: Mapping[str, Any]) -> bool:
-        """Record one answer. Returns whether it is the first of a new life."""
+        """Record one answer. Returns whether it is the first after a restart."""
         now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
         now["bad_telemetry"] = bad_telemetry(ingestion)
         began = any(now[name] < self._running[name] for name in COUNTED)
@@ -125,17 +131,20 @@ class Totals:
 
 
 def bad_telemetry(ingestion: Mapping[str, Any]) -> int:
-    """Bad records of all sources but the inbox, into which anybody may push."""
+    """Count the bad records of all sources except the inbox, into which any client may push."""
     return sum(int(source["bad"]) for source in ingestion.get("sources", ()) if source["kind"] != "inbox")
 
 
 def is_flagged(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `/v1/risk/nodes` asks for more than watching."""
+    """Return whether a row of `/v1/risk/nodes` asks for more than watching."""
     return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
 
 
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
-    """Return a row per fault that has begun: when it was detected, with which reason, and whether it could be seen."""
+    """Return a row for each fault that has begun: when and why it was detected.
+
+    It also says whether the fault was visible.
+    """
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
@@ -158,7 +167,7 @@ def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) 
 
 
 def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
-    """Nodes flagged in a spell that no fault of theirs (visible or not) explains, and that nobody reported."""
+    """Return the nodes with a flag that neither a fault of theirs (visible or not) nor a report explains."""
     wrong = set()
     for node, spells in watch.flags.items():
         faults = [fault for fault in truth if fault["node"] == node and not fault.get("benign")]

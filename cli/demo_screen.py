@@ -20,7 +20,10 @@ LOG_WIDTH = 240  # of a file or a pipe: nothing is wrapped there
 
 
 class DemoScreen:
-    """A live line on a terminal; plain lines every ten seconds elsewhere. Writes to stderr only."""
+    """A live status line on a terminal, and plain lines every ten seconds elsewhere.
+
+    It writes to stderr only.
+    """
 
     def __init__(self, port: int) -> None:
         from rich.console import Console
@@ -49,7 +52,7 @@ class DemoScreen:
         self.console.print(printable(sentence))
 
     def ready(self) -> None:
-        """Print the console's address and three requests worth trying."""
+        """Print the console's address and three example requests."""
         self.console.print(f"\n  Console   [bold]{self.url}/[/bold]", markup=True)
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
             token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if bearer() else ""
@@ -82,7 +85,7 @@ class DemoScreen:
             self.console.print(line, soft_wrap=True)
 
     def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
-        """Faults and when they were found, then what it was worth, then the verdict."""
+        """Print the faults and when they were found, the comparison with a risk-blind engine, and the verdict."""
         from rich.table import Table
 
         if self._status is not None:
@@ -108,7 +111,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _where(row: Mapping[str, Any]) -> str:
-    """Return the place of a flag.
+    """Return the place of a fault.
 
     >>> _where({"node": "n001", "gpu": None, "port": 3})
     'n001 port mlx5_3'

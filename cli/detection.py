@@ -1,6 +1,7 @@
-"""Measure on the real path what a fault does and when it is seen: pages → decoder → store → features → score.
+"""Measurement of the effects of faults and of their detection, on the real path.
 
-A small simulated fleet runs a gang of two nodes for every fault and decoy. A day's comparison draws from the result.
+The path is pages → decoder → store → features → score. A small simulated fleet runs a gang of two nodes
+for every fault and decoy. The comparison of days draws from the result.
 """
 
 import functools
@@ -38,7 +39,7 @@ FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
 
 @dataclass(slots=True)
 class _Trial:
-    """One gang of two nodes; the first one has the fault. Times are fleet ms."""
+    """One gang of two nodes. The first node has the fault. Times are fleet ms."""
 
     kind: str
     job: str
@@ -70,7 +71,7 @@ class _Trial:
 
 @functools.lru_cache(maxsize=4)
 def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
-    """Measure the table of one seed. Takes some seconds of CPU, once per process."""
+    """Measure the table of one seed. It takes some seconds of CPU, once in each process."""
     bench = _Bench(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
         bench.round(EPOCH_MS + (number + 1) * SCRAPE_MS)
@@ -78,7 +79,7 @@ def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
 
 
 class _Bench:
-    """The small fleet, and the pipeline that looks at it."""
+    """The small fleet, and the pipeline that observes it."""
 
     def __init__(self, seed: int, copies: int) -> None:
         kinds = [*(FAULT_KINDS * copies), *(DECOY_KINDS * DECOY_COPIES)]
@@ -105,7 +106,7 @@ class _Bench:
         return _Trial(kind, job, nodes, profile, start_ms)
 
     def round(self, now_ms: int) -> None:
-        """Move the fleet, scrape every page, score."""
+        """Advance the fleet, scrape every page, and score."""
         for step_ms in range(now_ms - SCRAPE_MS + STEP_MS, now_ms + 1, STEP_MS):
             self.fleet.advance(step_ms)
             self._bury(step_ms)
@@ -123,7 +124,7 @@ class _Bench:
             )
 
     def _pages(self) -> Iterator[ExporterPage]:
-        """Every exporter's answer now."""
+        """Yield the current answer of every exporter."""
         for node, exporter in self.fleet.targets():
             body = self.fleet.page(node, exporter) if self.fleet.answers(node, exporter) else None
             late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02

@@ -1,4 +1,4 @@
-"""`fleetcast drift`: compare recent features and errors with those that a model was fitted on."""
+"""`fleetcast drift`: compares recent features and errors with those that a model was fitted on."""
 
 import time
 from pathlib import Path
@@ -50,10 +50,11 @@ def drift(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Features that moved since the model was fitted (PSI, KS), its recent errors, and whether to fit it anew.
+    """Show the features that moved since the model was fitted (PSI, KS), and its recent errors.
 
-    Recent errors are those of the service that runs on the same state folder. `fleetcast train KIND --if-drift` acts
-    on the same conditions; features that moved are told, and ask for nothing by themselves.
+    It also shows whether to fit it again. Recent errors are those of the service that runs on the same
+    state folder. `fleetcast train KIND --if-drift` acts on the same conditions. Features that moved are
+    only reported.
 
     Examples:
 
@@ -84,9 +85,9 @@ def drift(
 
 
 def recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
-    """Judge the serving version against its card: by errors on the service's board, else by age.
+    """Judge the serving version against its card. Returns None if no version serves.
 
-    None if none serves.
+    It uses the errors on the service's board, or else the version's age.
     """
     from models.versions.drift import Recent, judge
     from service.board.board import BoardReader
@@ -129,7 +130,7 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
 
 
 def _describe_samples(one: "FeatureDrift") -> str:
-    """Return what the samples say."""
+    """Return a sentence on the features that drifted."""
     far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
     said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
     if one.untold:
@@ -140,7 +141,7 @@ def _describe_samples(one: "FeatureDrift") -> str:
 
 
 def _why_it_serves(serving: "Drift", drifted: int) -> str:
-    """Return why a version goes on serving."""
+    """Return why a version continues to serve."""
     from models.versions.drift import DriftLimits
 
     fewest, n = DriftLimits().fewest, serving.recent.n

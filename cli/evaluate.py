@@ -1,4 +1,4 @@
-"""`fleetcast evaluate`: compare our forecasts with baselines at the same origins."""
+"""`fleetcast evaluate`: compares our forecasts with baselines at the same origins."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,10 +97,11 @@ def evaluate(
     predictions: Annotated[Path | None, typer.Option(help="Every forecast with its outcome (Parquet).")] = None,
     results: Annotated[Path | None, typer.Option(help="Replace this task's table in this Markdown file.")] = None,
 ) -> None:
-    """Judge forecasts against fair baselines. `fleetcast data split` makes a pair of folders.
+    """Judge forecasts against fair baselines.
 
-    Forecasts begin after the end of the train folder. History at an origin is both folders up to it. Demand is fitted
-    anew before each of several windows, on all that came before; nothing of a window is fitted on for it.
+    `fleetcast data split` makes a pair of folders. Forecasts begin after the end of the train folder.
+    History at an origin is both folders up to it. Demand is fitted again before each of several windows, on
+    all data before the window and on none within it.
 
     Examples:
 
@@ -144,7 +145,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Files to write, each None for none."""
+    """The files to write. None: do not write that file."""
 
     json: Path | None
     html: Path | None
@@ -155,9 +156,10 @@ class _Outputs:
 def _judge(
     task: str, judge: "Judge", source: dict[str, str], seed: int, asked: tuple[list[str], list[str]], to: _Outputs
 ) -> None:
-    """Run the judge and print its result. asked: telemetry that was left out, and further words of the command.
+    """Run the judge, print its result, and write the files.
 
-    Raises FleetcastError if it found nothing to judge.
+    asked: telemetry that was left out, and further words of the command. Raises FleetcastError if the judge
+    found nothing to judge.
     """
     from fleet.errors import FleetcastError
     from training.reports.report import report_html
@@ -191,7 +193,7 @@ def _judge(
 
 
 def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str, Any]:
-    """Keyword arguments of the judges that roll. Raises ConfigError where another one is asked for them."""
+    """Return keyword arguments for the judges that roll. Raises ConfigError for any other task with them."""
     from fleet.errors import ConfigError
 
     if windows and task not in ROLLING:
@@ -203,7 +205,7 @@ def _rolling(task: str, windows: int, forecaster: list[str] | None) -> dict[str,
 
 
 def _queue_of(task: str, capacity: int | None, max_wait_h: float | None) -> dict[str, Any]:
-    """Keyword arguments of the judge of queues. Raises ConfigError where another one is asked for them."""
+    """Return keyword arguments for the judge of queues. Raises ConfigError for any other task with them."""
     from fleet.errors import ConfigError
 
     given = {"capacity": capacity, "max_wait_h": max_wait_h}

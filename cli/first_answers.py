@@ -1,4 +1,4 @@
-"""The quality of the first start time of each request, beside the average of the queue's last waits."""
+"""The quality of each request's first start time, compared with the average of the queue's last waits."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class FirstAnswerTally:
-    """The first answer of each request that waits, and what became of it. Times are Unix ms."""
+    """A tally of the first answer to each waiting request, and of its outcome. Times are Unix ms."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, Times | None, float | None]] = {}  # when, issued, average wait in ms then
@@ -24,7 +24,10 @@ class FirstAnswerTally:
         self._waits_ms: deque[float] = deque(maxlen=AVERAGED)
 
     def ask(self, submitted_ms: Mapping[str, int], starts_ms: Mapping[str, Times], now_ms: int) -> None:
-        """Note the first answer of requests that wait. submitted_ms: request_id → when it came."""
+        """Record the first answer to each request that waits.
+
+        submitted_ms: request_id → when it was submitted.
+        """
         average_ms = float(np.mean(self._waits_ms)) if self._waits_ms else None
         for name, since_ms in submitted_ms.items():
             if name not in self._asked:
@@ -32,7 +35,7 @@ class FirstAnswerTally:
                 self._asked[name] = now_ms, starts_ms.get(name), left_ms
 
     def started(self, name: str, submitted_ms: int, now_ms: int) -> None:
-        """Note a start. One without a wait, before any answer, counts for nothing."""
+        """Record a start. A job that started without waiting, before any answer, does not count."""
         if name in self._asked:
             self._started[name] = now_ms
             self._waits_ms.append(now_ms - submitted_ms)
@@ -58,7 +61,7 @@ class FirstAnswerTally:
 
 
 def _loss(rows: Iterable[tuple[float, Array]]) -> float | None:
-    """Mean pinball loss in minutes of (wait, quantiles at LEVELS) in ms. Returns None of no rows."""
+    """Return the mean pinball loss in minutes of (wait, quantiles at LEVELS) in ms. None without rows."""
     levels = np.array(LEVELS)
     losses = []
     for wait_ms, quantiles_ms in rows:

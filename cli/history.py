@@ -1,4 +1,4 @@
-"""`fleetcast history`: what the archive holds, smaller files, and an end to old days."""
+"""`fleetcast history`: shows what the archive holds, compacts its files, and deletes old days."""
 
 import json
 import sys
@@ -52,7 +52,9 @@ def show(
     block: Annotated[str, typer.Option(help="Only this block of the topology.")] = "",
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """Show what the archive holds by day; with --metric or --entity the series, and of a single one its course.
+    """Show what the archive holds by day. With --metric or --entity, show the series.
+
+    A single series is also plotted.
 
     Examples:
 
@@ -84,9 +86,10 @@ def compact_files(
     url: UrlOption = None,
     file_rows: Annotated[int, typer.Option(help="The most rows of a file that is made.", min=1000)] = 8_000_000,
 ) -> None:
-    """Make one file of the many parts of each closed hour. A pipeline does so by itself for the days it runs.
+    """Merge the files of each closed hour into one. A pipeline does this by itself for the days it runs.
 
-    Files of a pipeline that runs are left to it. May be ended at any time: no row is lost or there twice.
+    The files of a running pipeline are left alone. The command may be stopped at any time: no row is lost or
+    duplicated.
 
     Example:  fleetcast history compact
     """
@@ -131,7 +134,7 @@ def prune_days(
     url: UrlOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
 ) -> None:
-    """Delete old days.
+    """Delete days that ended longer ago than --keep-days.
 
     Examples:
 
@@ -165,7 +168,7 @@ def _now_ms() -> int:
 
 
 def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
-    """Return a row per day and dataset."""
+    """Return a row for each day and dataset."""
     from ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}
@@ -191,7 +194,7 @@ def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
 
 
 def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
-    """Bytes and rows; nothing of a file that is damaged, or was compacted meanwhile."""
+    """Return the bytes and rows of a file. Both are 0 if it is damaged, or was compacted in the meantime."""
     import pyarrow.parquet as pq
 
     from ingest.archive.read import log_damaged
@@ -286,7 +289,10 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
 
 
 def plot(series: "ArchivedSeries") -> list[str]:
-    """Means of equal pieces of its span, as lines of block characters between the least and the largest of them."""
+    """Draw the means of equal parts of a series' span, as lines of block characters.
+
+    The axis reaches from the smallest to the largest mean.
+    """
     import numpy as np
 
     from features.sums import divide

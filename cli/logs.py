@@ -1,7 +1,8 @@
-"""Logs of the processes: one event, one line, as text or as JSON; no line holds a secret.
+"""Logs of the processes: one line for each event, as text or as JSON. No line holds a secret.
 
-2026-11-21T13:43:20.123Z INFO api service.api.role: listening on http://127.0.0.1:8080/
-{"time": "2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api.role", "message": "…"}
+2026-11-21T13:43:20.123Z INFO api service.api.role: listening on http://127.0.0.1:8080/ {"time":
+"2026-11-21T13:43:20.123Z", "level": "info", "role": "api", "logger": "service.api.role", "message":
+"…"}
 """
 
 import json
@@ -36,7 +37,10 @@ class LogLevel(StrEnum):
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line. `role` is which of our processes speaks."""
+    """A formatter that writes a record as one line.
+
+    `role`: the name of the process that logs.
+    """
 
     def __init__(self, form: Format, role: str) -> None:
         super().__init__("%(message)s")
@@ -55,7 +59,10 @@ class LineFormatter(logging.Formatter):
 
 
 def configure(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
-    """Log to stderr; what is not given comes from the environment. ConfigError for what is not known there."""
+    """Send logs to stderr. Options that are not given come from the environment.
+
+    Raises ConfigError if the environment has an unknown value.
+    """
     form = form or _chosen(Format, FORMAT_VARIABLE, Format.TEXT)
     level = level or _chosen(LogLevel, LEVEL_VARIABLE, LogLevel.INFO)
     os.environ[FORMAT_VARIABLE], os.environ[LEVEL_VARIABLE] = form, level

@@ -1,4 +1,7 @@
-"""The `fleetcast` command: one file a group; heavy imports happen inside the functions that need them."""
+"""The `fleetcast` command, with one file for each group.
+
+Heavy imports happen inside the functions that need them.
+"""
 
 import os
 import re
@@ -88,11 +91,14 @@ def every_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version and stop.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command's name."""
+    """Accept the options that come before a command's name."""
 
 
 def main() -> NoReturn:
-    """Entry point: 0 done, 1 the work failed (reason on stderr), 2 wrong usage or configuration."""
+    """Run the command. Exit codes: 0 done, 1 the work failed, 2 wrong usage or configuration.
+
+    The reason of a failure is on stderr.
+    """
     watch_parent()
     try:
         keep_files_private()
@@ -106,9 +112,10 @@ def main() -> NoReturn:
 
 
 def keep_files_private() -> None:
-    """Set the umask of this process: its files are for its own user alone, unless FLEETCAST_UMASK says otherwise.
+    """Set the umask of this process, so that only its own user can read its files.
 
-    They say who ran what, and may hold passwords. Raises ConfigError on a bad umask.
+    FLEETCAST_UMASK replaces the default. The files say who ran what, and may hold passwords. Raises
+    ConfigError for a bad umask.
     """
     text = os.environ.get(UMASK_VARIABLE) or PRIVATE_UMASK
     if not re.fullmatch("0*[0-7]{1,3}", text) or int(text, 8) & 0o700:

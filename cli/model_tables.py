@@ -1,4 +1,4 @@
-"""The tables of `fleetcast models`: versions in a list, and a card with its metrics and its calibration."""
+"""The tables of `fleetcast models`: a list of versions, and a card with its metrics and calibration."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,10 @@ def _moment(time_ms: int | None) -> str:
 
 
 def print_card(card: "Card", document: Mapping[str, Any]) -> None:
-    """document: the card with `serves`, `damage` and `promotions`."""
+    """Print a card.
+
+    document: the card with `serves`, `damage` and `promotions`.
+    """
     gate = card.gate.sentence if card.gate else "nobody has judged it against a baseline"
     facts = {
         "version": f"{card.kind} {card.version}{', serves' if document['serves'] else ''}",
@@ -77,16 +80,16 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
 
 
 def _promotion(row: Mapping[str, Any]) -> str:
-    """Return a change of what serves, in words."""
+    """Return a sentence on a change of the version that serves."""
     words = "promoted" if row["action"] == "promote" else "rolled back to"
     forced = " by force" if row["forced"] else ""
     return f"{_moment(row['time_ms'])} UTC {words} {row['version']}{forced}"
 
 
 def _print_metrics(card: "Card") -> None:
-    """Print a line per number and a column per method, with intervals in brackets and series pooled.
+    """Print one line for each number and one column for each method, with intervals in brackets.
 
-    Coverage stands beside its promise.
+    Series are pooled. Coverage is left out, because the table of calibration shows it.
     """
     from training.reports.contests import OURS, lead, pooled, words_of
     from training.reports.results import ResultRow

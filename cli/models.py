@@ -1,4 +1,4 @@
-"""`fleetcast models`: the versions of fitted models: which serves, what its card says, promotion and rollback."""
+"""`fleetcast models`: the versions of fitted models, with their cards, promotion and rollback."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def list_versions(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """All versions: which one serves, what the gate said, and whether its files are whole.
+    """List all versions: which one serves, what the gate decided, and whether its files are intact.
 
     Examples:
 
@@ -73,7 +73,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write the card as a page with plots here.")] = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Show the card of a version: verdict, metrics beside baselines, calibration, data, settings, files.
+    """Show the card of a version: verdict, metrics with baselines, calibration, data, settings, files.
 
     Examples:
 
@@ -102,7 +102,9 @@ def promote(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Let a version serve. One that lost to its baseline, was never judged or is damaged is refused.
+    """Let a version serve.
+
+    A version that lost to its baseline, was never judged or is damaged is refused.
 
     Examples:
 
@@ -130,9 +132,9 @@ def rollback(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Let the version serve again that served before the current one; a damaged one is passed over.
+    """Go back to the version that served before the current one. A damaged version is skipped.
 
-    Before the first version what ships with the program serves again.
+    Before the first version, the model that ships with the program serves again.
 
     Example:  fleetcast models rollback demand
     """
@@ -157,9 +159,9 @@ def shadow(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Choose which version runs in the shadow of the one that serves: scored beside it, and never served.
+    """Choose the shadow version: it is scored next to the version that serves, and never serves itself.
 
-    A running pipeline takes it up. Without a choice it is the newest that does not serve.
+    A running pipeline applies the choice. Without one, the shadow is the newest version that does not serve.
 
     Examples:
 
@@ -191,7 +193,9 @@ def prune(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Delete old versions. The one that serves, the one before it and the one in the shadow stay.
+    """Delete old versions.
+
+    The version that serves, the one before it and the shadow version stay.
 
     Examples:
 
@@ -232,7 +236,10 @@ def _known(kind: str) -> str:
 
 
 def _serving_or_newest(registry: "Registry", kind: str) -> str:
-    """Return the version that serves. If none does, return the newest and say so. Raises UnknownEntity without any."""
+    """Return the version that serves. If none does, return the newest one and print that it is.
+
+    Raises UnknownEntity if there is no version.
+    """
     from fleet.errors import UnknownEntity
 
     if (version := registry.current_version(kind)) is not None:

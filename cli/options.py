@@ -1,4 +1,7 @@
-"""Options that `train`, `evaluate`, `backtest` and `drift` share, the inputs that they name, progress and outputs."""
+"""Options that `train`, `evaluate`, `backtest` and `drift` share.
+
+The module also opens the inputs that these options name, shows progress and writes the outputs.
+"""
 
 import os
 import sys
@@ -45,7 +48,7 @@ ForecasterOption = Annotated[
 
 
 def _check_moment(text: str) -> str:
-    """Refuse what is no moment of the trace, before anything is loaded."""
+    """Check that a text is a date and time, before anything is loaded. Raises BadParameter."""
     from simulator.traces import parse_time_ms
 
     try:
@@ -66,7 +69,10 @@ Say = Callable[[str], None]
 
 
 def check_outputs(json: Path | None, **files: Path | None) -> None:
-    """Check, before any work, that each file can be written at the end. json may be -: stdout. Raises ConfigError."""
+    """Check, before any work, that each file can be written at the end. Raises ConfigError.
+
+    json: may be -, which is stdout.
+    """
     for option, path in {"json": None if json == STDOUT else json, **files}.items():
         if path is None:
             continue
@@ -89,7 +95,7 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def write_json(path: Path | None, body: dict[str, Any]) -> None:
-    """To a file, or to stdout; nothing without a path."""
+    """Write the body to a file, or to stdout. Does nothing without a path."""
     import msgspec
 
     if path is None:
@@ -110,9 +116,10 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
 
 
 def configured(config: Path | None, state: str | None) -> "Config":
-    """Return the site's configuration: --config, else the one that `fleetcast run` saved in its state folder.
+    """Return the site's configuration.
 
-    Returns the defaults if neither is there.
+    It is --config, or else the one that `fleetcast run` saved in its state folder. If neither exists, it is
+    the defaults.
     """
     from service.config import Config, load_config, override
 
@@ -125,7 +132,10 @@ def configured(config: Path | None, state: str | None) -> "Config":
 def inputs_of(
     config: "Config", data: Path | None, archive: str | None, sets: list[str] | None, until: str | None, say: Say
 ) -> "TrainingInputs":
-    """Return the training data that the options name. Without --data and --archive, the archive of this site."""
+    """Return the training data that the options name.
+
+    Without --data and --archive, it is the archive of this site.
+    """
     from training.sites.histories import TrainingInputs, moment_ms
 
     if data is not None:
@@ -136,7 +146,7 @@ def inputs_of(
 
 
 def own_forecasters(paths: list[str] | None) -> "list[OwnForecaster]":
-    """Return the forecasters of your own at these import paths, each after `check_forecaster`. Raises ConfigError."""
+    """Return the forecasters at these import paths, each after `check_forecaster`. Raises ConfigError."""
     from training.judges.own_forecasters import OwnForecaster
 
     found: list[OwnForecaster] = []
@@ -178,7 +188,10 @@ def site_topology(config: "Config") -> "Topology | None":
 
 @contextmanager
 def progress_of(label: str) -> Iterator[Say]:
-    """Lines on stderr; on a terminal the newest one beside a clock, and every line that begins with `skipped`."""
+    """Yield a function that prints progress lines on stderr.
+
+    On a terminal it shows the newest line with a clock, and keeps every line that begins with `skipped`.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""`fleetcast play`: a trace of jobs through the plan that serves, beside peers and oracles on the same machine."""
+"""`fleetcast play`: a trace of jobs through the plan that serves, compared with peers and oracles."""
 
 import sys
 import time
@@ -50,9 +50,10 @@ def play(
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Play jobs through time: the plan that serves, with its queues, beside peers and oracles on the same machine.
+    """Simulate jobs under the plan that serves, with its queues, and under peers and oracles.
 
-    A run time is known to a plan only once the job has ended. Each method plays all jobs; `seconds` are of CPU time.
+    All methods play all jobs on the same machine. A plan knows a run time only once the job has ended.
+    `seconds` are CPU time.
 
     Examples:
 
@@ -95,7 +96,10 @@ def play(
 
 
 def _machine(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
-    """(nodes, GPUs of each); no nodes and all GPUs where only their count is known. ConfigError for both or neither."""
+    """Return (nodes, GPUs of each), or (0, all GPUs) if only their count is known.
+
+    Raises ConfigError for both or neither.
+    """
     from fleet.errors import ConfigError
 
     if (nodes is None) == (capacity is None):
@@ -104,7 +108,7 @@ def _machine(nodes: int | None, each: int, capacity: int | None) -> tuple[int, i
 
 
 def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
-    """ConfigError for what is no job history."""
+    """Read the jobs of a trace. Raises ConfigError if it is no job history."""
     from fleet.errors import ConfigError
     from training.sets.job_sets import read_jobs
 
@@ -118,7 +122,7 @@ def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
 
 
 def _tree(path: Path, gpus: int) -> "QueueTree":
-    """ConfigError for a file of queues that is refused."""
+    """Read the file of queues. Raises ConfigError if the file is refused."""
     from cli.queues import read_tree
     from placement.tree import ANY
 
@@ -126,7 +130,7 @@ def _tree(path: Path, gpus: int) -> "QueueTree":
 
 
 def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
-    """ConfigError for one that is unknown, or says nothing of this scene."""
+    """Return the methods to play. Raises ConfigError for an unknown one, or one that needs another scene."""
     from fleet.errors import ConfigError
 
     there = scene.methods()
@@ -138,7 +142,7 @@ def _methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
 
 @contextmanager
 def _bar(method: str, scene: "PlayScene") -> "Iterator[Tick]":
-    """Show a bar on stderr, if that is a terminal: how much of the trace's time has passed."""
+    """Show a progress bar on stderr, if that is a terminal: how much of the trace's time has passed."""
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]
 

@@ -1,4 +1,7 @@
-"""`fleetcast produce`: telemetry and events to Kafka, for exporters that nobody else reads, and to try it out."""
+"""`fleetcast produce`: writes telemetry and events to Kafka.
+
+It serves exporters that have no other reader, and tests.
+"""
 
 import asyncio
 import sys
@@ -44,9 +47,10 @@ def topics(
     config: ConfigFile = None,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the telemetry topic.")] = 8,
 ) -> None:
-    """Create the topics that are not there: telemetry, events and dead letters, replicated as the brokers have it.
+    """Create the missing topics: telemetry, events and dead letters.
 
-    A pipeline reads whole partitions, and a block lies in one: as many partitions as blocks is a good number.
+    They are replicated as the brokers are configured. A pipeline reads whole partitions, and a block lies
+    in one partition. So a good number of partitions is the number of blocks.
 
     Example:  fleetcast produce topics --brokers kafka-1:9092 --partitions 8
     """
@@ -73,7 +77,7 @@ def telemetry(
     interval_s: Annotated[float, typer.Option(min=1.0, help="Between two scrapes of a target.")] = 15.0,
     seconds: Annotated[float | None, typer.Option(help="Stop after this long [until Ctrl-C].")] = None,
 ) -> None:
-    """Scrape exporters and write a columnar record a node and scrape.
+    """Scrape exporters and write one columnar record for each node and scrape.
 
     Examples:
 
@@ -113,7 +117,9 @@ def events(
     brokers: Brokers = "",
     config: ConfigFile = None,
 ) -> None:
-    """Write job and node events, line by line as they come. Those that are no events are told and left out (exit 1).
+    """Write job and node events, line by line as they arrive.
+
+    Lines that are not events are reported and left out. The exit code is then 1.
 
     Examples:
 
@@ -147,7 +153,7 @@ def page(
     brokers: Brokers = "",
     config: ConfigFile = None,
 ) -> None:
-    """Write one recorded page as it is, with the time of now.
+    """Write one recorded page unchanged, with the current time.
 
     Example:  curl -s http://n001:9400/metrics > n001.prom; fleetcast produce page n001.prom --brokers kafka-1:9092
     """
@@ -166,7 +172,10 @@ def page(
 
 
 def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
-    """Return the configuration, and the options of its first Kafka source, with the command line's brokers on top."""
+    """Return the configuration, and the options of its first Kafka source.
+
+    The command line's brokers have priority.
+    """
     from ingest.kafka.source import read_kafka_options
     from service.config import load_config
 
@@ -180,7 +189,10 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
 
 
 def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
-    """Connect a writer. Raises SourceError if no broker answers, and ConfigError if they have no such topic."""
+    """Connect a writer.
+
+    Raises SourceError if no broker answers, and ConfigError if the topic does not exist.
+    """
     from clients.kafka import KafkaWriter
 
     writer = KafkaWriter(options)
@@ -219,7 +231,10 @@ def _source(
 
 
 def _chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
-    """Yield (records before, body): the whole file, or what stdin holds so far, cut at a line's end."""
+    """Return or yield (records before, body).
+
+    It is the whole file, or what stdin holds so far, cut at a line's end.
+    """
     if file is not None and str(file) != "-":
         try:
             return [(0, file.read_bytes())]
@@ -241,7 +256,10 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _run(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWriter") -> None:
-    """Until the work is done, the time is over or Ctrl-C; says now and then how far it is. Exit 1 when some was bad."""
+    """Run until the work is done, the time is over or Ctrl-C. Prints the progress from time to time.
+
+    Exits with 1 if there were bad records and no samples.
+    """
     assert callable(work)
 
     async def watched() -> None:

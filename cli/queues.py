@@ -1,4 +1,4 @@
-"""`fleetcast queues`: check a `queues.toml`, show the tree that it describes, and import another scheduler's."""
+"""`fleetcast queues`: checks a `queues.toml`, shows its tree, and imports another scheduler's queues."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ MOST_WORDS = 60
 
 @app.command("check")
 def check(path: QueuesPath, topology: TopologyPath = None) -> None:
-    """Check a file of queues: what the placer would refuse is refused here, with the line, the field and the fix.
+    """Check a file of queues, as the placer does. Errors name the line, the field and the fix.
 
     Example:  fleetcast queues check queues.toml
     """
@@ -50,7 +50,7 @@ def show(
     topology: TopologyPath = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """Show the tree of a file: weights, guarantees, limits, what is lent, classes, credits.
+    """Show the tree of a file: weights, guarantees, limits, lending, classes, credits.
 
     Example:  fleetcast queues show queues.toml
     """
@@ -73,7 +73,7 @@ def show(
 
 
 def _read(path: Path, topology: Path | None) -> "QueueTree":
-    """ConfigError for a file that is refused."""
+    """Read a file of queues. Raises ConfigError if it is refused."""
     from ingest.topology.load import load_topology
     from placement.queues_file import installed_gpus
 
@@ -81,7 +81,7 @@ def _read(path: Path, topology: Path | None) -> "QueueTree":
 
 
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
-    """Read the tree of a file. Raises ConfigError if it is refused, or guarantees more than the capacity."""
+    """Read the tree of a file. Raises ConfigError if it is refused or guarantees more than the capacity."""
     from fleet.errors import ConfigError, RequestError
     from placement.queue_trial import try_tree
     from placement.queues_file import check_capacity, read_queues

@@ -1,4 +1,4 @@
-"""`fleetcast queues import`: another scheduler's queues as `queues.toml`."""
+"""`fleetcast queues import`: converts another scheduler's queues to `queues.toml`."""
 
 import re
 import sys
@@ -32,7 +32,9 @@ Topology = Annotated[
 
 @app.command("slurm")
 def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
-    """Accounts, users, shares, GrpTRES and QOS of Slurm. Export them, in any number of files, in any order:
+    """Convert accounts, users, shares, GrpTRES and QOS of Slurm.
+
+    Export them, in any number of files, in any order:
 
     sacctmgr show assoc -nP format=cluster,account,parentname,user,share,grptres,grptresmins,maxtres,qos > assoc.txt
 
@@ -47,11 +49,14 @@ def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 @app.command("kueue")
 def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
-    """ClusterQueues, Cohorts, LocalQueues, flavors and priority classes of Kueue (v1beta1, v1beta2). Export them:
+    """Convert ClusterQueues, Cohorts, LocalQueues, flavors and priority classes of Kueue.
+
+    The versions are v1beta1 and v1beta2. Export them with:
 
     kubectl get clusterqueues,cohorts,localqueues,resourceflavors,workloadpriorityclasses -A -o yaml > kueue.yaml
 
-    Kueue's own Configuration, if it is among the files, tells whether shares count, and the half-life of use.
+    Kueue's own Configuration, if it is among the files, defines whether shares count, and the half-life of
+    use.
 
     Example:  fleetcast queues import kueue kueue.yaml --out queues.toml
     """
@@ -62,7 +67,9 @@ def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 @app.command("kai")
 def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
-    """Queues of the KAI Scheduler (scheduling.run.ai/v2). Export them:
+    """Convert queues of the KAI Scheduler (scheduling.run.ai/v2).
+
+    Export them with:
 
     kubectl get queues.scheduling.run.ai -o yaml > kai.yaml
 
@@ -110,7 +117,7 @@ def _import(
 
 
 def _print_unread(draft: "Draft", out: str) -> None:
-    """Print what has no counterpart, on stderr. The file names all that it concerns."""
+    """Print what has no counterpart, on stderr. The output file names every queue that it concerns."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)
     for what, whose in draft.notes.items():
@@ -142,7 +149,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _spelling(topology: Path | None) -> "Spell":
-    """GPU models as telemetry names them, or as a topology spells them."""
+    """Return a function that spells GPU models as a topology does, or else as telemetry does."""
     from ingest.gpus import short_model
     from ingest.topology.load import load_topology
 

@@ -1,4 +1,7 @@
-"""Write measured tables into a Markdown file, each between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+"""A writer of measured tables in a Markdown file.
+
+Each table is between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""
 
 import re
 import shlex
@@ -9,7 +12,10 @@ from typing import Any
 
 
 def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Replace the table `name` (at the end of the file where there is none). `rows`: the first one is the header."""
+    """Replace the table `name`, or add it at the end of the file.
+
+    rows: the first one is the header.
+    """
     date = time.strftime("%Y-%m-%d", time.gmtime())
     lines = [f"<!-- begin {name} -->", f"`{shlex.join(command)}` · {date}{f' · {note}' if note else ''}", ""]
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
@@ -24,7 +30,7 @@ def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Se
 
 
 def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row per case. The alternative is bold where it is better."""
+    """Return a row for each case. The alternative is bold if it is better."""
     rows = [["case", "size", "Fleetcast", "alternative"]]
     for line in lines:
         peer = "–"
@@ -37,11 +43,11 @@ def bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def describe_machine(line: Mapping[str, Any]) -> str:
-    """Processor, cores, memory and Python of a line of `fleetcast bench`."""
+    """Return processor, cores, memory and Python of a line of `fleetcast bench`."""
     about = line["machine"]
     return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}"
 
 
 def short(value: float) -> str:
-    """Three digits of what is below a thousand, whole numbers above."""
+    """Return three digits of a value below a thousand, and a whole number from there on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

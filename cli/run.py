@@ -1,4 +1,4 @@
-"""`fleetcast run`: all roles under a supervisor, or one role."""
+"""`fleetcast run`: runs all roles under a supervisor, or one role alone."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ def run(
     log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
     log_level: Annotated[logs.LogLevel | None, typer.Option(help="The least that is told [info].")] = None,
 ) -> None:
-    """Run Fleetcast: pipeline, api, placer and (where configured) adapters, restarted when one dies.
+    """Run Fleetcast: pipeline, api, placer and (if configured) adapters. A role that dies is restarted.
 
     Examples:
 
@@ -88,7 +88,7 @@ def run(
 
 
 def _spare_memory() -> None:
-    """Set the options of this process that a role lives with."""
+    """Set the options that keep the memory of a role's process small."""
     from service.process_memory import use_one_heap
     from service.withheld_imports import withhold_imports
 
@@ -97,7 +97,10 @@ def _spare_memory() -> None:
 
 
 def _launch(config: "Config") -> "Launcher | str | None":
-    """Fork the launcher of the roles. Returns None where a fork is unsafe, and a role's name in its own process."""
+    """Fork the launcher of the roles. Returns None where a fork is unsafe.
+
+    In a role's own process, it returns the name of the role.
+    """
     from service.launcher import fork_launcher
 
     if sys.platform != "linux":
@@ -122,7 +125,10 @@ def _check_instance(role: RoleName | None, instance: int | None, config: "Config
 
 
 def _roles(config: "Config") -> list[tuple[RoleName, int | None]]:
-    """Return the roles that a configuration asks for, with the instance where there are several of one."""
+    """Return the roles that a configuration asks for.
+
+    Each has its instance number if there are several pipelines, else None.
+    """
     if config.api.board:  # a replica has an api, and no more
         return [(RoleName.API, None)]
     count = config.pipeline.instances
@@ -160,7 +166,7 @@ def _instance_option(number: int | None) -> list[str]:
 
 
 def _run_role(role: RoleName, config: "Config", instance: int) -> None:
-    """Under uvloop, the loop that the measured figures were taken with."""
+    """Run a role under uvloop, the event loop that all published measurements used."""
     import importlib
 
     import uvloop
@@ -175,7 +181,7 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
 
 def _state_name(role: RoleName, instance: int | None, config: "Config") -> str:
-    """Return the name of a role's files in the state folder: its lock, and the reason why it ended."""
+    """Return the name of a role's files in the state folder: its lock, and the reason for its end."""
     from service.exit_reason import api_name, pipeline_name
 
     if role is RoleName.PIPELINE:

@@ -1,6 +1,7 @@
-"""A bill of materials of what the lock files install, as CycloneDX JSON: `python -m cli.sbom`, or `make sbom`.
+"""A bill of materials of what the lock files install, as CycloneDX JSON.
 
-Licences are those that installed packages declare. It holds no time: the same locks and packages make the same bytes.
+Run `python -m cli.sbom` or `make sbom`. Licences are those that installed packages declare. The
+document has no timestamp, so the same locks and packages make the same bytes.
 """
 
 import hashlib
@@ -53,7 +54,10 @@ NO_SPDX_ID = frozenset({"BSD License", "unknown"})
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A pinned package. marker: on which systems it is installed, empty for all; hashes: SHA-256 of its files."""
+    """A pinned package.
+
+    marker: the systems on which it is installed, "" for all. hashes: the SHA-256 of its files.
+    """
 
     name: str
     version: str
@@ -75,7 +79,10 @@ def pins_of(lock: str) -> Iterator[Pin]:
 
 
 def licence_of(name: str) -> str:
-    """Return an SPDX expression, or "BSD License". "unknown" if an installed package declares none."""
+    """Return the licence of a package as an SPDX expression, or "BSD License".
+
+    Returns "unknown" if the package is not installed, or declares none.
+    """
     try:
         return READ_IN_THE_FILE.get(name) or _declared(metadata(name))
     except PackageNotFoundError:
@@ -83,7 +90,10 @@ def licence_of(name: str) -> str:
 
 
 def _declared(told: PackageMetadata) -> str:
-    """Return the expression, else the first line of the old free text, else the classifiers."""
+    """Return the declared SPDX expression, or else the first line of the old free text.
+
+    Without either, the classifiers decide.
+    """
     expression = told.json.get("license_expression")
     if expression:
         return str(expression)
@@ -95,7 +105,7 @@ def _declared(told: PackageMetadata) -> str:
 
 
 def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[str, Any]) -> dict[str, Any]:
-    """Return the bill of materials. What only development installs has the scope "excluded"."""
+    """Return the bill of materials. A package that only development needs has the scope "excluded"."""
     needed = {pin.purl: pin for pin in runtime}
     every = needed | {pin.purl: pin for pin in development if pin.purl not in needed}
     components = [_component(every[purl], purl in needed) for purl in sorted(every)]
@@ -137,7 +147,7 @@ def _licences(licence: str) -> list[dict[str, Any]]:
 
 
 def of_folder(root: Path) -> dict[str, Any]:
-    """Return the bill of materials of a checkout: its two lock files and its pyproject.toml."""
+    """Return the bill of materials of a checkout, from its two lock files and its pyproject.toml."""
     runtime, development = (
         pins_of((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
     )

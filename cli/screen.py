@@ -1,4 +1,7 @@
-"""Output of commands for people and scripts. No name, reason or file can forge a line or steer the terminal."""
+"""Output of commands for people and scripts.
+
+No name, reason or file can forge a line or control the terminal.
+"""
 
 import typer
 
@@ -11,5 +14,8 @@ def echo(line: str = "", *, err: bool = False) -> None:
 
 
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a document of several lines. Its line breaks and tabs stay, other control characters are escaped."""
+    """Print a document of several lines.
+
+    Its line breaks and tabs stay. Other control characters are escaped.
+    """
     typer.echo(printable(text, keep="\n\t"), err=err, nl=nl)  # noqa: TID251

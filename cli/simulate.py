@@ -1,4 +1,4 @@
-"""`fleetcast simulate`: the simulated fleet in a process of its own."""
+"""`fleetcast simulate`: the simulated fleet in a separate process."""
 
 import time
 from collections.abc import Awaitable
@@ -31,7 +31,9 @@ def day(
     seeds: Annotated[int, typer.Option(help="How many days to simulate.", min=2)] = 16,
     at: AtOption = "2020-05-12T20:25",
 ) -> None:
-    """Simulate a day with a risk-blind engine and with ours: GPU-hours lost to faults and stragglers.
+    """Simulate a day with a risk-blind engine and with ours.
+
+    Prints the GPU-hours lost to faults and stragglers.
 
     Example:  fleetcast simulate day --seed 1
     """
@@ -151,7 +153,9 @@ def faults(
         bool, typer.Option("--print-config", help="Show the settings as a file; do no more.")
     ] = False,
 ) -> None:
-    """Telemetry, job events and the truth of a fleet with faults and benign look-alikes, for `fleetcast evaluate`.
+    """Write telemetry, job events and the truth of a fleet with faults and benign look-alikes.
+
+    `fleetcast evaluate` reads them.
 
     fleetcast simulate faults --print-config > faults.toml
 
@@ -177,10 +181,10 @@ def steps(
     seed: Annotated[int, typer.Option(help="Seed of patterns and noise.", min=0)] = 1,
     series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
 ) -> None:
-    """Real step times as the telemetry they would have left, with the true period and steps beside.
+    """Render real step times as the telemetry they would have left, with the true period and steps.
 
-    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA; renders at 0.05, 0.5, 1 and
-    15 s.
+    Reads faults/megatron_step_times and faults/straggler_bytedance below FLEETCAST_DATA. Renders at 0.05,
+    0.5, 1 and 15 s.
 
       fleetcast simulate steps --out var/data
     """
@@ -195,9 +199,10 @@ def steps(
 def compare(
     seed: Annotated[int, typer.Option(help="Seed of the simulated side.", min=0)] = 1,
 ) -> None:
-    """Compare healthy simulated telemetry with recorded H100 runs: a Kolmogorov-Smirnov distance per quantity.
+    """Compare healthy simulated telemetry with recorded H100 runs.
 
-    Reads telemetry/h100-phases below FLEETCAST_DATA; 0 is alike, 1 has nothing in common.
+    Prints a Kolmogorov-Smirnov distance for each quantity: 0 is alike, 1 has nothing in common. Reads
+    telemetry/h100-phases below FLEETCAST_DATA.
 
       fleetcast simulate compare --seed 2
     """
@@ -213,7 +218,7 @@ def compare(
 
 
 def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
-    """Measure detection on a small fleet, then play the day for every seed, with and without risk."""
+    """Measure detection on a small fleet. Then simulate the day for every seed, with and without risk."""
     from cli.detection import measure_detection
     from fleet.topology import Topology
     from ingest.topology.load import parse_toml
@@ -274,7 +279,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
 
 
 async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
-    """Run `main` to its end, and `other` as long. An end of `other` before that ends both."""
+    """Run `main` to its end, with `other` in parallel. If `other` ends first, cancel `main`."""
     import asyncio
 
     work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)

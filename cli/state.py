@@ -1,4 +1,7 @@
-"""`fleetcast state`: check the parts of the state, accept the loss of one, back all of them up and restore them."""
+"""`fleetcast state`: checks the parts of the state, and accepts the loss of one.
+
+It also backs all parts up and restores them.
+"""
 
 import sys
 from pathlib import Path
@@ -34,10 +37,10 @@ MEANS = {
 
 @app.command("show")
 def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
-    """Each part: its identity, how far it is, what the others have seen of it, and whether it is whole.
+    """Show each part of the state: its identity, its position, and whether it is intact.
 
-    It reads files alone, and may be asked while Fleetcast runs and while it does not. Exit code 0: the parts agree;
-    1: one is in doubt, and nothing is placed; 2: wrong usage.
+    It also shows what the other parts know of it. The command only reads files, and may run while Fleetcast
+    runs or not. Exit code 0: the parts agree; 1: one is in doubt, and nothing is placed; 2: wrong usage.
 
     Example:  fleetcast state show --json -
     """
@@ -61,10 +64,11 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
 
 @app.command("accept")
 def accept(config: ConfigOption = None, state: StateOption = None) -> None:
-    """Go on with what is there, where a part is lost or old and cannot be put back.
+    """Continue with the present state, although a part is lost or old and cannot be put back.
 
-    The state gets a new identity; what was seen of the lost part counts no more, and a part that is put back later is
-    refused. The ledger's audit says who accepted what. Fleetcast may run meanwhile: it goes on within a tick.
+    The state gets a new identity. What the other parts knew of the lost part no longer counts, and a part
+    that is put back later is refused. The ledger's audit records who accepted what. Fleetcast may be
+    running: it continues within a tick.
 
     Example:  fleetcast state accept
     """
@@ -85,7 +89,10 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
 
 
 def settings_of(config: Path | None, state: str | None) -> "Config":
-    """ConfigError where there is no folder: nobody may hear that the parts of a mistyped one agree."""
+    """Return the configuration. Raises ConfigError if its state folder does not exist.
+
+    Otherwise the parts of a mistyped folder would seem to agree.
+    """
     settings = configured(config, state)
     if not settings.folder.is_dir():
         raise ConfigError(f"state = {settings.state!r}: no such folder; name another with --state or --config")
@@ -93,7 +100,7 @@ def settings_of(config: Path | None, state: str | None) -> "Config":
 
 
 def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
-    """Give what lies there a new identity, and tell the ledger where no placer does. Returns the identity."""
+    """Give the present state a new identity and return it. Records it in the ledger if no placer runs."""
     import getpass
     import uuid
 
@@ -119,7 +126,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
 
 
 def _mark_ledger(config: "Config") -> None:
-    """Write the identity into the ledger, unless a placer runs, which writes it itself."""
+    """Write the identity into the ledger. If a placer runs, it does so itself."""
     from placement.ledger import Ledger
     from service.placer.state_watch import take_over
     from service.state_folder import StateError, role_lock
@@ -136,7 +143,10 @@ def _mark_ledger(config: "Config") -> None:
 
 
 def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
-    """Return what `--json` writes. A position is a number, and of the inbox segment -> offset in bytes."""
+    """Return the document that `--json` writes.
+
+    A position is a number. For the inbox it is segment -> offset in bytes.
+    """
     from ingest.inbox.segments import segment_name
 
     doubts, rows = {doubt.part: doubt for doubt in found}, []
@@ -159,7 +169,7 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
 
 
 def tell(body: dict[str, Any]) -> None:
-    """Print the report as lines."""
+    """Print the report as lines of text."""
     echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
         unit = UNITS.get(row["part"], "")

@@ -1,4 +1,7 @@
-"""`fleetcast state backup`, `verify` and `restore`: a copy of the whole state, made while the service runs."""
+"""`fleetcast state backup`, `verify` and `restore`: copies of the whole state.
+
+A backup is made while the service runs.
+"""
 
 import tempfile
 from pathlib import Path
@@ -18,11 +21,13 @@ def backup(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Copy the whole state while Fleetcast runs: ledger, snapshots, inbox, board, models, adapters, identity, keys.
+    """Copy the whole state while Fleetcast runs.
 
-    The copy is whole or absent: it gets its name once its parts agree, and a manifest holds the size and checksum of
-    each file and the head of the audit. Nothing that was acknowledged before the moment that is printed is missing. The
-    archive is not copied: copy it at any time. The copy holds the placer's key: keep it as private as the state.
+    It has the ledger, snapshots, inbox, board, models, adapters, identity and keys. The copy is complete or
+    absent: it gets its name once its parts agree. A manifest holds the size and checksum of each file and
+    the head of the audit. Everything that was acknowledged before the printed moment is in the copy. The
+    archive is not copied, and you may copy it at any time. The copy holds the placer's key: keep it as
+    private as the state.
 
     Exit code 0: done; 1: the state is in doubt, or cannot be read or written; 2: wrong usage.
 
@@ -42,7 +47,7 @@ def verify(
     backup: Annotated[Path, typer.Argument(help="A folder or tar file that `fleetcast state backup` wrote.")],
     config: ConfigOption = None,
 ) -> None:
-    """Check a backup: each file against the manifest, the parts against each other, the audit chain. Nothing changes.
+    """Check a backup: its files against the manifest, its parts, and the audit chain. Changes nothing.
 
     Exit code 0: it is what was written; 1: it is not, and the reasons are printed; 2: wrong usage.
 
@@ -61,10 +66,11 @@ def restore(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a state folder of a backup. The folder must be new or empty, and Fleetcast must not run on it.
+    """Make a state folder from a backup.
 
-    The backup is verified first. A site that goes on beside its copy would place on the same GPUs: the first one must
-    not come back. Then start Fleetcast, and ask `fleetcast state show`.
+    The folder must be new or empty, and Fleetcast must not run on it. The backup is verified first. If the
+    original site continued to run, both would place jobs on the same GPUs, so it must not come back. Then
+    start Fleetcast, and run `fleetcast state show`.
 
     Exit code 0: done; 1: the backup is not what was written; 2: wrong usage, or the folder is not empty.
 

@@ -1,4 +1,4 @@
-"""`fleetcast topology`: what a topology file, or a folder of them, is understood as."""
+"""`fleetcast topology`: how Fleetcast understands a topology file, or a folder of them."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Keep `show` a command of its own."""
+    """Keep `show` as a separate subcommand."""
 
 
 @app.command("show")
@@ -31,7 +31,7 @@ def show(
     limit: Annotated[int, typer.Option(help="At most so many nodes.", min=1)] = 20,
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
-    """Read a topology as `[fleet] topology` would, and say what it means.
+    """Read a topology as `[fleet] topology` would, and print what it means.
 
     Examples:
 
@@ -61,7 +61,7 @@ def show(
 
 
 def _say_hosts(path: Path) -> None:
-    """Say that a dump of NCCL holds several hosts: it gives the wiring that they share."""
+    """Print a note if a dump of NCCL holds several hosts: they share one wiring."""
     from ingest.topology.host_wiring import count_hosts, is_nccl
 
     text = path.read_text(encoding="utf-8")
@@ -90,7 +90,7 @@ def _device(device: Any) -> dict[str, Any]:
 
 
 def _levels(topology: "Topology") -> dict[str, int]:
-    """Return how many domains each level has, of those with names."""
+    """Return how many named domains each level has. Levels without names are left out."""
     return {level.value: len(names) for level, names in topology.domain_names.items() if names}
 
 

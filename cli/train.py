@@ -1,4 +1,7 @@
-"""`fleetcast train`: fit models on a site's history or on data sets, and coefficients that ship on the simulator."""
+"""`fleetcast train`: fits models on a site's history or on data sets.
+
+It also fits the coefficients that ship, on the simulator.
+"""
 
 import shlex
 import time
@@ -76,7 +79,7 @@ def fit_kind(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Fit what the command names: a forecaster of demand, or of run times."""
+    """Fit the model that the command names: a forecaster of demand, or of run times."""
     from fleet.errors import ConfigError
     from training.fits.retrain import TrainingPlan
 
@@ -110,7 +113,7 @@ app.command("duration", help=DURATION_HELP)(fit_kind)
 
 
 def _command_line(context: typer.Context) -> str:
-    """Return the command with the options that were given, without the secrets in URLs."""
+    """Return the command with the given options, without the secrets in URLs."""
     words = ["fleetcast", "train", context.info_name or ""]
     for option in context.command.params:
         name = option.name or ""
@@ -157,7 +160,7 @@ def _train(
 
 
 def _report(kind: str, trained: "Trained") -> None:
-    """Ours beside the baselines, and whether it serves now."""
+    """Print ours compared with the baselines, and whether it serves now."""
     from training.reports.contests import MAIN, contests, sentences
 
     for line in sentences(contests(trained.results.rows, MAIN[kind])):
@@ -190,7 +193,9 @@ def risk(
     hours: Annotated[float, typer.Option(min=1.0, help="Fleet time of each run.")] = 4.0,
     nodes: Annotated[int, typer.Option(min=4, help="Nodes of each fleet.")] = 24,
 ) -> None:
-    """Fit node risk on a site's archive, as a version; without --archive the evidence of the hour on simulated faults.
+    """Fit node risk on a site's archive, as a version.
+
+    Without --archive, fit the evidence of the hour on simulated faults.
 
     Examples:
 
@@ -223,7 +228,7 @@ def _train_site(
     places: tuple[Path | None, str | None, Path | None],
     promote: bool,
 ) -> None:
-    """Risk of a site: replay its archive, judge, keep a version."""
+    """Train the risk of a site: replay its archive, evaluate, and add a version."""
     from ingest.archive.files import ArchiveFiles
     from models.versions.registry import Registry
     from training.fits.retrain import TrainingPlan
@@ -253,7 +258,9 @@ def interference(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Keep what a site's past co-runs teach as a version: a service knows them beside its own.
+    """Store what a site's past co-runs teach as a version.
+
+    A service uses it together with its own co-runs.
 
     Example:  fleetcast train interference --archive var/archive
     """
@@ -280,7 +287,9 @@ def history(
     until_day: Annotated[int | None, typer.Option(help="Fit on what was known by this day [the last].")] = None,
     out: Annotated[Path, typer.Option(help="Where to write the coefficients (JSON).")] = Path("fault_history.json"),
 ) -> None:
-    """Fit how a node's past faults tell of its next one. A service takes it from the folder `pipeline.models`.
+    """Fit how a node's past faults predict its next one.
+
+    A service reads the result from the folder `pipeline.models`.
 
     Example:  fleetcast train history --faults faults.parquet --nodes 400 --out models/fault_history.json
     """
@@ -292,7 +301,7 @@ def history(
 
 
 def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
-    """Write the coefficients, and print how they were made."""
+    """Write the coefficients, and print the notes of their fit."""
     import msgspec
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -301,7 +310,7 @@ def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
 
 
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
-    """One run: a fleet with jobs and faults, watched through its pages for `hours`."""
+    """Return the rows of one run: a fleet with jobs and faults, observed through its pages for `hours`."""
     from cli.watch import SimulatedJobs
     from training.replay.dataset import PageObserver
 

@@ -1,7 +1,8 @@
-"""A fleet whose jobs wait, in fleet time that a manual clock moves: how often start times hold, in minutes of CPU.
+"""A fleet whose jobs wait, in fleet time that a manual clock advances: how often do start times hold?
 
-Jobs of the trace come, wait, start and end. The product's own pipeline folds their events, its own placer places them
-and samples futures. There is no telemetry, and there are no faults: what is judged is the queue.
+It takes minutes of CPU. Jobs of the trace arrive, wait, start and end. The product's own pipeline folds
+their events, and its own placer places them and samples futures. There is no telemetry, and there are
+no faults, because only the queue is judged.
 """
 
 import heapq
@@ -43,10 +44,11 @@ CALLER = "simulation"
 
 
 class WaitingFleet:
-    """133 nodes of eight GPUs with the jobs of one seed, our pipeline and our placer, in one thread.
+    """A fleet with the jobs of one seed, our pipeline and our placer, in one thread.
 
-    teams: three teams share the fleet, as in the demo; else all wait in one line. jobs: where they come from, in words.
-    is_cold: the pipeline receives no history, as on the first day of a site. first: the first answers.
+    Nodes have eight GPUs, by default 133 of them. teams: three teams share the fleet, as in the demo.
+    Otherwise all jobs wait in one line. jobs: a sentence on where the jobs come from. is_cold: the pipeline
+    receives no history, as on the first day of a site. first: the tally of first answers.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class WaitingFleet:
         self._replay_past(replace(replay, history=()) if is_cold else replay)
 
     async def live(self, seconds: float) -> StartTimesRecord:
-        """Let the fleet live; returns what became of the start times that the queue told."""
+        """Let the fleet live for some seconds. Returns how often the announced start times held."""
         until_ms = self.clock.now_ms() + round(seconds * 1000)
         while self.clock.now_ms() < until_ms:
             await self._step(self.clock.now_ms())
@@ -149,7 +151,7 @@ def waiting_fleet(
     folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
     nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
 ) -> WaitingFleet:  # fmt: skip
-    """Return the fleet of `fleetcast demo`. Raises ValueError where `at` is no time.
+    """Return the fleet of `fleetcast demo`. Raises ValueError if `at` is not a time.
 
     hours: how long a fleet without history has more demand than GPUs.
     """

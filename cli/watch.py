@@ -1,4 +1,4 @@
-"""A simulated fleet with jobs that come and go, as a source of pages and events for training."""
+"""A simulated fleet whose jobs start and end, as a source of pages and events for training."""
 
 from collections.abc import Iterator
 from typing import Literal, cast
@@ -22,7 +22,10 @@ STEP_GPUS = 8  # jobs from this size on report steps
 
 
 def frequent_faults() -> FaultSettings:
-    """Faults more frequent and shorter than real ones, so that a run of hours holds many; benign decoys among them."""
+    """Return settings with faults more frequent and shorter than real ones, and with benign decoys.
+
+    So a run of hours has many faults.
+    """
     return FaultSettings(
         rates=dict.fromkeys(FAULT_KINDS, 400.0),  # per 1,000 node-days and kind
         median_s=dict.fromkeys(FAULT_KINDS, 2400.0),
@@ -33,7 +36,10 @@ def frequent_faults() -> FaultSettings:
 
 
 class SimulatedJobs:
-    """Jobs start where there is room, run for a lognormal time, and die when a fault kills them."""
+    """A simulated fleet with jobs.
+
+    A job starts if there is room, runs for a lognormal time, and dies if a fault kills it.
+    """
 
     def __init__(self, seed: int, nodes: int, settings: FaultSettings | None = None) -> None:
         self.spec = FleetSpec(nodes=nodes)
@@ -47,7 +53,7 @@ class SimulatedJobs:
         self._began = 0
 
     def step(self, now_ms: int) -> list[JobEvent]:
-        """Bring the fleet to `now_ms`; return the events of its jobs."""
+        """Advance the fleet to `now_ms`, and return the events of its jobs."""
         self.fleet.advance(now_ms)
         events: list[JobEvent] = []
         for job, _, node, message in self.fleet.failed_jobs():
@@ -64,7 +70,7 @@ class SimulatedJobs:
         return events + self._steps(now_ms)
 
     def pages(self) -> Iterator[ExporterPage]:
-        """Every exporter's answer now."""
+        """Yield the current answer of every exporter."""
         for node, exporter in self.fleet.targets():
             answers = self.fleet.answers(node, exporter)
             body = self.fleet.page(node, exporter) if answers else None
@@ -121,7 +127,10 @@ class SimulatedJobs:
         return events
 
     def _room(self, gpus: int) -> tuple[RankPlacement, ...] | None:
-        """Whole nodes for large jobs, the fullest node with room for small ones."""
+        """Find GPUs for a job, or return None.
+
+        A large job gets whole nodes, a small one the fullest node with room.
+        """
         free = self.fleet.gangs.slot == 0
         if gpus < self.spec.gpus:
             count = free.sum(axis=1)
@@ -140,7 +149,7 @@ class SimulatedJobs:
         return tuple(RankPlacement(rank, self.fleet.names[row], every) for rank, row in enumerate(rows))
 
     def _steps(self, now_ms: int) -> list[JobEvent]:
-        """Phases, checkpoints and steps of the larger jobs, as a launcher reports them."""
+        """Return phases, checkpoints and steps of the larger jobs, as a launcher reports them."""
         events: list[JobEvent] = []
         for job, ranks in self._ranks.items():
             if sum(len(rank.gpus) for rank in ranks) < STEP_GPUS:

@@ -1,1 +1,1 @@
-"""The languages of other schedulers: translation only, one file a scheduler."""
+"""Adapters for other schedulers, one file each. They only translate."""

@@ -18,7 +18,7 @@ Seen = Mapping[str, Mapping[str, str]]  # key → field → value: what the othe
 
 
 class NotKnown(FleetcastError):
-    """The weather lacks what an answer needs: the caller gets the stale answer."""
+    """The error that the weather lacks what an answer needs. The caller gets the stale answer."""
 
 
 class Verb(NamedTuple):
@@ -32,10 +32,10 @@ class Verb(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A wish about one field of the other system. value None: take ours back.
+    """A wish about one field of the other system. value None: withdraw ours.
 
-    `seen` is what the field held when the wish was made: a port writes nothing over anything else. When a limit is
-    reached, withdrawals go first, then what it costs most to leave undone.
+    `seen` is the field's value when the wish was made. A port never overwrites any other value. When a limit is
+    reached, withdrawals go first, then the wishes whose omission costs most.
     """
 
     key: str
@@ -57,40 +57,44 @@ class WriteOutcome(StrEnum):
 
 
 class Adapter(Protocol):
-    """A language of another system. A pure answerer wishes nothing, a pure writer has no verbs."""
+    """The language of another system. A pure answerer has no wishes, and a pure writer has no verbs."""
 
     @property
     def verbs(self) -> Mapping[str, Verb]: ...
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that are ours: no other is ever written."""
+        """The fields that are ours. No other field is ever written."""
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
-        """Return the changes that the adapter asks for. Without weather, it takes everything of ours back.
+        """Return the changes that the adapter asks for. Without weather, it withdraws everything of ours.
 
-        If a part of the weather is None, it takes back what restricts.
+        If a part of the weather is None, it withdraws restrictions.
         """
 
 
 class Port(Protocol):
-    """The only input and output, one for an outside system. SourceError or OSError while it is away."""
+    """The only input and output of an outside system.
+
+    Methods raise SourceError or OSError while the system does not answer.
+    """
 
     async def read(self) -> Seen: ...
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """One outcome for each write, in order."""
+        """Write a batch, and return one outcome for each write, in order."""
 
     async def close(self) -> None:
-        """May be called before the first reading, and twice."""
+        """Close the port. May be called before the first reading, and twice."""
 
 
 class Door(NamedTuple):
-    """A writer, ready for use: what `use` of a configured adapter makes of its options.
+    """A writer that is ready for use, made from the options of a configured adapter.
 
-    needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that its port
-    takes at once. news: where the other system waits for what is written, a number that moves whenever it asks for
-    something. Such a door is looked at as soon as that moves, and is told at once that there is no fresh board.
+    needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that
+    its port accepts at once. news: if the other system waits for writes, a number that changes whenever it
+    asks for something. The host polls such a door as soon as the number changes, and tells it at once if
+    there is no fresh board.
     """
 
     adapter: Adapter
@@ -103,7 +107,7 @@ class Door(NamedTuple):
 def take_back(
     seen: Seen, fields: Iterable[str], why: str, costs: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Write]:
-    """Yield a withdrawal of each of these fields that is present. costs: by field, of those that others suffer from."""
+    """Yield a withdrawal of each of these fields that is present. costs: field → cost of leaving it."""
     ours = frozenset(fields)
     for key, values in seen.items():
         for field in sorted(ours & values.keys()):

@@ -13,7 +13,10 @@ BAND = "band"
 
 
 class BandFile:
-    """Adapter `band_file`: the key is a node, its one field the band. Nodes of unknown risk keep theirs."""
+    """Adapter `band_file`. A key is a node, and its one field is the band.
+
+    Nodes of unknown risk keep their band.
+    """
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({BAND})

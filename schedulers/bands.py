@@ -1,4 +1,7 @@
-"""Risk bands with hysteresis and within a share of each pool, since others act on each change."""
+"""Risk bands with hysteresis and a maximum share of each pool.
+
+Other systems act on each change of a band, so bands change rarely.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +16,10 @@ Levels = NDArray[np.int8]  # rows of LEVELS
 
 @dataclass(frozen=True, slots=True)
 class BandRule:
-    """A score enters a band at `elevated` or `high`, and leaves it downwards only below `leave_ratio` of that.
+    """The rule of the bands. A score enters a band at `elevated` or `high`.
 
-    At most `max_share` of a pool's nodes are high at once, but one may always be.
+    It leaves the band downwards only below `leave_ratio` of that. At most `max_share` of a pool's nodes are
+    high at once, but one always may be.
     """
 
     elevated: float = 0.05
@@ -49,7 +53,10 @@ class Bands:
     def step(
         self, rows: Mapping[str, int], scores: NDArray[np.float64], pool: NDArray[np.integer] | None = None
     ) -> Levels:
-        """(n,) the bands for the newest scores (NaN: unknown, changes nothing), `pool` a number for each node's."""
+        """Return (n,) the bands for the newest scores. A NaN score changes nothing.
+
+        pool: a number for the pool of each node.
+        """
         if rows is not self._rows:
             held = [self._levels[self._rows[name]] if name in self._rows else 0 for name in rows]
             self._rows, self._levels = rows, np.array(held, np.int8)

@@ -1,11 +1,12 @@
-"""Capacity ahead of demand: for how many pods a CapacityBuffer (autoscaling.x-k8s.io) keeps room.
+"""Capacity ahead of demand: the pods for which a CapacityBuffer (autoscaling.x-k8s.io) holds room.
 
     replicas = (largest p90 of wanted GPUs until the horizon - GPUs wanted now) / GPUs of a pod, rounded up
 
-Who reads a buffer lays its pods into free room first and makes machines for the rest. So free GPUs are not subtracted
-here: a buffer that shrank with them would undo what it has brought about.
+The reader of a buffer puts its pods into free room first, and makes machines for the rest. So free GPUs
+are not subtracted here: a buffer that shrank with them would undo what it has achieved.
 
-What is above the user's minimum is ours. It costs money, so it goes when the forecast is old, gone or withdrawn.
+Replicas above the user's minimum are ours. They cost money, so they are removed when the forecast is old,
+gone or withdrawn.
 """
 
 import math
@@ -136,7 +137,7 @@ def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
 
 
 def _pods(gpus: float, ask: BufferAsk) -> int:
-    """Pods of so many GPUs, within the bounds.
+    """Return the pods for an amount of GPUs, within the bounds.
 
     >>> ask = BufferAsk("serve", "all", 8, least=1, most=9, quantile=0.9, horizon_s=600.0)
     >>> _pods(17.0, ask), _pods(-4.0, ask), _pods(99.0, ask)

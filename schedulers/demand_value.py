@@ -1,4 +1,4 @@
-"""One number of a demand forecast: what KEDA and an HPA are told, and Ray by the same rule of the SDK."""
+"""One number of a demand forecast, for KEDA and an HPA. The SDK uses the same rule for Ray."""
 
 import math
 from bisect import bisect_left
@@ -13,9 +13,10 @@ OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
 def row_of(weather: Weather, key: DemandKey) -> DemandRow:
-    """Return a fresh forecast. Raises UnknownEntity for an unknown series, NotKnown where there is none now.
+    """Return a fresh forecast. Raises UnknownEntity for an unknown series, NotKnown if there is none now.
 
-    A pool that no inventory has is looked for among the queues, since `pool` named a queue in earlier versions.
+    A pool that is in no inventory is searched for among the queues, since `pool` named a queue in earlier
+    versions.
     """
     if weather.demand is None:
         raise NotKnown("there is no forecast of demand now")
@@ -59,7 +60,7 @@ def _age_s(row: DemandRow, now_ms: int) -> float:
 
 
 def _along(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """On the line between the two places beside it; at a place its own value alone."""
+    """Interpolate linearly between the two nearest places. At a place, return exactly its value."""
     after = bisect_left(places, at)
     if places[after] == at:
         return values[after]

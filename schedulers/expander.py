@@ -44,7 +44,7 @@ _decode = msgspec.json.Decoder(ExpanderQuestion).decode
 
 
 class ExpanderAdapter:
-    """Adapter `expander`: some of the options, in their order, never none. Without fresh weather, all."""
+    """Adapter `expander`: returns some of the options, in order, never none. Without fresh weather, all."""
 
     fields: frozenset[str] = frozenset()
 
@@ -66,7 +66,7 @@ class ExpanderAdapter:
 
 
 def pool_risks(outlook: Outlook) -> dict[str, float]:
-    """Mean risk within a day of each pool's nodes; a pool of which nothing is known is left out."""
+    """Return the mean risk within a day of each pool's nodes. Pools of unknown risk are left out."""
     risk, found = outlook.risk[DAY], {}
     for code, pool in enumerate(outlook.pools):
         known = risk[(outlook.pool == code) & np.isfinite(risk)]
@@ -76,7 +76,7 @@ def pool_risks(outlook: Outlook) -> dict[str, float]:
 
 
 def best(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
-    """Ids of the options that are no riskier than others."""
+    """Return the ids of the options with the least risk, and of those whose risk is unknown."""
     risks = [pools.get(option.labels.get(LABEL, option.id)) for option in options]
     costs = [None if p is None else p * max(1, option.node_count) for p, option in zip(risks, options, strict=True)]
     least = min((cost for cost in costs if cost is not None), default=0.0)

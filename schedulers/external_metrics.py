@@ -36,7 +36,7 @@ ONE_OF = re.compile(r"([\w./-]+) +in +\( *([\w.-]*) *\)")
 
 
 class MetricQuestion(msgspec.Struct):
-    """A metric's name, and a label selector as Kubernetes writes it."""
+    """A metric's name, and a label selector in Kubernetes' notation."""
 
     metric: str
     selector: str = ""
@@ -122,7 +122,10 @@ def _number(labels: Mapping[str, str], name: str) -> float:
 
 
 def api_resources() -> dict[str, Any]:
-    """APIResourceList: it says `get` alone, so that nobody lists, watches or deletes here."""
+    """Return the APIResourceList.
+
+    Its only verb is `get`, so that no client lists, watches or deletes here.
+    """
     resource = {
         "name": METRIC,
         "singularName": "",

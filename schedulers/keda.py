@@ -85,26 +85,26 @@ class KedaAdapter:
 
 
 def metric_spec(body: bytes) -> bytes:
-    """ScalerSpec."""
+    """Return the ScalerSpec of a trigger."""
     trigger = read_trigger(_asked(body).metadata)
     return _encode(ScalerSpec(trigger.metric, trigger.per_replica))
 
 
 def metrics(weather: Weather, body: bytes) -> bytes:
-    """ScalerValue."""
+    """Return the ScalerValue of a trigger."""
     asked = _asked(body)
     trigger = read_trigger(asked.metadata)
     return _encode(ScalerValue(asked.metric_name or trigger.metric, wanted(weather, trigger)))
 
 
 def is_active(weather: Weather, body: bytes) -> bytes:
-    """ScalerActivity: more is wanted than `activation`."""
+    """Return the ScalerActivity: whether more is wanted than `activation`."""
     trigger = read_trigger(_asked(body).metadata)
     return _encode(ScalerActivity(wanted(weather, trigger) > trigger.activation))
 
 
 def _refuse(body: bytes) -> None:
-    """No answer of an old forecast; but what can never be answered is refused for that, stale or not."""
+    """Give no answer from an old forecast. Raises RequestError for a trigger that is invalid anyway."""
     read_trigger(_asked(body).metadata)
 
 

@@ -109,7 +109,7 @@ class KubeExtender:
         self._scored: dict[int, Pieces] = {}
 
     def update(self, outlook: Outlook) -> None:
-        """Answer from this from now on."""
+        """Use this outlook for all further answers."""
         if outlook.rows is not self.ratings.outlook.rows:
             names = [_encode(name) for name in outlook.rows]
             self._index = NameIndex(tuple(outlook.rows))
@@ -119,7 +119,7 @@ class KubeExtender:
         self._scored = {}
 
     def filter(self, body: bytes) -> bytes:
-        """FilterResult. Nodes that we know to be unusable fail in a way that preempting others cannot cure."""
+        """Return a FilterResult. Preempting others cannot help on nodes that are known to be unusable."""
         args = _asked(body)
         refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
         if args.is_whole:

@@ -127,7 +127,7 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
 
 
 def _slices(container: KubeContainer) -> int:
-    """Sevenths of GPUs."""
+    """Return the GPUs of a container in sevenths."""
     resources = container.resources
     if resources is None:
         return 0

@@ -28,7 +28,7 @@ _NO_FORECAST = "there is no forecast now"
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """When a workload is held. `prefix`: of the names of jobs, as the source `kubernetes` has it."""
+    """When a workload is held. `prefix`: that of job names in the source `kubernetes`."""
 
     gate: bool = False
     max_risk: float = 0.5  # of a gang, within 1 h
@@ -134,7 +134,7 @@ def _stamp(time_ms: int) -> str:
 
 
 def _is_close(new: str, old: str, now_ms: int) -> bool:
-    """Whether two notes differ in their times alone, and by little."""
+    """Return whether two notes differ only in their times, and only by little."""
     if _STAMP.sub("", new) != _STAMP.sub("", old):
         return False
     times = zip(_STAMP.findall(new), _STAMP.findall(old), strict=True)

@@ -41,7 +41,7 @@ class NameIndex:
         self._steps = self._fill(hashes)
 
     def _fill(self, hashes: Hashes) -> int:
-        """Give every name a place; returns in how many places at most a name is to be looked for."""
+        """Give every name a place. Returns the most places that a look-up must search."""
         left, at, steps = np.arange(len(hashes)), self._places(hashes), 0
         while len(left):
             free = np.flatnonzero(self._table[at] == len(hashes))
@@ -62,7 +62,7 @@ class NameIndex:
         return mixed * MIX
 
     def _places(self, hashes: Hashes) -> Rows:
-        """(name,) where in the table each name is looked for first."""
+        """Return (name,) the first place in the table to search for each name."""
         return (hashes >> np.uint64(64 - self._bits)).astype(np.intp)
 
     def rows(self, array: bytes) -> Rows | None:
@@ -89,7 +89,7 @@ class NameIndex:
         return np.take(self._rows, found)
 
     def _cut(self, array: bytes, starts: Rows) -> Words:
-        """(name, word) the bytes from each start on, also those after the name's end."""
+        """Return (name, word) the bytes from each start on, including those after the name's end."""
         width = self._words_each * WORD
         windows = np.ndarray(len(array), f"V{width}", array + bytes(width), strides=(1,))
         return windows[starts].view(np.uint64).reshape(-1, self._words_each)

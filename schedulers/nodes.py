@@ -70,7 +70,7 @@ class NodeMarks:
 
 
 def _wish(name: str, values: Mapping[str, str], field: str, value: str | None, why: str, cost: int) -> Iterator[Write]:
-    """At most one write: none where it is so already, or where somebody else has taken the field."""
+    """Yield at most one write. Yields none if the field has the value or belongs to another system."""
     held = values.get(field)
     is_so = _status(held) == _status(value) if field == CONDITION else held == value
     if not is_so and THEIRS + field not in values:

@@ -25,7 +25,10 @@ FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Nodes that cannot be used. why: by name, also of nodes that have no row; mask: (n,) those that have one."""
+    """Nodes that cannot be used.
+
+    why: by name, also for nodes without a row. mask: (n,) whether each node with a row is among them.
+    """
 
     why: Mapping[str, str]
     mask: NDArray[np.bool_]
@@ -47,7 +50,10 @@ class Ratings:
         self._refusals, self._scores = {}, {}
 
     def unusable(self, limit_s: float | None = None) -> Refusals:
-        """For a pod that runs for `limit_s` (None: not known, an hour). Nobody changes the answer."""
+        """Return the unusable nodes for a pod that runs for `limit_s`. Callers must not change the answer.
+
+        limit_s: None is unknown, and then counts as an hour.
+        """
         horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
         if horizon not in self._refusals:
             why = self._why(horizon)
@@ -73,7 +79,10 @@ class Ratings:
         return min(gpus, int(self.outlook.gpus.max(initial=0)) + 1)
 
     def scores(self, gpus: int) -> NDArray[np.int64]:
-        """(n,) 0..10 for a pod that takes `gpus` GPUs; the same array until the next outlook, and nobody changes it."""
+        """Return (n,) scores 0..10 for a pod with `gpus` GPUs. Callers must not change the array.
+
+        It is the same array until the next outlook.
+        """
         if gpus not in self._scores:
             self._scores[gpus] = self._score(gpus)
         return self._scores[gpus]

@@ -9,7 +9,10 @@ from schedulers.weather import Outlook
 
 
 class SafeRoom(NamedTuple):
-    """A block with room for a gang. `risk`: that any of the nodes that it would take fails or slows down within 1 h."""
+    """A block with room for a gang.
+
+    `risk`: that any of the nodes that the gang would use fails or slows down within 1 h.
+    """
 
     block: str
     risk: float
@@ -38,7 +41,7 @@ class SafeRooms:
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
     def safest(self, gpus: int) -> SafeRoom | None:
-        """Return the block with so many GPUs free on the nodes of the least risk. None if no block has them."""
+        """Return the block where enough free GPUs have the least risk. None if no block has enough."""
         if gpus not in self._found:
             rooms = [
                 SafeRoom(name, float(risk[at]))

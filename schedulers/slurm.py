@@ -111,7 +111,7 @@ class SlurmMarks:
         return datetime.fromtimestamp(time_ms // 60_000 * 60, self._aims.zone).strftime("%Y-%m-%dT%H:%M")
 
     def _is_news(self, held: str, comment: str, now_ms: int) -> bool:
-        """Whether a time moved by more than a share of the wait for it."""
+        """Return whether a time moved by more than a share of the remaining wait."""
         before, after = self._times(held), self._times(comment)
         if len(before) != len(after):
             return True

@@ -45,7 +45,7 @@ def _valid(held: str | None, now_s: int) -> Iterator[Write]:
 
 
 def _newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
-    """p50 and p90 in minutes by user and name: those of the job that started last, or waits."""
+    """Return p50 and p90 in minutes by user and name, for the job that started last or waits."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
     return {f"{job.user} {job.name}": told for job in order if (told := _minutes(job)) is not None}
 

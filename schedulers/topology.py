@@ -19,9 +19,10 @@ def field_of(key: str) -> str:
 
 
 class TopologyLabels:
-    """Adapter `topology`: the key is a node that the cluster has, a field the label of a level of the topology.
+    """The adapter `topology`, which labels the cluster's nodes with their place in the topology.
 
-    Labels restrict nothing, so they stay without a forecast, and on a node that we have not heard of.
+    A key is the name of a node that the cluster has. A field is the label of one level of the topology. Labels
+    restrict nothing, so they stay if there is no forecast, and on nodes that Fleetcast does not know.
     """
 
     verbs: Mapping[str, Verb] = {}

@@ -110,14 +110,17 @@ def _split(names: bytes) -> list[str]:
 
 
 def _body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
-    """nodes: as JSON, by name; at_s: when, 0: nobody knows."""
+    """Encode the watcher's answer.
+
+    nodes: node name → its JSON. at_s: the time of the data, 0 if it is unknown.
+    """
     rows = {name: cast(WatchedNode, msgspec.Raw(node)) for name, node in nodes.items()}
     window = WatcherWindow(WINDOW, max(0, at_s - WINDOW_S), at_s)
     return _encode(WatcherMetrics(at_s, window, SOURCE, WatcherData(rows)))
 
 
 def _nodes(load: Load, names: list[str]) -> Iterator[bytes]:
-    """JSON for each name."""
+    """Yield the JSON of each named node."""
     rows = np.array([load.rows.get(name, load.gpu.shape[1]) for name in names], np.intp)
     gpu, cpu, memory = (
         100 * np.pad(kind, ((0, 0), (0, 1)), constant_values=np.nan)[:, rows]

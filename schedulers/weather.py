@@ -1,7 +1,7 @@
-"""Weather: what an adapter may know of the fleet, made once a board (`service.weather`). Nobody changes it.
+"""Weather: what an adapter may know of the fleet, made once for each board (`service.weather`).
 
-A part that is missing or too old is None, so no adapter ever sees a stale part. The mappings decode a row when
-somebody asks for it.
+It must not be changed. A part that is missing or too old is None, so no adapter ever receives a stale
+part. The mappings decode a row only when it is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class JobOutlook(NamedTuple):
 
 
 class StartOutlook(NamedTuple):
-    """When a request or a job that waits is expected to start, in Unix milliseconds; None where nothing is known."""
+    """The expected start of a waiting request or job in Unix milliseconds. None if unknown."""
 
     p10_ms: int | None
     p50_ms: int | None

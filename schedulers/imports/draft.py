@@ -23,7 +23,7 @@ Spell = Callable[[str], str]  # a GPU model as the fleet spells it
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """Where something stands; `line` 0 where nobody knows."""
+    """The place of a setting in a file. `line`: 0 if unknown."""
 
     file: str
     line: int = 0
@@ -36,7 +36,7 @@ class SourceLine:
         return ConfigError(f"{self}: {why}")
 
     def amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
-        """`value`, if it is one. Raises ConfigError."""
+        """Return `value` if it is a valid amount. Raises ConfigError."""
         if not 0 <= value <= most:
             raise self.refuse(f"{what} is {value:g}, must lie in 0..{most:g}")
         return value
@@ -88,7 +88,7 @@ class Draft:
             found.append(whose)
 
     def add(self, path: str, queue: DraftQueue) -> DraftQueue:
-        """Add a queue. ConfigError where its name, or the number of queues, is none that `queues.toml` can hold."""
+        """Add a queue. Raises ConfigError if `queues.toml` cannot hold its name or so many queues."""
         if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in path.split("/")):
             raise queue.line.refuse(f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty")
         if path.count("/") >= DEEPEST:
@@ -120,7 +120,9 @@ def part_of(name: str) -> str:
 
 
 def paths_of(parents: Mapping[str, str], lines: Mapping[str, SourceLine]) -> dict[str, str]:
-    """Name → path, of names with their parents ("" for none), parents first. ConfigError for a cycle.
+    """Return name → path from the parents of names ("" for none), parents first.
+
+    Raises ConfigError for a cycle.
 
     >>> paths_of({"nlp": "research", "research": ""}, {})
     {'research': 'research', 'nlp': 'research/nlp'}

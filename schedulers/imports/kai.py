@@ -60,7 +60,7 @@ def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thin
 
 
 def parents_of(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, str]:
-    """Each queue's parent. ConfigError where one is in none of the files."""
+    """Return each queue's parent. Raises ConfigError if a parent is in none of the files."""
     for name, above in parents.items():
         if above and above not in things:
             raise things[name].line.refuse(f"Queue {name} is below {above!r}, which is in none of the files")
@@ -96,7 +96,7 @@ def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
 
 
 def _bound(gpu: Fields, key: str) -> float | None:
-    """None: without bound."""
+    """Return a bound, or None if there is no bound."""
     if gpu.held.get(key) and gpu.held[key].words() == "-1":
         gpu.drop(key)
         return None

@@ -106,7 +106,7 @@ def _add(draft: Draft, found: _Kueue, thing: Thing) -> None:
 
 
 def report_unread(draft: Draft, thing: Thing) -> None:
-    """Note what of a thing has no counterpart."""
+    """Note the settings of an object that have no counterpart here."""
     thing.top.drop("status")
     for key, value in thing.top.unread():
         if not key.startswith("metadata."):
@@ -123,7 +123,7 @@ def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
 
 
 def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
-    """Cohorts, also those that are only named, then ClusterQueues."""
+    """Add Cohorts, also those that are only named, and then ClusterQueues."""
     parents, lines = {}, {}
     for name, thing in found.of("Cohort").items():
         parents[name] = thing.spec.text("parentName") or thing.spec.text("parent")
@@ -210,7 +210,7 @@ def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None
 
 
 def _set_amounts(draft: Draft, found: _Kueue, named: set[str]) -> None:
-    """Guarantees and limits by model; those of any model, too, where some flavor does not tell its own."""
+    """Set guarantees and limits by model, and for any model if some flavor does not state its model."""
     every = [quota for quotas in found.quotas.values() for quota in quotas]
     models = sorted(named)
     resources = [*models, *([ANY] if not models or any(not quota.model for quota in every) else [])]
@@ -246,7 +246,7 @@ def _of(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota]:
 
 
 def _add_local_queues(draft: Draft, found: _Kueue) -> None:
-    """LocalQueues that share by use are queues; others are only names of their ClusterQueue."""
+    """Add LocalQueues that share by use as queues. Others are only names of their ClusterQueue."""
     paths = {
         draft.queues[path].says.removeprefix("ClusterQueue "): path
         for path in draft.queues

@@ -65,7 +65,10 @@ def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
 
 
 def _policy(draft: Draft, found: SlurmFiles) -> float:
-    """Half-life in seconds; `slurm.conf` may be left out, its defaults count then."""
+    """Set the policy, and return the half-life in seconds.
+
+    Without `slurm.conf`, its defaults count.
+    """
     line, text = found.settings.get("prioritydecayhalflife", (SourceLine("slurm.conf"), "7-0"))
     half_life_s = seconds_of(line, text)
     if not found.has_settings:
@@ -125,7 +128,7 @@ def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, 
 
 
 class _Tree:
-    """Makes queues of accounts and users."""
+    """A builder of queues from accounts and users."""
 
     def __init__(self, draft: Draft, accounts: dict[str, _Account], spell: Spell, half_life_s: float) -> None:
         self.draft, self.accounts, self.spell, self.half_life_s = draft, accounts, spell, half_life_s

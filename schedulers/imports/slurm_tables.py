@@ -29,7 +29,7 @@ class SlurmFiles:
     has_settings: bool = False
 
     def read(self, file: str, text: str) -> None:
-        """Take in one file: the number of its columns, or its headings, say which it is. ConfigError if none is."""
+        """Add one file. Its number of columns, or its headings, identify it. Raises ConfigError."""
         rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not rows:
             raise SourceLine(file).refuse(f"is empty; expected what one of these prints:\n{EXPORTS}")
@@ -68,7 +68,7 @@ def _rows(
 
 
 def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine, str]]:
-    """Lines of slurm.conf without comments; a backslash goes on in the next line."""
+    """Yield the lines of slurm.conf without comments. A backslash continues a line."""
     before, begun = "", 0
     for number, text in rows:
         bare = text.split("#", 1)[0].rstrip()
@@ -84,7 +84,7 @@ def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine
 
 
 def gpus_of_tres(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str, float], str]:
-    """GPUs by resource of a list of TRES, and the rest of it as text.
+    """Return the GPUs by resource in a list of TRES, and the rest of it as text.
 
     >>> gpus_of_tres(SourceLine("a"), "cpu=10,gres/gpu=8,gres/gpu:h100=4", str.upper)
     ({'gpu': 8.0, 'H100': 4.0}, 'cpu=10')

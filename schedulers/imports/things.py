@@ -41,7 +41,7 @@ class LinedValue:
 
 @dataclass(slots=True)
 class Fields:
-    """A mapping whose reader takes what it knows; what is left has no counterpart, and `unread` tells of it."""
+    """A mapping from which the reader removes what it knows. `unread` lists the rest."""
 
     file: str
     line: int
@@ -106,17 +106,17 @@ class Fields:
         return child
 
     def drop(self, *keys: str) -> None:
-        """Leave out what says nothing about queues."""
+        """Remove fields that say nothing about queues."""
         for key in keys:
             self.held.pop(key, None)
 
     def usual(self, key: str, *values: str) -> None:
-        """Leave out a field that has a usual value."""
+        """Remove a field that has a usual value."""
         if key in self.held and self.held[key].words() in values:
             del self.held[key]
 
     def unread(self) -> Iterator[tuple[str, str]]:
-        """(field, value) of all that nobody took."""
+        """Yield (field, value) for each field that was not read."""
         for key, value in self.held.items():
             if value.words() not in NOTHING:
                 yield re.sub(r"\[\d+\]", "", self.path + key), value.words()
@@ -126,7 +126,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One object: its spec, and who it is."""
+    """One Kubernetes object: its identity and its spec."""
 
     kind: str
     version: str  # with its group: kueue.x-k8s.io/v1beta2
@@ -148,7 +148,7 @@ def quantity_of(text: str) -> float:
 
 
 def read_things(file: str, text: str) -> list[Thing]:
-    """All objects of a file, those of lists too. ConfigError with the line where it is no such file."""
+    """Return all objects of a file, also those in lists. Raises ConfigError with the line."""
     if len(text) > MOST_BYTES:
         raise SourceLine(file).refuse(f"has {len(text):,} characters, at most {MOST_BYTES:,} are read")
     things = [thing for value in _documents(file, text) for thing in _things(file, value)]

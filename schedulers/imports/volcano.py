@@ -57,6 +57,6 @@ def _fill(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> None:
 
 
 def _gpus(resources: Fields) -> float | None:
-    """GPUs of a list of resources; None where it names none. Those of other vendors count together."""
+    """Return the GPUs in a list of resources, or None if it names none. All vendors are added up."""
     named = [name for name in resources.held if is_gpu(name)]
     return sum(resources.amount(name, 0.0, MOST_GPUS) for name in named) if named else None

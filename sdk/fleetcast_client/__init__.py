@@ -1,4 +1,4 @@
-"""fleetcast-client: step timings and phases of a training loop to Fleetcast, and its HTTP API as typed functions.
+"""fleetcast-client: reports a training loop's steps and phases, and offers Fleetcast's HTTP API.
 
 from fleetcast_client import Reporter
 

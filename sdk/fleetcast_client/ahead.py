@@ -1,4 +1,4 @@
-"""One number of the demand forecast, asked for by a thread: whoever scales by it reads it without waiting."""
+"""One number of the demand forecast. A thread polls it, so an autoscaler reads it without waiting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger("fleetcast_client")
 
 
 class Series(NamedTuple):
-    """A series of `/v1/demand`, and which number of its forecast: a quantile, so many seconds ahead.
+    """A series of `/v1/demand`, with the quantile and the seconds ahead of its forecast.
 
-    job_class: empty for the one that every series of requests has, inference, and for all jobs of other targets.
+    job_class: if empty, inference for series of requests, and all jobs for other targets.
     """
 
     pool: str = "all"
@@ -32,7 +32,7 @@ class Series(NamedTuple):
     queue: str = "all"
 
     def check(self) -> Series:
-        """Itself, with its class. Raises ValueError that names the argument."""
+        """Return the series with its class filled in. Raises ValueError that names the argument."""
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile!r}: expected one of those in /v1/demand, like 0.9")
         if "all" not in (self.pool, self.queue):
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     timeout_s: float = 5.0
 
     def check(self) -> Asked:
-        """Itself. Raises ValueError that names the argument."""
+        """Return the settings unchanged. Raises ValueError that names the argument."""
         check_url(self.url)
         for name in ("every_s", "stale_s", "timeout_s"):
             if not 0 < getattr(self, name) < threading.TIMEOUT_MAX:
@@ -77,7 +77,7 @@ class DemandAhead:
     """
 
     def __init__(self, series: Series, asked: Asked, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Set up without asking: `start` asks. Raises ValueError."""
+        """Set up without a request: `start` begins to poll. Raises ValueError."""
         self._series, self._asked, self._now_s = series.check(), asked.check(), now_s
         self._stopped = threading.Event()
         self._issued_ms: int | None = None
@@ -86,22 +86,22 @@ class DemandAhead:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Ask from now on, in a thread that no end of a process waits for."""
+        """Poll from now on, in a daemon thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._ask_forever, name="fleetcast-demand", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; waits for nothing."""
+        """Stop polling, without waiting for the thread."""
         self._stopped.set()
 
     def value(self) -> float | None:
-        """In the target's unit, GPUs or requests/s; None without a fresh forecast."""
+        """Return the value in GPUs or requests/s, or None without a fresh forecast."""
         known = self._known
         return known[0] if known is not None and self._now_s() - known[1] < self._asked.stale_s else None
 
     def look(self) -> None:
-        """Ask once. Raises what goes wrong, whatever was answered."""
+        """Poll once. Raises any error that occurs."""
         series = self._series
         name, whose = ("queue", series.queue) if series.queue != "all" else ("pool", series.pool)
         keys = {name: whose, "class": series.job_class, "group": series.group, "target": series.target}
@@ -134,7 +134,7 @@ class DemandAhead:
             self._stopped.wait(self._asked.every_s)
 
     def _say(self, why: str) -> None:
-        """Log what is new."""
+        """Log a reason that differs from the last one."""
         if why != self._said and why:
             logger.warning("no forecast of demand from %s: %s", self._asked.url, why[:500])
         elif why != self._said:
@@ -162,7 +162,7 @@ def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: f
 
 
 def _along(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
-    """On the line between the two places beside it; at a place its own value alone."""
+    """Interpolate linearly between the two nearest places. At a place, return exactly its value."""
     after = bisect.bisect_left(places, at)
     if places[after] == at:
         return values[after]

@@ -1,4 +1,4 @@
-"""The answers of the API: the keys that a program reads. Others may be present, and more may come.
+"""The API's answers, with the keys that programs read. Further keys may be present.
 
 Times are Unix milliseconds (`_ms`), durations seconds (`_s`), ratios 0..1. An unknown value is None.
 """
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 
 class Probability(TypedDict):
-    """One `kind` (fail, drain, slow) within a horizon."""
+    """The probability of one `kind` (fail, drain, slow) within a horizon."""
 
     kind: str
     horizon_s: int
@@ -28,14 +28,17 @@ class Reason(TypedDict, total=False):
 
 
 class Action(TypedDict):
-    """code: none, watch, avoid, drain_at_job_end, drain_now, replace_part."""
+    """An advised action. code: none, watch, avoid, drain_at_job_end, drain_now, replace_part."""
 
     code: str
     sentence: str
 
 
 class Node(TypedDict, total=False):
-    """`urgent`: hard signals that came after the scores. `withheld`: why schedulers keep it from other work."""
+    """One node of the fleet.
+
+    `urgent`: hard signals that came after the scores. `withheld`: why schedulers keep it from other work.
+    """
 
     node: str
     as_of_ms: int
@@ -68,7 +71,10 @@ class RiskRow(TypedDict, total=False):
 
 
 class Risk(TypedDict, total=False):
-    """`calibration`: how true the service's own forecasts were; `usual`: the parts that no row names."""
+    """The risk of nodes.
+
+    `calibration`: how accurate the service's own forecasts were. `usual`: the parts that no row names.
+    """
 
     as_of_ms: int
     model: str
@@ -79,7 +85,10 @@ class Risk(TypedDict, total=False):
 
 
 class Prescale(TypedDict):
-    """When instances of a served model must be asked for, so that they are warm in time; `reason` where null."""
+    """When to request instances of a served model, so that they are warm in time.
+
+    `reason`: why a value is null.
+    """
 
     instances: int
     serves_per_s: float | None
@@ -93,7 +102,10 @@ _Class = TypedDict("_Class", {"class": str}, total=False)
 
 
 class DemandSeries(_Class, total=False):
-    """`values`: one list a quantile, one number a horizon; `models`: who served each horizon."""
+    """One series of demand and its forecast.
+
+    `values`: one list for each quantile, one number for each horizon. `models`: the model of each horizon.
+    """
 
     queue: str
     pool: str
@@ -113,7 +125,7 @@ class DemandSeries(_Class, total=False):
 
 
 class _Noted(TypedDict, total=False):
-    """note: what to ask instead, where the question used `pool` for the name of a queue."""
+    """An answer with a note. note: what to ask instead, if the question used `pool` for a queue's name."""
 
     note: str
 
@@ -124,7 +136,10 @@ class Demand(_Noted):
 
 
 class DemandRecord(_Class, total=False):
-    """Rows of [time_ms, value], and of [time_ms, five quantiles] of the forecast now and one an hour old."""
+    """Past demand as [time_ms, value], and two forecasts as [time_ms, five quantiles].
+
+    The forecasts are that of now and one that is an hour old.
+    """
 
     as_of_ms: int
     queue: str
@@ -160,7 +175,7 @@ class DemandModel(_Noted):
 
 
 class FittedModel(TypedDict, total=False):
-    """A version that serves. `retrain`: condition (coverage, loss, age) to why; empty while it is fine."""
+    """A model version that serves. `retrain`: condition (coverage, loss, age) to reason, empty if none."""
 
     kind: str
     version: str
@@ -174,7 +189,10 @@ class FittedModel(TypedDict, total=False):
 
 
 class ShadowModel(TypedDict, total=False):
-    """A version that is scored and never serves; losses over persistence's, below 1 is better."""
+    """A model version that is scored and never serves.
+
+    Losses are relative to persistence's. Below 1 is better.
+    """
 
     kind: str
     version: str
@@ -190,12 +208,14 @@ class FittedModels(TypedDict):
 
 
 class Job(_Class, total=False):
-    """`as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None) come with one job alone.
+    """One job. Some keys are present only if a single job was requested.
 
-    `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed or preempted.
-    `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`: "board"; "labels" or
-    "sdk" where only exporters' labels or its own steps tell of it; "archive" for one that ended more than an hour ago
-    (without its steps).
+    These are `as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None).
+
+    `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed or
+    preempted. `remaining_s` (p50, p90) while it runs, `start_ms` (p10, p50, p90) while it waits. `source`:
+    "board". It is "labels" or "sdk" if only exporters' labels or its own steps report it. It is "archive" for
+    a job that ended more than an hour ago (without its steps).
     """
 
     as_of_ms: int
@@ -246,7 +266,7 @@ class Stragglers(TypedDict, total=False):
 
 
 class Blocker(TypedDict):
-    """A job that holds what a request waits for; `ends_ms`: p10, p50 and p90 of when it gives it back."""
+    """A job that holds what a request waits for. `ends_ms`: p10, p50 and p90 of its release."""
 
     job: str
     node: str
@@ -254,11 +274,11 @@ class Blocker(TypedDict):
 
 
 class Estimate(TypedDict, total=False):
-    """The estimate of a job that is not submitted yet.
+    """The estimate for a job that is not submitted yet.
 
-    `run_s`: p50, p90, p99; `start_ms`: p10, p50, p90; `power_w`: of all its GPUs; `constraint`: what it waits for
-    most; `by`: how the start is known; `start_as_of_ms`: when starts were sampled; `ignored`: keys of the request
-    that changed nothing. A value that is None has its reason in `reasons`.
+    `run_s`: p50, p90, p99. `start_ms`: p10, p50, p90. `power_w`: of all its GPUs. `constraint`: what it waits
+    for most. `by`: how the start is known. `start_as_of_ms`: when starts were sampled. `ignored`: keys of the
+    request that changed nothing. A value that is None has its reason in `reasons`.
     """
 
     as_of_ms: int
@@ -281,8 +301,8 @@ class Estimate(TypedDict, total=False):
 class QueueRow(TypedDict, total=False):
     """One waiting request.
 
-    `start_ms`: p10, p50 and p90, None while unknown; `why`: what it waits for, as a sentence; `ignored`: as in the
-    decision.
+    `start_ms`: p10, p50 and p90, None while unknown. `why`: what it waits for, as a sentence. `ignored`: as
+    in the decision.
     """
 
     request_id: str
@@ -304,9 +324,9 @@ class QueueRow(TypedDict, total=False):
 class Queue(TypedDict, total=False):
     """The queue of the placement engine.
 
-    reservation: the head's, None if no request waits for one; backfill: free GPUs by until when others may use them;
-    releases: running jobs, the soonest to end first; room: when a newcomer would find a GPU; record: how often start
-    times held.
+    reservation: that of the head, None if no request waits for one. backfill: free GPUs by the time until which
+    others may use them. releases: running jobs, the soonest to end first. room: when a new request would find a
+    GPU. record: how often start times held.
     """
 
     as_of_ms: int
@@ -320,7 +340,10 @@ class Queue(TypedDict, total=False):
 
 
 class QueueState(_Class, total=False):
-    """GPUs by resource (a model, or gpu for any) of one queue; share, borrowed and lent as the order counts them."""
+    """The GPUs of one queue by resource (a model, or gpu for any).
+
+    share, borrowed and lent are those that the order uses.
+    """
 
     queue: str
     parent: str | None
@@ -344,7 +367,10 @@ class QueueState(_Class, total=False):
 
 
 class QueuesAnswer(TypedDict, total=False):
-    """generation: for If-Match of another file; refused: why a newer file does not serve."""
+    """The state of all queues.
+
+    generation: for If-Match of another file. refused: why a newer file is not used.
+    """
 
     as_of_ms: int
     generation: str
@@ -361,7 +387,11 @@ class WhyStep(TypedDict, total=False):
 
 
 class WhyWaiting(TypedDict, total=False):
-    """ladder: who comes before, what is short, and when it starts; starts_as_of_ms: when starts were sampled."""
+    """The reasons why a request waits.
+
+    ladder: the requests before it, what is short, and when it starts. starts_as_of_ms: when starts were
+    sampled.
+    """
 
     as_of_ms: int
     request_id: str
@@ -376,7 +406,7 @@ class WhyWaiting(TypedDict, total=False):
 
 
 class ChargeRow(TypedDict, total=False):
-    """GPU-seconds of one queue, user, class or pool; None where nobody knows."""
+    """GPU-seconds of one queue, user, class or pool. None if unknown."""
 
     name: str
     jobs: int
@@ -400,7 +430,7 @@ class Charges(TypedDict, total=False):
 
 
 class Rank(TypedDict, total=False):
-    """gpu_share: thousandths of its one GPU, absent where it has whole ones."""
+    """The place of one gang member. gpu_share: thousandths of its one GPU, absent if it has whole GPUs."""
 
     rank: int
     node: str
@@ -409,7 +439,10 @@ class Rank(TypedDict, total=False):
 
 
 class Decision(TypedDict, total=False):
-    """outcome: placed, refused, queued; ignored: keys of the request that were read and changed nothing."""
+    """The answer to a placement request. outcome: placed, refused, queued.
+
+    ignored: keys of the request that were read and changed nothing.
+    """
 
     request_id: str
     decision_id: str

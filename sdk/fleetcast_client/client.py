@@ -1,4 +1,4 @@
-"""The HTTP API as functions. Answers are the JSON of the service, typed; errors say what to do."""
+"""The HTTP API as functions. Answers are the service's JSON, typed. Errors say what to do."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ LONGEST_PAUSE_S = 10.0
 
 
 class Client:
-    """One Fleetcast. url: FLEETCAST_URL by default, token: FLEETCAST_TOKEN by default. Raises ValueError on a bad URL.
+    """A client of one Fleetcast. Raises ValueError on a bad URL.
 
-    ca: a file with the authorities that its certificate may be of, FLEETCAST_CA by default, else those of the system;
-    ValueError on a bad one. verify=False takes any certificate: for trials only.
+    url: FLEETCAST_URL by default. token: FLEETCAST_TOKEN by default. ca: a file with the authorities for its
+    certificate, FLEETCAST_CA by default, else those of the system. Raises ValueError on a bad file.
+    verify=False accepts any certificate, for trials only.
 
-    Every call raises Unreachable or ApiError. Asking, placing and waiting are tried `tries` times while the service is
-    away: a placement with the same request_id gets the same decision.
+    Every call raises Unreachable or ApiError. Questions, placements and waiting are tried `tries` times while
+    the service does not answer: a placement with the same request_id gets the same decision.
     """
 
     def __init__(
@@ -69,16 +70,19 @@ class Client:
         rack: str | None = None,
         limit: int | None = None,
     ) -> Risk:
-        """Nodes, riskiest first. horizon_s: 3600, 18000, 86400 or 604800; least: only with so much probability."""
+        """Return nodes, the riskiest first.
+
+        horizon_s: 3600, 18000, 86400 or 604800. least: only nodes with at least this probability.
+        """
         query = {"horizon_s": horizon_s, "kind": kind, "min": least, "rack": rack, "limit": limit}
         return cast(Risk, self._get("/v1/risk/nodes", query))
 
     def node(self, name: str) -> Node:
-        """One node: risks, reasons, what to do. Raises NotFound."""
+        """Return one node: risks, reasons, advised action. Raises NotFound."""
         return cast(Node, self._get(f"/v1/nodes/{_part(name)}"))
 
     def fleet(self) -> dict[str, Any]:
-        """Totals, and a row a node."""
+        """Return totals of the fleet, and a row for each node."""
         return cast("dict[str, Any]", self._get("/v1/fleet"))
 
     def demand(
@@ -91,10 +95,11 @@ class Client:
         horizon_s: int | None = None,
         queue: str | None = None,
     ) -> Demand:
-        """Forecasts of GPUs (target: arriving, running, queued, wanted) and of requests/s to models (request_rate).
+        """Return forecasts of GPUs and of requests/s to models. Raises NotFound.
 
-        queue: whose jobs; pool: on which machines. A series is of a queue or of a pool. `all` is the whole fleet, every
-        class, everybody; group: a user group, or a served model. Raises NotFound.
+        target: arriving, running, queued or wanted GPUs, or request_rate. queue: of its jobs. pool: on its
+        machines. A series is of a queue or of a pool. `all` is the whole fleet, every class or every group.
+        group: a user group, or a served model.
         """
         parts = {"class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
         query = {"pool": pool, **parts, "queue": queue}
@@ -108,7 +113,7 @@ class Client:
         job_class: str = "all",
         queue: str | None = None,
     ) -> DemandRecord:
-        """Return forecasts of demand beside what then happened. Raises NotFound."""
+        """Return past forecasts of demand with the demand that followed. Raises NotFound."""
         query = {"pool": pool, "target": target, "class": job_class, "queue": queue}
         return cast(DemandRecord, self._get("/v1/demand/record", query))
 
@@ -119,15 +124,15 @@ class Client:
         return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class, "queue": queue}))
 
     def models(self) -> FittedModels:
-        """Fitted models that serve or run in the shadow: age, recent record, and what asks for a new fit."""
+        """Return fitted models that serve or run in the shadow: age, recent record, reasons to fit again."""
         return cast(FittedModels, self._get("/v1/models"))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Jobs:
-        """Jobs, with what is left of them."""
+        """Return jobs with their remaining time."""
         return cast(Jobs, self._get("/v1/jobs", {"state": state, "limit": limit}))
 
     def job(self, name: str) -> Job:
-        """One job with its placement and last events. Raises NotFound."""
+        """Return one job with its placement and last events. Raises NotFound."""
         return cast(Job, self._get(f"/v1/jobs/{quote(name, safe='/')}"))
 
     def stragglers(self, job: str) -> Stragglers:
@@ -135,7 +140,10 @@ class Client:
         return cast(Stragglers, self._get(f"/v1/jobs/{quote(job, safe='/')}/stragglers"))
 
     def estimate(self, request: Mapping[str, Any]) -> Estimate:
-        """Run time, needs and start of a request, as `place` takes it; nothing is placed or queued."""
+        """Return the run time, needs and start of a request in the form of `place`.
+
+        Nothing is placed or queued.
+        """
         return cast(Estimate, self._again("POST", "/v1/jobs/estimate", dict(request)))
 
     def queue(self) -> Queue:
@@ -151,29 +159,33 @@ class Client:
         return cast(WhyWaiting, self._get(f"/v1/queue/{_part(request_id)}/why"))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
-        """GPU-seconds granted, used, lost and waited for, by queue, user, class or pool; of the last week."""
+        """Return GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.
+
+        The default span is the last week.
+        """
         return cast(Charges, self._get("/v1/charges", {"by": by, "from": from_ms, "to": to_ms}))
 
     def wait(self, request: Mapping[str, Any]) -> Decision:
-        """Wait in that queue; a request as `place` takes it."""
+        """Add a request, in the form of `place`, to the bundled engine's queue."""
         return cast(Decision, self._again("POST", "/v1/queue", dict(request)))
 
     def leave(self, request_id: str) -> Any:
-        """Leave that queue. Raises NotFound."""
+        """Remove a request from the bundled engine's queue. Raises NotFound."""
         return self._ask("DELETE", f"/v1/queue/{_part(request_id)}", None)
 
     def place(self, request: Mapping[str, Any]) -> Decision:
-        """Decide now where a job runs. `request` has at least a request_id, which names the decision for ever."""
+        """Decide now where a job runs. `request` needs a request_id, which identifies the decision forever."""
         return cast(Decision, self._again("POST", "/v1/placements", dict(request)))
 
     def release(self, request_id: str) -> Any:
-        """Give back what a placement holds. Raises NotFound."""
+        """Release the GPUs that a placement holds. Raises NotFound."""
         return self._ask("DELETE", f"/v1/placements/{_part(request_id)}", None)
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> Taken:
-        """Send events of jobs and nodes, and send them again while the service is away: their identities allow it.
+        """Send events of jobs and nodes. Retries while the service does not answer.
 
-        Raises ApiError with status 422 if every event was refused; its `rejected` lists the reasons.
+        The events' identities make this safe. Raises ApiError with status 422 if every event was refused. Its
+        `rejected` lists the reasons.
         """
         return cast(Taken, self._again("POST", "/v1/events", [dict(event) for event in events]))
 
@@ -182,7 +194,7 @@ class Client:
         return self._again("GET", f"{path}?{urlencode(given)}" if given else path, None)
 
     def _again(self, method: str, path: str, body: Any) -> Any:
-        """Ask, and again while the service is away."""
+        """Send a request, and retry it while the service does not answer."""
         for turn in range(self.tries - 1):
             pause_s = 0.2 * 2**turn
             try:

@@ -13,11 +13,11 @@ from typing import Any
 
 
 class FleetcastError(Exception):
-    """Root of the tree; never raised itself."""
+    """The root of the tree. It is never raised itself."""
 
 
 class Unreachable(FleetcastError):
-    """No answer; `url` is who was asked."""
+    """A service that did not answer. `url`: its address."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(f"{url} does not answer: {why}")
@@ -42,8 +42,8 @@ class ApiError(FleetcastError):
 
 
 class NotAllowed(ApiError):
-    """The token is missing, wrong, or allows something else."""
+    """A token that is missing, wrong, or not valid for this request."""
 
 
 class NotFound(ApiError):
-    """No such node, job or request."""
+    """A node, job or request that does not exist."""

@@ -1,4 +1,4 @@
-"""Which job, attempt and rank this process is, from what launchers and schedulers put into the environment."""
+"""The job, attempt and rank of this process, from the environment of launchers and schedulers."""
 
 from __future__ import annotations
 

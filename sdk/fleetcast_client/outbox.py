@@ -1,7 +1,8 @@
-"""The outbox: a bounded queue that a thread empties in batches. Putting something in neither waits nor raises.
+"""The outbox: a bounded queue that a thread empties in batches. `put` neither waits nor raises.
 
-What does not fit is dropped and counted. A batch is sent again until it is taken, with the events it had, so with
-their identities; only what the service refuses is given up. A fork's child has no thread, and nothing goes in there.
+Events that do not fit are dropped and counted. A batch is sent again with the same events, and so the same
+identities, until it is accepted. Only events that the service refuses are given up. A fork's child has no
+thread, and its outbox accepts nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ Send = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """Events: `sent` were taken, `waiting` are in the queue, `dropped` did not fit into it, `refused` were not taken.
+    """Counts of events. `failures`: failed requests that were retried.
 
-    `failures`: requests without success, which were tried again.
+    `sent` were accepted, `waiting` are in the queue, `dropped` did not fit into it, `refused` were not
+    accepted.
     """
 
     sent: int = 0
@@ -46,7 +48,10 @@ class Counts:
 
 
 class Outbox:
-    """`send` posts the bytes of a JSON array, and answers what the service said; it may raise FleetcastError."""
+    """A queue of events. `send` posts a JSON array and returns the service's answer.
+
+    `send` may raise FleetcastError.
+    """
 
     def __init__(self, send: Send, *, most: int = 10_000, every_s: float = 1.0, exit_s: float = 2.0) -> None:
         self._send = send
@@ -66,7 +71,7 @@ class Outbox:
         _opened.add(self)
 
     def put(self, event: Event) -> None:
-        """Queue one event, or drop it where the queue is full."""
+        """Queue one event, or drop it if the queue is full."""
         if not self._open:
             return
         if len(self._waiting) >= self._most:
@@ -81,7 +86,7 @@ class Outbox:
         return replace(self._counts, waiting=waiting, dropped=self._dropped)
 
     def flush(self, limit_s: float) -> bool:
-        """Wait until everything was sent, at most so long; whether it was."""
+        """Wait at most `limit_s` until everything was sent. Returns whether it was."""
         deadline = time.monotonic() + limit_s
         while self._open and self._thread is not None and (self._waiting or self._batch):
             self._empty.clear()
@@ -93,7 +98,7 @@ class Outbox:
         return not (self._waiting or self._batch)
 
     def close(self, limit_s: float | None = None) -> None:
-        """Send what is left, at most so long; then nothing goes in any more. May be called twice."""
+        """Send the remaining events for at most `limit_s`, then accept no more. May be called twice."""
         if not self._open:
             return
         self.flush(self._exit_s if limit_s is None else limit_s)
@@ -107,7 +112,7 @@ class Outbox:
             )
 
     def forked(self) -> None:
-        """In a fork's child: this outbox is the parent's."""
+        """Clear the outbox in a fork's child, because the events are the parent's."""
         self._open, self._thread = False, None
         self._waiting, self._batch = deque(), []
 
@@ -180,7 +185,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """All at once, so that many outboxes take no longer than one."""
+    """Close all outboxes at once, so that many take no longer than one."""
     threads = [threading.Thread(target=outbox.close, daemon=True) for outbox in list(_opened)]
     for thread in threads:
         thread.start()

@@ -41,7 +41,10 @@ class BundleWish:
         self._held: int | None = None  # None: a process before this one may have left some
 
     def step(self, value: float | None) -> None:
-        """Ask for what a forecast needs; None: for nothing. While nothing is held nothing is said, since others may."""
+        """Request the bundles for a forecast, or none if it is None.
+
+        If none are held, it makes no request, since other programs may have made one.
+        """
         wanted = 0 if value is None else min(self._most, math.ceil(max(value, 0.0) / self._per_bundle))
         if wanted or self._held != 0:
             self._ask([dict(self._bundle) for _ in range(wanted)])  # again and again: Ray may have lost it

@@ -21,12 +21,14 @@ MOST = 1e9  # replicas: above any bound, and still a whole number
 
 
 class ForecastPolicy:
-    """Replicas for the larger of the load now, as Serve judges it, and the load forecast.
+    """An autoscaling policy: replicas for the larger of current load and forecast load.
 
-    Serve calls it in its controller's one loop: it never waits, and raises nothing. Without a fresh forecast, and with
-    arguments that cannot be used, it is Serve's own rule; the controller's log says why.
+    Serve judges the current load. It calls the policy in its controller's only loop, so it never waits and
+    never raises. Without a fresh forecast, or
+    with invalid arguments, it follows Serve's own rule, and the controller's log says why.
 
-    per_replica: how much of the series one replica takes, requests/s or GPUs. The others: as `Series` and `Asked`.
+    per_replica: how much of the series one replica serves, requests/s or GPUs. The others: as in `Series` and
+    `Asked`.
     """
 
     def __init__(self, url: str = "", per_replica: float = 0.0, **more: Any) -> None:
@@ -50,7 +52,7 @@ class ForecastPolicy:
         return (wanted if ahead is None else max(wanted, ahead)), state  # Serve bounds it by min and max
 
     def _replicas(self) -> int | None:
-        """For the forecast; None without one."""
+        """Return the replicas for the forecast, or None without one."""
         if self._ahead is None:
             return None
         if not self._is_started:  # not in `__init__`: only what is called is in a controller

@@ -1,4 +1,4 @@
-"""The Reporter: what a training loop tells of itself. It takes microseconds, and never raises into the loop."""
+"""The Reporter of a training loop. A call takes microseconds and never raises into the loop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PARTS = ("compute", "communication", "data", "other")
 
 
 class Reporter:
-    """Phases, steps and checkpoints of this rank. Use it from one thread, the one that trains.
+    """A reporter of this rank's phases, steps and checkpoints. Use it only from the training thread.
 
-    url: FLEETCAST_URL by default; without one, without a job, or in a fork's child, nothing is told and nothing fails.
-    job, attempt, rank: as `identity_of` finds them in the environment. token: FLEETCAST_TOKEN by default.
-    ca, verify: as `Client` takes them; with a file that cannot be used nothing is told.
-    most_waiting: events kept while the service is away; more are dropped and counted (`counts()`).
+    url: FLEETCAST_URL by default. Without a URL, without a job, or in a fork's child, nothing is sent and
+    nothing fails. job, attempt, rank: by default those that `identity_of` finds in the environment. token:
+    FLEETCAST_TOKEN by default. ca, verify: as in `Client`. If the file cannot be used, nothing is sent.
+    most_waiting: events stored while the service does not answer. More are dropped and counted (`counts()`).
     """
 
     def __init__(
@@ -97,16 +97,19 @@ class Reporter:
         timed.took(duration_s)
 
     def phase(self, name: str) -> Phase:
-        """From now on: init, loading, warmup, steady, evaluation, checkpoint or cooldown.
+        """Report that a phase begins: init, loading, warmup, steady, evaluation, checkpoint or cooldown.
 
-        As `with report.phase("evaluation"):` the phase before it comes back at the end.
+        As `with report.phase("evaluation"):`, the previous phase is reported again at the end.
         """
         before, self._phase = self._phase, name
         self._report_phase(name)
         return Phase(self, before)
 
     def checkpoint(self, target: str = "", bytes: int | None = None) -> Checkpoint:
-        """`with report.checkpoint("s3://…"):` around the writing of a checkpoint. Rank 0 tells of it, for all."""
+        """Report a checkpoint: `with report.checkpoint("s3://…"):` around its writing.
+
+        Rank 0 reports it for all ranks.
+        """
         return Checkpoint(self, target, bytes)
 
     def finished(self) -> None:
@@ -119,11 +122,11 @@ class Reporter:
         return self._outbox.counts() if self._outbox is not None else Counts()
 
     def flush(self, limit_s: float = 5.0) -> bool:
-        """Wait until everything was sent, at most so long. Not for the inside of a loop."""
+        """Wait at most `limit_s` until everything was sent. Do not call it inside a loop."""
         return self._outbox.flush(limit_s) if self._outbox is not None else True
 
     def close(self, limit_s: float | None = None) -> None:
-        """Send what is left, two seconds at most. The end of the process does the same."""
+        """Send the remaining events, for at most two seconds by default. The end of the process does the same."""
         if self._outbox is not None:
             self._outbox.close(limit_s)
         self.enabled = False
@@ -137,7 +140,7 @@ class Reporter:
         self.close()
 
     def tell(self, type: str, fields: dict[str, Any]) -> None:
-        """Queue an event of this job; what is wrong with it is for the service to say."""
+        """Queue an event of this job without checking it. The service checks it."""
         if self.enabled and self._outbox is not None:
             now_ms = time.time_ns() // 1_000_000
             event = {"type": type, "sequence": next(self._sequence), "time_ms": now_ms, **self._job, **fields}
@@ -155,7 +158,7 @@ class Reporter:
 
 
 class Step:
-    """One step under way."""
+    """One running step."""
 
     __slots__ = ("_began", "_reporter", "parts", "sequence_length", "stage", "step", "tokens")
 
@@ -171,7 +174,7 @@ class Step:
         self._began = time.perf_counter()
 
     def part(self, name: str) -> Part:
-        """`with step.part("data"):` adds to the step's seconds of compute, communication, data or other."""
+        """Time a part of the step: `with step.part("data"):` (compute, communication, data or other)."""
         return Part(self, name)
 
     def __enter__(self) -> Step:
@@ -185,7 +188,7 @@ class Step:
             self.took(time.perf_counter() - self._began)
 
     def took(self, duration_s: float) -> None:
-        """Tell of the step."""
+        """Report the step with its duration."""
         fields: dict[str, Any] = {"step": self.step, "duration_s": duration_s, "rank": self._reporter.rank}
         if self.tokens is not None:
             fields["tokens"] = self.tokens
@@ -199,7 +202,7 @@ class Step:
 
 
 class Part:
-    """One part of a step under way; of an unknown name, it counts as other."""
+    """One part of a running step. A part of an unknown name counts as other."""
 
     __slots__ = ("_began", "_name", "_step")
 
@@ -239,7 +242,7 @@ class Phase:
 
 
 class Checkpoint:
-    """A checkpoint under way; one that fails has no end."""
+    """A running checkpoint. If it fails, its end is not reported."""
 
     __slots__ = ("_bytes", "_reporter", "_target")
 
@@ -276,7 +279,7 @@ def _outbox(
     ca: str | os.PathLike[str] | None,
     verify: bool,
 ) -> Outbox | None:
-    """Where the events go; None without a URL, or authorities, that can be used."""
+    """Return the outbox for events, or None without a valid URL and authorities."""
     stated = url or os.environ.get("FLEETCAST_URL", "")
     if not stated:
         return None

@@ -1,6 +1,6 @@
-"""One HTTP request with the standard library: JSON there and back, a bearer token, problems as errors.
+"""One HTTP request with the standard library: JSON both ways, a bearer token, problems as errors.
 
-HTTPS verifies the server: by the authorities of the system, or by those in a file.
+HTTPS verifies the server with the authorities of the system, or those in a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_ANSWER_BYTES = 256 * 2**20
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the token elsewhere."""
+    """A handler that refuses redirects, which would send the token elsewhere."""
 
     def redirect_request(self, *given: Any, **named: Any) -> None:
         return None
