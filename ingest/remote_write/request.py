@@ -89,7 +89,7 @@ class WriteRequest:
 
 
 def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
-    """Read a message except its labels. exact: read every series of 1.0 field by field.
+    r"""Read a message except its labels. exact: read every series of 1.0 field by field.
 
     Raises RecordError: bad_protobuf, too_many_series, too_many_samples.
 

@@ -102,9 +102,9 @@ def adapter_of(description: str) -> FabricAdapter:
     """Return the adapter that a description names.
 
     >>> adapter_of("n001 mlx5_3"), adapter_of("n001 HCA-4").device
-    (Adapter(host='n001', device='mlx5_3'), 'mlx5_3')
+    (FabricAdapter(host='n001', device='mlx5_3'), 'mlx5_3')
     >>> adapter_of("MT4129 ConnectX7   Mellanox Technologies")
-    Adapter(host='', device='')
+    FabricAdapter(host='', device='')
     """
     match = _OWNED.fullmatch(description)
     if match is None:

@@ -119,9 +119,9 @@ def level(found: Iterable[Comparison]) -> list[Comparison]:
 def sentences(found: Iterable[Comparison]) -> list[str]:
     """Return one sentence for each set, target and metric.
 
-    >>> ours = Row("venus", "running", "all", 3600, "ours", "trees", "wql", 0.9, 0.8, 1.0, 9)
-    >>> rival = Row("venus", "running", "all", 3600, "persistence", "", "wql", 1.2, 1.1, 1.3, 9)
-    >>> sentences([Contest(ours, rival)])
+    >>> ours = ResultRow("venus", "running", "all", 3600, "ours", "trees", "wql", 0.9, 0.8, 1.0, 9)
+    >>> rival = ResultRow("venus", "running", "all", 3600, "persistence", "", "wql", 1.2, 1.1, 1.3, 9)
+    >>> sentences([Comparison(ours, rival)])
     ['venus, running, WQL: better by 25 % at 1 h (persistence)']
     """
     groups: dict[tuple[str, str, str], list[Comparison]] = {}

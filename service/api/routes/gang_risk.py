@@ -161,7 +161,7 @@ def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown:
     """Return the answer in words.
 
     >>> risk = GangRisk(0.083, 0.08, 0.6, np.array([0.05, 0.03]), np.array([0.0, 0.6]), 0, 1, ())
-    >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))
+    >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))  # doctest: +NORMALIZE_WHITESPACE
     2 nodes get through 2 h without interruption with 92 %, without a slow node with 40 %; the weakest is b (slow with
     60 %). Of 1 nothing is known yet.
     """
