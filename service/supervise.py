@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fleet import files
 from fleet.process import READY_VARIABLE, child_environment
+from service.event_wait import wait_for_event
 from service.exit_reason import clear_exit_reason, read_exit_reason
 from service.launcher import LaunchedProcess, Launcher
 
@@ -119,8 +120,7 @@ class Supervisor:
                 pause_s = self.first_pause_s
             self.restarts[role.name] += 1
             logger.warning("%s ended with %s, restarting in %.1f s", role.name, end.code, pause_s)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), pause_s)
+            await wait_for_event(self._stop, pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _give_up(self, role: SupervisedRole, code: int | str, starts: int) -> None:

@@ -7,8 +7,7 @@ Everything that writes state runs in one event loop with no await in between, so
     tick (every tick_s)        extract; score and publish the board, in a thread on copies
     capabilities               add to every tick, and work alongside it (service.pipeline.capabilities)
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
-    archive                    ingested rows are in files before a snapshot covers them
-    (service.pipeline.archive_writer)
+    archive                    ingested rows are in files before a snapshot covers them (archive_writer.py)
 
 If there are several pipelines, each ingests a share of the nodes (ingest.shares). The first pipeline
 folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`) with its own
@@ -155,10 +154,7 @@ class Pipeline:
         return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
-        """Publish the board, in a thread.
-
-        Only the first pipeline folds events, so only its board has a standing.
-        """
+        """Publish the board, in a thread. Only the first pipeline folds events, so only its board has a standing."""
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)

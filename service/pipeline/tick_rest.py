@@ -6,7 +6,6 @@ that time. So nodes that appear soon after a tick wait until the tick has rested
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from fleet.entities import Entities
 from fleet.samples import EntityKind, SampleBatch
+from service.event_wait import wait_for_event
 
 SHORTEST_WALL_S = 0.2
 NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wake the next one
@@ -69,5 +69,4 @@ class TickRest:
         """Wait until something wakes the tick, or until `after_s` seconds after it began."""
         rest_s = self._began + after_s - time.monotonic()
         if rest_s > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), rest_s)
+            await wait_for_event(self._wake, rest_s)

@@ -10,7 +10,6 @@ start by priority as it came, then by submission.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +43,7 @@ from service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueR
 from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
+from service.event_wait import wait_for_event
 from service.placer.arrivals import arrivals_of
 from service.placer.failures import START_TIMES
 from service.placer.queue_rows import StartNotes
@@ -89,8 +89,7 @@ class StartTimeSampler:
             except Exception as error:  # start times grow old, and requests are placed all the same
                 self.service.failures.record(START_TIMES, error)
                 self._at_s = time.monotonic()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), LOOK_S)
+            await wait_for_event(self._stopped, LOOK_S)
 
     async def refresh(self) -> Timelines:
         """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""

@@ -1,0 +1,19 @@
+"""Waiting for an event for a limited time, without losing a cancellation."""
+
+import asyncio
+
+
+async def wait_for_event(event: asyncio.Event, most_s: float) -> bool:
+    """Wait until an event is set, for at most `most_s`. Return whether it is set.
+
+    `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives as the event is set. The task would go on for
+    ever, and its canceller would wait for its end.
+    """
+    try:
+        await asyncio.wait_for(event.wait(), most_s)
+    except TimeoutError:
+        return False
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return True
