@@ -21,6 +21,7 @@ import msgspec
 
 from fleet.decode_faults import explain_bytes
 from fleet.errors import ConfigError, SourceError
+from fleet.event_wait import wait_for_event
 
 logger = logging.getLogger(__name__)
 
@@ -335,9 +336,7 @@ class Follower:
 
         Raises the error that ended a thread.
         """
-        try:
-            await asyncio.wait_for(self._some.wait(), most_s)
-        except TimeoutError:
+        if not await wait_for_event(self._some, most_s):
             return []
         if self._crash is not None:
             raise self._crash

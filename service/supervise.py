@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet import files
+from fleet.event_wait import wait_for_event
 from fleet.process import READY_VARIABLE, child_environment
-from service.event_wait import wait_for_event
 from service.exit_reason import clear_exit_reason, read_exit_reason
 from service.launcher import LaunchedProcess, Launcher
 

@@ -7,7 +7,6 @@ A target has at most one request in flight. If a target hangs, its burst is deli
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter, deque
@@ -20,6 +19,7 @@ import aiohttp
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError
+from fleet.event_wait import wait_for_event
 from fleet.redaction import redacted
 from fleet.samples import EntityKind
 from ingest.pages import bursts
@@ -124,8 +124,7 @@ class Scraper(Source):
     async def _gather(self) -> None:
         """Wait until all quick targets of the burst have answered, for at most GATHER_MOST_S."""
         await asyncio.sleep(GATHER_S)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._slots.is_idle.wait(), GATHER_MOST_S - GATHER_S)
+        await wait_for_event(self._slots.is_idle, GATHER_MOST_S - GATHER_S)
 
     def position(self) -> dict[str, Any]:
         return {}

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from fleet.event_wait import wait_for_event
 from fleet.file_changes import REPLACED, FileChanges
 from service.board.board import Board
 from service.board.cache import BoardCache
@@ -64,9 +65,7 @@ class EventBroadcaster:
                     rows = [row for number, row in self._hard if number > hard]
                     hard = self._hard_count
                     yield b"event: hard\ndata: " + msgspec.json.encode(rows) + b"\n\n"
-                try:
-                    await asyncio.wait_for(changed.wait(), self._heartbeat_s)
-                except TimeoutError:
+                if not await wait_for_event(changed, self._heartbeat_s):
                     yield b": heartbeat\n\n"
         finally:
             self.clients -= 1

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fleet.errors import StaleError
+from fleet.event_wait import wait_for_event
 from fleet.requests import PlacementRequest
 from models.start_record import LOOKS_S, StartRecord, StartShares
 from placement.ledger import Ledger, LedgerError
@@ -43,7 +44,6 @@ from service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueR
 from service.api.estimates import shape_of_request
 from service.board.board import Board
 from service.board.kind_tables import run_time
-from service.event_wait import wait_for_event
 from service.placer.arrivals import arrivals_of
 from service.placer.failures import START_TIMES
 from service.placer.queue_rows import StartNotes

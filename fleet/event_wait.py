@@ -3,8 +3,8 @@
 import asyncio
 
 
-async def wait_for_event(event: asyncio.Event, most_s: float) -> bool:
-    """Wait until an event is set, for at most `most_s`. Return whether it is set.
+async def wait_for_event(event: asyncio.Event, most_s: float | None) -> bool:
+    """Wait until an event is set, for at most `most_s`, None for ever. Return whether it is set.
 
     `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives as the event is set. The task would go on for
     ever, and its canceller would wait for its end.
