@@ -7,7 +7,7 @@ TOGETHER ?= 2 # integration files at a time: much of their time is waiting
 
 unexport PYTHONDONTWRITEBYTECODE # else each worker and each process that a test starts compiles every module again
 
-.PHONY: demo test setup integration integration-outside simulation explore fuzz fuzz-guided soak bench docs docs-run lint lock sbom clean
+.PHONY: demo test setup integration integration-outside simulation explore fuzz fuzz-guided soak bench docs docs-run lint lock sbom release clean
 
 demo: $(VENV)/.installed ## set up and run the main job: a simulated fleet, forecasts, placements, the console
 	$(BIN)/fleetcast demo $(ARGS)
@@ -77,6 +77,9 @@ lock: ## refresh the lock files (needs uv)
 
 sbom: $(VENV)/.installed-dev ## what the lock files install, with licences and hashes, as CycloneDX JSON in var/
 	$(BIN)/python -m cli.sbom $(ARGS)
+
+release: $(VENV)/.installed-dev ## VERSION=0.2.0: bump, changelog, files in dist/, commit and tag; ARGS=--dry-run shows the plan
+	$(BIN)/python -m deploy.release $(VERSION) $(ARGS)
 
 clean:
 	rm -rf $(VENV) var build dist

@@ -17,6 +17,8 @@ ADDED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    "RELEASE.md": "release.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
     "sdk/README.md": "client.md",
     "benchmarks/RESULTS.md": "results-speed.md",
     "training/RESULTS.md": "results-forecasts.md",

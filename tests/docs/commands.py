@@ -23,7 +23,7 @@ import typer
 from cli.main import app
 from tests.docs.pages import DOCS, ROOT, name_of, text_of
 
-MORE = ("CONTRIBUTING.md", "SECURITY.md", "dashboards/runbooks.md", "sdk/README.md", "ingest/README.md")
+MORE = ("CONTRIBUTING.md", "SECURITY.md", "RELEASE.md", "dashboards/runbooks.md", "sdk/README.md", "ingest/README.md")
 RESULTS = ("training/README.md", "training/RESULTS.md", "benchmarks/RESULTS.md")
 PAGES = (*DOCS, *(ROOT / name for name in (*MORE, *RESULTS)))
 SHELLS = ("sh", "console")

@@ -7,7 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-OTHERS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "ingest/README.md", "training/README.md", "sdk/README.md")
+OTHERS = (
+    *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "RELEASE.md", "CODE_OF_CONDUCT.md", "changes/README.md"),
+    *("ingest/README.md", "training/README.md", "sdk/README.md"),
+)
 RESULTS = tuple(ROOT / name for name in ("benchmarks/RESULTS.md", "training/RESULTS.md"))
 PAGES = (*DOCS, *(ROOT / name for name in OTHERS), *RESULTS)
 
