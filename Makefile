@@ -56,7 +56,8 @@ docs-run: $(VENV)/.installed-dev ## every command of the documents, the slow one
 docs: $(VENV)/.installed-dev ## the documentation as a site that needs no network: var/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
 
-setup: $(VENV)/.installed-dev
+setup: $(VENV)/.installed-dev ## the development set, and a hook that checks the subjects of commits
+	@$(BIN)/python deploy/commit_message.py --install
 
 # One pip call a target; a second `make` does nothing until the lock changes.
 $(VENV)/.installed: requirements.lock pyproject.toml

@@ -1,0 +1,110 @@
+"""Check that a commit's subject reads `area: imperative subject`, and install that check as git's `commit-msg` hook.
+
+    python deploy/commit_message.py FILE       # git calls it so, through the hook
+    python deploy/commit_message.py --install  # `make setup` calls it so
+    python deploy/commit_message.py --range origin/main..HEAD
+
+Needs only the standard library. A hook of your own is never overwritten.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+MAX_CHARACTERS = 72
+FORM = re.compile(r"[a-z][\w.-]*(?:[ ,/]+[\w.-]+)*: (\S.*)")
+PASSED = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
+NOT_IMPERATIVE = re.compile(r"[a-z]+(?:ed|ing|(?<![su])s)")
+IMPERATIVE = frozenset(
+    (
+        *("alias", "bias", "bring", "canvas", "embed", "exceed", "feed", "need", "ping", "proceed", "seed", "shed"),
+        *("speed", "spread", "string", "succeed", "swing", "wing", "wed"),
+    )
+)
+MARK = "# installed by Fleetcast's make setup"
+HOOK = f"""#!/bin/sh
+{MARK}
+check="$(git rev-parse --show-toplevel)/deploy/commit_message.py"
+[ ! -f "$check" ] || exec python3 "$check" "$1"
+"""
+
+
+def problem_of(message: str) -> str:
+    """Return what is wrong with a message and how to write it, or an empty text.
+
+    >>> problem_of("placement: key the pass cache by the whole request")
+    ''
+    >>> problem_of("placement: keyed the pass cache")
+    "'keyed' is no imperative: write what the commit does, such as 'placement: skip satisfied queues'"
+    """
+    lines = [line for line in message.splitlines() if not line.startswith("#")]
+    subject = lines[0].rstrip() if lines else ""
+    if subject.startswith(PASSED):
+        return ""
+    form = FORM.fullmatch(subject)
+    if not form:
+        return f"the subject {subject!r} is not 'area: imperative subject', such as 'placement: skip satisfied queues'"
+    if len(subject) > MAX_CHARACTERS:
+        return f"the subject has {len(subject)} characters: at most {MAX_CHARACTERS}; the body has room for the rest"
+    first = form[1].split()[0].rstrip(",:")
+    if NOT_IMPERATIVE.fullmatch(first) and first not in IMPERATIVE:
+        return f"{first!r} is no imperative: write what the commit does, such as 'placement: skip satisfied queues'"
+    if subject.endswith("."):
+        return "the subject ends with a full stop: leave it out"
+    if len(lines) > 1 and lines[1].strip():
+        return "the second line is not empty: put an empty line between subject and body"
+    return ""
+
+
+def install(root: Path) -> str:
+    """Install the hook in the repository of `root`. Returns what was done, in a sentence."""
+    if _git(root, "config", "--get", "core.hooksPath"):
+        return "git takes its hooks from core.hooksPath: call deploy/commit_message.py from your commit-msg hook"
+    path = _git(root, "rev-parse", "--git-path", "hooks/commit-msg")
+    if not path:
+        return "this is no git repository: no hook installed"
+    hook = root / path
+    if hook.exists() and MARK not in hook.read_text(encoding="utf-8", errors="replace"):
+        return f"{path} is a hook of your own and stays: call deploy/commit_message.py from it"
+    hook.parent.mkdir(parents=True, exist_ok=True)
+    hook.write_text(HOOK, encoding="utf-8")
+    hook.chmod(0o755)
+    return f"{path} checks the subjects of commits"
+
+
+def check_range(root: Path, commits: str) -> list[str]:
+    """Return `commit: problem` for each commit of a range whose message is wrong."""
+    found = []
+    for commit in _git(root, "rev-list", "--no-merges", commits).split():
+        if problem := problem_of(_git(root, "log", "-1", "--format=%B", commit)):
+            found.append(f"{commit[:8]}: {problem}")
+    return found
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    return "" if done.returncode else done.stdout.strip()
+
+
+def main(words: list[str]) -> int:
+    root = Path(__file__).resolve().parents[1]
+    match words:
+        case ["--install"]:
+            print(install(root))
+            return 0
+        case ["--range", commits]:
+            problems = check_range(root, commits)
+        case [file] if not file.startswith("-"):
+            problem = problem_of(Path(file).read_text(encoding="utf-8"))
+            problems = [problem] if problem else []
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    for problem in problems:
+        print(f"commit message: {problem} (CONTRIBUTING.md, Style)", file=sys.stderr)
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
