@@ -5,6 +5,7 @@ The theme would load the worker of its search from another host when a page is o
 """
 
 import re
+import runpy
 from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any
@@ -36,6 +37,8 @@ _LINK = re.compile(r"(?<!`)(!?)\[([^\]\n]+)\]\(([^)\s]+)\)")
 def on_files(files: Any, config: Any) -> Any:
     for source, page in ADDED.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    reference = runpy.run_path(str(ROOT / "docs/reference.py"))["reference"]
+    files.append(File.generated(config, "reference.md", content=reference(ROOT)))
     return files
 
 

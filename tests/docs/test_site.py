@@ -53,6 +53,19 @@ def test_the_index_of_the_search_is_part_of_it(site: Path) -> None:
     assert "remote write" in index.lower()
 
 
+def test_the_reference_has_the_public_names_and_their_docstrings(site: Path) -> None:
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    for name in ("check_source", "Forecaster", "PlacementRequest", "Adapter", "Client", "Reporter"):
+        assert re.search(rf'<h3 id="[^"]+">{name}', page), name
+    assert "Contract suites of the plugin points" in page
+    assert not re.search(r"<h3[^>]*>_", page)
+
+
+def test_the_picture_of_the_data_flow_is_in_the_site(site: Path) -> None:
+    assert "data-flow.svg" in (site / "concepts.html").read_text(encoding="utf-8")
+    assert "<svg" in (site / "assets" / "data-flow.svg").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("module", [site_pages, pages])
 def test_the_examples_hold(module: ModuleType) -> None:
     done = doctest.testmod(module)

@@ -1,0 +1,57 @@
+"""Build the API reference: signatures and docstrings of what plugins and clients may use, read without importing."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PUBLIC = {  # file → for whom
+    "fleetcast_checks.py": "Contract suites of plugins",
+    "ingest/source.py": "Sources",
+    "models/forecast.py": "Forecasters",
+    "placement/options.py": "Filters and scorers",
+    "placement/view.py": "What filters and scorers see",
+    "fleet/requests.py": "Requests for placement",
+    "schedulers/adapter.py": "Adapters",
+    "sdk/fleetcast_client/client.py": "Client: questions",
+    "sdk/fleetcast_client/reporter.py": "Client: training loops",
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def reference(root: Path) -> str:
+    """Return the page as Markdown."""
+    parts = ["# API reference", "", "Made of the docstrings. [What is stable](stability.md) says what a change needs."]
+    for name, title in PUBLIC.items():
+        module = name.removeprefix("sdk/").removesuffix(".py").replace("/", ".")
+        tree = ast.parse((root / name).read_text(encoding="utf-8"))
+        parts += ["", f"## {title}", "", f"`{module}`", "", *_text(tree)]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
+                parts += _entry(node)
+    return "\n".join(parts) + "\n"
+
+
+def _entry(node: ast.ClassDef | Function) -> Iterator[str]:
+    """Yield the lines of a class with its public methods, or of a function."""
+    yield from ("", f"### {node.name}", "", "```python", _signature(node), "```", "", *_text(node))
+    if isinstance(node, ast.ClassDef):
+        for inner in node.body:
+            if isinstance(inner, Function) and not inner.name.startswith("_"):
+                yield from ("", "```python", _signature(inner), "```", "", *_text(inner))
+
+
+def _signature(node: ast.ClassDef | Function) -> str:
+    """Return the head of a definition, with the fields of a class."""
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        fields = [f"    {ast.unparse(item)}" for item in node.body if isinstance(item, ast.AnnAssign)]
+        return "\n".join([f"class {node.name}({bases}):" if bases else f"class {node.name}:", *fields])
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{word} {node.name}({ast.unparse(node.args)}){returns}"
+
+
+def _text(node: ast.Module | ast.ClassDef | Function) -> list[str]:
+    """Return a docstring as a block of text that keeps its lines."""
+    text = ast.get_docstring(node)
+    return ["```text", text.replace("```", "'''"), "```"] if text else []
