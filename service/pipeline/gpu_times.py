@@ -1,7 +1,6 @@
 """GPU time of running attempts, measured by telemetry: how long their GPUs were watched and busy."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from fleet.stateful import Dump, Stateful
 from service.answers.jobs import GpuTimeRow
 from service.board.board import Section
@@ -17,19 +17,9 @@ from service.pipeline.tick import Tick
 
 SECTION = "jobs.gpu_time"
 LONGEST_GAP_MS = 300_000  # between two ticks; of more nobody knows
+USED, SEEN = 0, 1
+NEAR_HALF, MOST_HUNDREDTHS = 1e-3, 1e11  # of `rounded`: below the latter, products are exact to a ten-thousandth
 Key = tuple[str, int]
-
-
-@dataclass(slots=True)
-class GpuTime:
-    """The GPU-seconds of an attempt on the GPUs that it has held since `placed_ms`.
-
-    A GPU at 30 % for one second adds 1 to `seen` and 0.3 to `used`.
-    """
-
-    placed_ms: int | None
-    used: float = 0.0
-    seen: float = 0.0
 
 
 class GpuTimes(Capability, Stateful):
@@ -39,7 +29,11 @@ class GpuTimes(Capability, Stateful):
     """
 
     def __init__(self) -> None:
-        self._known: dict[Key, GpuTime] = {}
+        self._rows: dict[Key, int] = {}  # attempt → row of the next two
+        self._placed_ms: list[int | None] = []  # (row,) since when it is on its GPUs
+        self._gpu_s = np.zeros((0, 2))  # (row, USED or SEEN) GPU-seconds on these GPUs
+        self._running: tuple[RunningPlaces | None, list[int | None]] = None, []  # and since when each is on its GPUs
+        self._rows_of_running = np.zeros(0, np.intp)
         self._last_ms: int | None = None
         self._shown: Set[Key] = frozenset()
 
@@ -47,9 +41,8 @@ class GpuTimes(Capability, Stateful):
         seen = tick.occupancy.holder.copy()
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
-        self.fold(tick.now_ms, tick.events.running, seen, tick.gpu_column("gpu_util"))
-        ended = tick.events.ended
-        places = tick.events.placements
+        ended, places = tick.events.ended, tick.events.placements
+        self.fold(tick.now_ms, tick.events.running, seen, tick.gpu_column("gpu_util"), places)
         of = places, *ended
         self._forget(
             tick.memory.recall("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})
@@ -57,56 +50,90 @@ class GpuTimes(Capability, Stateful):
         return (Section(SECTION, msgspec.json.encode(self.rows()), tick.now_ms),)
 
     def fold(
-        self, now_ms: int, running: Sequence[JobAttempt], holder: NDArray[np.int32], busy: NDArray[np.float64]
+        self,
+        now_ms: int,
+        running: Sequence[JobAttempt],
+        holder: NDArray[np.int32],
+        busy: NDArray[np.float64],
+        places: RunningPlaces | None = None,
     ) -> None:
         """Add the time since the last tick.
 
-        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown.
+        A GPU at 30 % for one second adds 0.3 GPU-seconds to USED and 1 to SEEN.
+        holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. places: those of
+        `running`, one object until an attempt starts, ends or moves.
         """
         before, self._last_ms = self._last_ms, now_ms
         if before is None or not 0 < now_ms - before <= LONGEST_GAP_MS:
             return
-        told = (holder >= 0) & ~np.isnan(busy)
-        gpus = np.bincount(holder[told], minlength=len(running)).tolist()
-        work = np.bincount(holder[told], np.clip(busy[told], 0.0, 1.0), len(running)).tolist()
-        whole_s = (now_ms - before) / 1000
-        for attempt, watched, worked in zip(running, gpus, work, strict=True):
-            known, passed_s = self._of(attempt), whole_s
-            began_ms = max(attempt.started_ms or before, attempt.placed_ms or before)
-            if began_ms > before:
-                passed_s = max(0, now_ms - began_ms) / 1000
-            known.seen += watched * passed_s
-            known.used += worked * passed_s
+        placed_ms = [attempt.placed_ms for attempt in running]
+        if places is None or self._running[0] is not places or self._running[1] != placed_ms:
+            self._rows_of_running = self._find_rows(running)
+            self._running = places, placed_ms
+        known = (holder >= 0) & ~np.isnan(busy)
+        gpus = np.bincount(holder[known], minlength=len(running))
+        work = np.bincount(holder[known], np.clip(busy[known], 0.0, 1.0), len(running))
+        began_ms = np.array(
+            [max(attempt.started_ms or 0, at or 0) for attempt, at in zip(running, placed_ms, strict=True)], np.int64
+        )
+        passed_s = np.where(began_ms > before, np.maximum(now_ms - began_ms, 0), now_ms - before) / 1000
+        self._gpu_s[self._rows_of_running] += np.stack([work * passed_s, gpus * passed_s], axis=1)
 
-    def _of(self, attempt: JobAttempt) -> GpuTime:
-        """Return the GPU time of an attempt. It starts at zero again if the attempt has moved to other GPUs."""
-        key = attempt.job, attempt.attempt
-        known = self._known.get(key)
-        if known is None or known.placed_ms != attempt.placed_ms:
-            known = self._known[key] = GpuTime(attempt.placed_ms)
-        return known
+    def _find_rows(self, running: Sequence[JobAttempt]) -> NDArray[np.intp]:
+        """Return (running,) the row of each attempt. A new attempt, or one on other GPUs, starts at zero."""
+        rows = [self._rows.setdefault((attempt.job, attempt.attempt), len(self._rows)) for attempt in running]
+        fresh = len(self._rows) - len(self._placed_ms)
+        self._placed_ms += [None] * fresh
+        self._gpu_s = np.pad(self._gpu_s, ((0, fresh), (0, 0)))
+        for row, attempt in zip(rows, running, strict=True):
+            if self._placed_ms[row] != attempt.placed_ms:
+                self._placed_ms[row], self._gpu_s[row] = attempt.placed_ms, 0.0
+        return np.array(rows, np.intp)
 
     def _forget(self, shown: Set[Key]) -> None:
         """Forget all attempts that are not in `shown`.
 
         shown: the caller passes the same object as long as these attempts stay the same.
         """
-        if shown is not self._shown:
-            for key in self._known.keys() - shown:
-                del self._known[key]
-            self._shown = shown
+        if shown is self._shown:
+            return
+        left = {key: row for key, row in self._rows.items() if key in shown}
+        if len(left) < len(self._rows):
+            rows = list(left.values())
+            self._rows = {key: row for row, key in enumerate(left)}
+            self._placed_ms, self._gpu_s = [self._placed_ms[row] for row in rows], self._gpu_s[rows]
+            self._running = None, []
+        self._shown = shown
 
     def rows(self) -> list[GpuTimeRow]:
-        return [GpuTimeRow(*key, round(row.used, 2), round(row.seen, 2)) for key, row in self._known.items()]
+        used, seen = (rounded(self._gpu_s[:, column]) for column in (USED, SEEN))
+        return [GpuTimeRow(*key, *gpu_s) for key, *gpu_s in zip(self._rows, used, seen, strict=True)]
 
     def dump(self) -> Dump:
-        return [(*key, row.placed_ms, row.used, row.seen) for key, row in self._known.items()], {}
+        rows = zip(self._rows, self._placed_ms, self._gpu_s.tolist(), strict=True)
+        return [(*key, placed_ms, *gpu_s) for key, placed_ms, gpu_s in rows], {}
 
     def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the result of `dump` into an empty object. Raises msgspec.ValidationError."""
         rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
-        self._known = {(job, attempt): GpuTime(*row) for job, attempt, *row in rows}  # type: ignore[arg-type]
+        self._rows = {(job, attempt): row for row, (job, attempt, *_) in enumerate(rows)}
+        self._placed_ms = [placed_ms for _, _, placed_ms, *_ in rows]
+        self._gpu_s = np.array([gpu_s for *_, used, seen in rows for gpu_s in (used, seen)]).reshape(-1, 2)
 
     def move(self, by_ms: int) -> None:
         """Forget the time of the last tick: after the clock was set, the time until the next is unknown."""
         self._last_ms = None
+
+
+def rounded(values: NDArray[np.float64]) -> list[float]:
+    """Round each value to two digits, as `round` does one by one, in a third of the time.
+
+    >>> rounded(np.array([2.675, 0.125, 1e17]))
+    [2.67, 0.12, 1e+17]
+    """
+    hundredths = values * 100
+    found: list[float] = (np.rint(hundredths) / 100).tolist()
+    from_half = np.abs(hundredths - np.floor(hundredths) - 0.5)  # so near, the product may lie on the other side
+    for at in np.flatnonzero((from_half < NEAR_HALF) | (np.abs(hundredths) > MOST_HUNDREDTHS)).tolist():
+        found[at] = round(float(values[at]), 2)
+    return found

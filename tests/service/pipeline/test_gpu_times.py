@@ -3,11 +3,13 @@
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet.jobs import JobAttempt
 from service.answers.jobs import GpuTimeRow
-from service.pipeline.gpu_times import LONGEST_GAP_MS, GpuTimes
+from service.pipeline.gpu_times import LONGEST_GAP_MS, GpuTimes, rounded
 
 NOBODY, NAN = -1, np.nan
 
@@ -70,3 +72,21 @@ def test_it_survives_a_restart_and_a_set_clock() -> None:
     assert times.rows() == again.rows()
     with pytest.raises(msgspec.ValidationError):
         GpuTimes().load([("a", "x")], {})
+
+
+HUNDREDTHS = st.integers(-(10**14), 10**14).map(lambda number: number / 1000)
+SECONDS = st.one_of(HUNDREDTHS, st.floats(-1e6, 1e6), st.floats(allow_nan=False, allow_infinity=False, width=32))
+
+
+@given(st.lists(SECONDS, max_size=20))
+def test_many_numbers_are_rounded_as_one_by_one(values: list[float]) -> None:
+    assert list(map(repr, rounded(np.array(values, np.float64)))) == [repr(round(value, 2)) for value in values]
+
+
+def test_the_time_of_the_other_attempts_stays_when_one_is_forgotten() -> None:
+    times, jobs = GpuTimes(), [running("a"), running("b"), running("c")]
+    for now_ms in (0, 10_000):
+        times.fold(now_ms, jobs, holder(0, 1, 2), busy(0.1, 0.2, 0.3))
+    times._forget({("a", 1), ("c", 1)})
+    times.fold(20_000, [jobs[2], jobs[0], running("d")], holder(1, NOBODY, 0), busy(0.1, 0.2, 0.3))
+    assert times.rows() == [GpuTimeRow("a", 1, 2.0, 20.0), GpuTimeRow("c", 1, 6.0, 20.0), GpuTimeRow("d", 1, 0, 0)]
