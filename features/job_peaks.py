@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from features.similarity import Kind, kinds, shape_of
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 from fleet.stateful import Dump, Stateful
 
 RUNS_KEPT = 32
@@ -38,6 +39,7 @@ class JobPeaks(Stateful):
     def __init__(self) -> None:
         self._running: dict[Attempt, int] = {}  # -> row of `_peaks`
         self._peaks = np.zeros((0, 2), np.float32)
+        self._places: RunningPlaces | None = None  # of the attempts in `_running`
         self._rows: dict[int, int] = {}  # key -> row, the one that was used longest ago first
         self._runs = np.zeros((0, RUNS_KEPT, 2), np.float32)
         self._count = np.zeros(0, np.int64)
@@ -47,6 +49,8 @@ class JobPeaks(Stateful):
         """Store the peaks of attempts that have finished. Ignores all other attempts and repeats."""
         for attempt in ended:
             row = self._running.pop((attempt.job, attempt.attempt), None)
+            if row is not None:
+                self._places = None
             if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
                 of_kind = kinds(shape_of(attempt))
                 for kind in KINDS:
@@ -61,16 +65,17 @@ class JobPeaks(Stateful):
         rows: NDArray[np.int32],
         memory_bytes: NDArray[np.floating],
         power_w: NDArray[np.floating],
+        places: RunningPlaces | None = None,
     ) -> None:
         """Record the readings of one moment. Forget attempts that no longer run (see `finish`).
 
         holder: (n, g) index into `running`, -1 if free. rows: (n, g) row of each GPU in the readings, -1 if it has
-        none.
+        none. places: those of `running`, one object until an attempt starts, ends or moves.
         """
-        index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
-        before = np.array([self._running.get(key, -1) for key in index], np.intp)
-        peaks = np.full((len(index), 2), np.nan, np.float32)
-        peaks[before >= 0] = self._peaks[before[before >= 0]]
+        if places is None or places is not self._places:
+            self._follow(running)
+            self._places = places
+        index, peaks = self._running, self._peaks
         started_ms = np.array([row.started_ms or now_ms for row in running], np.int64)
         settled = now_ms - started_ms >= SETTLED_S * 1000
         seen = (holder >= 0) & (rows >= 0) & (rows < len(power_w))
@@ -79,6 +84,13 @@ class JobPeaks(Stateful):
         number, entity = number[own], entity[own]
         peaks[:, MEMORY] = np.fmax(peaks[:, MEMORY], _most(number, memory_bytes[entity], len(index)) / GIB)
         peaks[:, POWER] = np.fmax(peaks[:, POWER], _mean(number, power_w[entity], len(index)))
+
+    def _follow(self, running: Sequence[JobAttempt]) -> None:
+        """Give each of these attempts a row, with its peaks so far, and forget all others."""
+        index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
+        before = np.array([self._running.get(key, -1) for key in index], np.intp)
+        peaks = np.full((len(index), 2), np.nan, np.float32)
+        peaks[before >= 0] = self._peaks[before[before >= 0]]
         self._running, self._peaks = index, peaks
 
     def table(self) -> tuple[NDArray[np.uint64], Array]:

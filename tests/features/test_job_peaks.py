@@ -9,6 +9,7 @@ from features.past_runs import JobShape
 from features.similarity import kinds, shape_of
 from fleet.events import Submitted
 from fleet.jobs import JobAttempt
+from fleet.placements import RunningPlaces
 
 NOW_MS = 1_789_000_000_000
 
@@ -18,12 +19,19 @@ def attempt(job: str, *, user: str = "ada", gpus: int = 2, outcome: str = "", ag
     return JobAttempt(job, 1, submission=told, started_ms=NOW_MS - round(age_s * 1000), outcome=outcome)
 
 
-def see(peaks: JobPeaks, running: list[JobAttempt], holder: list[list[int]], memory_gib: Any, power_w: Any) -> None:
+def see(
+    peaks: JobPeaks,
+    running: list[JobAttempt],
+    holder: list[list[int]],
+    memory_gib: Any,
+    power_w: Any,
+    places: RunningPlaces | None = None,
+) -> None:
     """One node a row of `holder`; its GPUs are told of in order."""
     holders = np.array(holder, np.int32)
     rows = np.arange(holders.size, dtype=np.int32).reshape(holders.shape)
     memory = np.array(memory_gib, np.float32) * np.float32(GIB)
-    peaks.observe(running, NOW_MS, holders, rows, memory, np.array(power_w, np.float32))
+    peaks.observe(running, NOW_MS, holders, rows, memory, np.array(power_w, np.float32), places)
 
 
 def likely(peaks: JobPeaks, job: JobAttempt, kind: Any = "user and name") -> list[float] | None:
@@ -46,6 +54,28 @@ def test_a_peak_is_the_fullest_gpu_and_the_mean_power_at_its_highest() -> None:
     see(peaks, jobs, [[0, 0, 1, -1]], [20, 20, 6, 70], [500, 300, 90, 700])
     assert peak_of(peaks, jobs[0]) == (30.0, 400.0)
     assert peak_of(peaks, jobs[1]) == (6.0, 100.0)
+
+
+def test_remembered_places_change_no_peak() -> None:
+    remembering, other = JobPeaks(), JobPeaks()
+    places = RunningPlaces(())
+    for running, holder in (
+        ("ab", [0, 0, 1]),
+        ("ab", [0, 1, 1]),
+        ("b", [0, 0, -1]),
+        ("cb", [1, 1, 0]),
+        ("cb", [0, 1, 1]),
+    ):
+        jobs = [attempt(job) for job in running]
+        same = [row.job for row in jobs] == [job for job, _ in places.keys]
+        places = places if same else RunningPlaces(jobs)
+        ended = [attempt(job, outcome="finished") for job in "abc" if job not in running]
+        power = [100.0 * len(running), 200.0, 50.0 + 10 * sum(holder)]
+        for peaks, of in ((remembering, places), (other, None)):
+            peaks.finish(ended)
+            see(peaks, jobs, [holder], [1, 2, 3], power, of)
+    assert repr(remembering.dump()) == repr(other.dump())
+    assert remembering.dump()[0]["running"] == [["c", 1], ["b", 1]]
 
 
 def test_what_no_telemetry_saw_is_not_known() -> None:

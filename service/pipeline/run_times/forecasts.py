@@ -301,7 +301,8 @@ def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
     """Return the sections with the peaks of jobs by kind, including those of this tick."""
     peaks.finish(tick.events.ended)
     memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
-    peaks.observe(tick.events.running, tick.now_ms, tick.occupancy.holder, tick.gpu_rows, memory, power)
+    readings = tick.occupancy.holder, tick.gpu_rows, memory, power
+    peaks.observe(tick.events.running, tick.now_ms, *readings, tick.events.placements)
     return table_sections(PEAK, *peaks.table(), tick.now_ms)
 
 
