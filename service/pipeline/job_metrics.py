@@ -1,12 +1,12 @@
 """Prometheus metrics of jobs: gang risk, checkpoints, load peaks, and jobs that do nothing.
 
-The page is made once in MADE_EVERY_MS. In each tick, RENEWED jobs get a new checkpoint interval, in turn.
+The page is made once in MADE_EVERY_MS. In each tick, at most RENEWED jobs get a new checkpoint interval, in turn.
 The gravest rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN). `fleetcast_job_metrics_left_out`
 counts the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from service.pipeline.tick import Tick
 
 GANGS_SHOWN, ROWS_SHOWN = 20, 50
 RENEWED = 50  # each is the risk of a gang: a tenth of a millisecond and more
+EXAMINED = 1000  # jobs of which it is asked in a tick whether they have a fingerprint
 READ = ("doc.utilisation", "doc.spikes")
 MADE_EVERY_MS = 60_000
 HOUR_S, DAY_S = 3600, 86_400
@@ -79,12 +80,17 @@ class Intervals:
         self._turn: Iterator[JobAttempt] = iter(())
 
     def renew(self, tick: Tick, print_of: PrintOf) -> None:
-        """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and cost."""
-        left = RENEWED
-        for attempt in self._turn:
-            left -= self._renew(attempt, tick, print_of(attempt))
+        """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and cost.
+
+        It examines at most EXAMINED jobs.
+        """
+        left, examined = RENEWED, 0
+        for attempt in islice(self._turn, EXAMINED):
+            left, examined = left - self._renew(attempt, tick, print_of(attempt)), examined + 1
             if not left:
                 return
+        if examined == EXAMINED:
+            return
         running = {(attempt.job, attempt.attempt) for attempt in tick.events.running}
         self.of = {key: told for key, told in self.of.items() if key in running}
         self._turn = iter(tick.events.running)

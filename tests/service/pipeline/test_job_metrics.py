@@ -18,6 +18,7 @@ from service.answers.fingerprints import Fingerprint
 from service.board.board import Section
 from service.pipeline import job_metrics
 from service.pipeline.job_metrics import (
+    EXAMINED,
     GANGS_SHOWN,
     MADE_EVERY_MS,
     RENEWED,
@@ -103,6 +104,15 @@ def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
     assert page["checkpoint_interval_ratio"] == [({"job_id": "a"}, pytest.approx(600.0 / best_s, rel=0.05))]
     [(_, lost)] = page["checkpoint_lost_time_ratio"]
     assert 0 < lost < 0.05
+
+
+def test_a_tick_asks_for_the_fingerprints_of_a_bounded_number_of_jobs() -> None:
+    asked: list[str] = []
+    at, known = tick(running=tuple(gang(f"j{number}") for number in range(2 * EXAMINED))), Intervals()
+    for _ in range(4):
+        known.renew(at, lambda attempt: asked.append(attempt.job))
+    assert len(asked) <= 3 * EXAMINED  # the first tick begins a turn
+    assert set(asked) == {row.job for row in at.events.running}  # and all jobs have had theirs
 
 
 def test_a_tick_looks_at_the_checkpoints_of_few_jobs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
