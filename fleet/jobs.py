@@ -319,6 +319,14 @@ class AttemptCopy(JobAttempt):
         return super().eligible_ms
 
     @cached_property
+    def queue(self) -> str:
+        return super().queue
+
+    @cached_property
+    def class_(self) -> str:
+        return super().class_
+
+    @cached_property
     def gpus(self) -> int:
         return super().gpus
 

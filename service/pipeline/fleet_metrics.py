@@ -124,6 +124,8 @@ def nodes_shown(tick: Tick) -> NDArray[np.intp]:
 def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
     shown_names = frozenset(names.values())
+    holders_on = tick.memory.recall("holders on", (tick.held_by_node,), lambda: _holders_on(tick.held_by_node))
+    holders = sorted({number for name in shown_names for number in holders_on.get(name, ())})
     racks = documents.domain_of(tick.topology, Level.RACK)
     horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
     risk = np.moveaxis(tick.fleet.risk.values[:, :, shown], 2, 0).tolist()
@@ -154,12 +156,21 @@ def _add_nodes(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
         "node_job_gpus",
         "GPUs that a job holds on a node; a part of a GPU counts as a part.",
         [
-            ({"node": node, "job_id": attempt.job}, milli / WHOLE_GPU)
-            for attempt, held in zip(tick.events.running, tick.held_by_node, strict=True)
-            for node, milli in held.items()
+            ({"node": node, "job_id": tick.events.running[number].job}, milli / WHOLE_GPU)
+            for number in holders
+            for node, milli in tick.held_by_node[number].items()
             if milli and node in shown_names
         ],
     )
+
+
+def _holders_on(held_by_node: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Return node → numbers of the running attempts that hold GPUs there."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for number, held in enumerate(held_by_node):
+        for node in held:
+            found[node].append(number)
+    return dict(found)
 
 
 def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:

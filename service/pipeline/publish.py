@@ -80,6 +80,7 @@ def score_sections(tick: Tick) -> list[Section]:
     """Return the sections for risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
     free_cpus, free_memory = _free_host(tick)
+    running_names = tick.memory.recall("running names", (events.placements,), lambda: _names(events.running))
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
         "node.hearing": tick.hearing,
@@ -98,8 +99,8 @@ def score_sections(tick: Tick) -> list[Section]:
         "gpu.use": tick.gpu_use,
         "gpu.promise": tick.promise,
         "promises": encode([request.request.request_id for request in tick.open.requests]),
-        "names.live": _names(*events.running, *events.queued, *events.blocked),
-        "names.ended": _names(*events.ended),
+        "names.live": join_names([*running_names, *_names(events.queued), *_names(events.blocked)]),
+        "names.ended": join_names(_names(events.ended)),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
         listening.SECTION: encode(tick.listening),
@@ -186,14 +187,14 @@ def _first_reasons(tick: Tick) -> dict[str, str]:
 def _occupancy(tick: Tick) -> KnownAttempts:
     return KnownAttempts(
         position=tick.events.position,
-        running=[(attempt.job, attempt.attempt) for attempt in tick.events.running],
+        running=tick.events.placements.keys,
         ended=[(attempt.job, attempt.attempt, attempt.ended_ms) for attempt in tick.events.ended],
     )
 
 
-def _names(*attempts: JobAttempt) -> bytes:
-    """Return a line "ATTEMPT JOB" for each attempt. The api treats these names as known."""
-    return join_names([f"{row.attempt} {row.job}" for row in attempts])
+def _names(attempts: Sequence[JobAttempt]) -> list[str]:
+    """Return a name "ATTEMPT JOB" for each attempt. The api treats these names as known."""
+    return [f"{row.attempt} {row.job}" for row in attempts]
 
 
 def _running_rows(tick: Tick) -> list[msgspec.Raw]:

@@ -1,6 +1,7 @@
 """The memory of a tick: results of the previous tick, with the objects that they were made from."""
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
 from fleet.jobs import JobAttempt
@@ -18,8 +19,10 @@ class AttemptRows(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[JobAttempt, object, T]] = {}  # by identity of the attempt, which the row holds
         self._of: tuple[object, ...] = ()
+        self._attempts: tuple[JobAttempt, ...] = ()
+        self._beside: tuple[object, ...] = ()  # of each attempt
+        self._rows: list[T] = []  # of each attempt
 
     def of(
         self,
@@ -32,20 +35,21 @@ class AttemptRows(Generic[T]):
 
         of: other objects that all rows depend on. beside: by attempt, the object that its row depends on.
         """
-        before = self._rows if _are_same(self._of, of) else {}
-        self._rows, self._of, rows = {}, of, list[T]()
-        for attempt in attempts:
-            known = before.get(id(attempt))
-            other = beside.get((attempt.job, attempt.attempt)) if beside else None
-            if known is None or known[1] is not other:
-                known = (attempt, other, make(attempt))
-            self._rows[id(attempt)] = known
-            rows.append(known[2])
-        return rows
+        attempts, is_valid = tuple(attempts), _are_same(self._of, of)
+        others = tuple([beside.get((row.job, row.attempt)) for row in attempts]) if beside else (None,) * len(attempts)
+        if not (is_valid and _are_same(self._attempts, attempts) and _are_same(self._beside, others)):
+            known = zip(self._beside, self._rows, strict=True)
+            before = dict(zip(map(id, self._attempts), known, strict=True)) if is_valid else {}
+            self._rows = [
+                row[1] if (row := before.get(id(attempt))) is not None and row[0] is other else make(attempt)
+                for attempt, other in zip(attempts, others, strict=True)
+            ]
+            self._of, self._attempts, self._beside = of, attempts, others
+        return self._rows.copy()
 
 
 def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
+    return len(before) == len(now) and all(map(is_, before, now))
 
 
 class TickMemory:
