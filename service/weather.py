@@ -15,6 +15,7 @@ from fleet.nodes import NodeState
 from fleet.topology import DOMAIN_LEVELS
 from models.demand.rows import DemandRow
 from models.risk.scores import RISK_KINDS
+from placement.slots import count_rows
 from schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
 from schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 from service.answers.estimates import RunQuantiles
@@ -128,8 +129,8 @@ class WeatherStation:
             risk=risk,
             level=level,
             state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
-            gpus=_fitted(np.count_nonzero(usable, axis=1), n, 0),
-            free=_fitted(np.count_nonzero(usable & unheld(board, placer) & may_place[:, None], axis=1), n, 0),
+            gpus=_fitted(count_rows(usable), n, 0),
+            free=_fitted(count_rows(usable & unheld(board, placer) & may_place[:, None]), n, 0),
             reasons=board.json("risk.reason"),
             causes=_causes(board, level),
             urgent=_forbidden(board),
