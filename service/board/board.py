@@ -19,6 +19,7 @@ import contextlib
 import math
 import mmap
 import struct
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -219,7 +220,11 @@ def join_names(names: Sequence[str]) -> bytes:
 
 
 class BoardWriter:
-    """The writing side of a board. A section that is not republished keeps its value."""
+    """The writing side of a board. A section that is not republished keeps its value.
+
+    It holds a replaced board open until the next one is replaced, too. The system deletes a file when the last
+    process closes it. That takes milliseconds, which a reader does not have while it answers.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -231,11 +236,14 @@ class BoardWriter:
         last = _map(folder / "board")
         self.sequence = last.sequence if last else 0  # of the last one that was published
         self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
+        self._open = deque[object](maxlen=2)  # the newest board and the one before, mapped
 
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board. It may run in a thread while another calls `publish_urgent`."""
         self._kept.update((section.name, section) for section in sections)
         self._replace("board", [*self._kept.values()], as_of_ms, standing)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: somebody has emptied the file
+            self._open.append(files.mapped(self.folder / "board"))
 
     def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
         self._replace("urgent", sections, as_of_ms)

@@ -5,6 +5,8 @@ import pytest
 
 from service.board.board import Board, BoardError, BoardReader, BoardWriter, Section, Standing, encode_board
 
+MAPS = Path("/proc/self/maps")
+
 
 def test_a_reader_sees_what_was_published(tmp_path: Path) -> None:
     writer, reader = BoardWriter(tmp_path), BoardReader(tmp_path)
@@ -27,6 +29,20 @@ def test_a_section_that_is_not_published_again_stays(tmp_path: Path) -> None:
     assert board is not None
     assert (board.text("slow"), board.text("fast")) == (b"1", b"2")
     assert (board.meta("slow")["as_of_ms"], board.meta("fast")["as_of_ms"]) == (1, 2)
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="only Linux lists the files that a process has mapped")
+def test_the_writer_holds_a_replaced_board_until_its_readers_have_seen_the_next(tmp_path: Path) -> None:
+    writer, reader = BoardWriter(tmp_path), BoardReader(tmp_path)
+
+    def publish() -> int:
+        """Publish a board, let the reader move to it, and return how many replaced boards are still mapped."""
+        writer.publish([Section("fast", b"1", 1)], 1)
+        board = reader.latest()
+        assert board is not None
+        return sum(str(tmp_path) in line and "(deleted)" in line for line in MAPS.read_text().splitlines())
+
+    assert [publish() for _ in range(5)] == [0, 1, 1, 1, 1]
 
 
 def test_a_reader_keeps_the_last_whole_board_when_the_file_is_torn(tmp_path: Path) -> None:
