@@ -166,10 +166,15 @@ def test_nothing_to_release_is_refused() -> None:
         cut("## [Unreleased]\n\n## [0.1.0]\n", {}, "0.2.0", DATE)
 
 
-def test_the_fragments_and_versions_of_this_tree_can_be_released() -> None:
-    read_fragments(ROOT / FOLDER)
-    current = release.current_version(ROOT)
-    assert set(release.new_texts(ROOT, "99.0.0", DATE)) == {*release.PLACES, "CHANGELOG.md"} if current else current
+def test_the_next_change_of_this_tree_can_be_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also right after a release, when no fragment is there."""
+    assert release.VERSION.fullmatch(release.current_version(ROOT))
+    fragments = {**read_fragments(ROOT / FOLDER), "next.fixed.md": "The next change."}
+    monkeypatch.setattr(release, "read_fragments", lambda folder: fragments)
+    texts = release.new_texts(ROOT, "99.0.0", DATE)
+    assert set(texts) == {*release.PLACES, "CHANGELOG.md"}
+    assert "- The next change.\n" in texts["CHANGELOG.md"].partition("## [99.0.0]")[2]
+    assert texts["deploy/helm/fleetcast/Chart.yaml"].count(": 99.0.0\n") == 2
 
 
 def test_two_builds_of_the_wheel_are_equal_to_the_byte(tmp_path: Path) -> None:
