@@ -26,7 +26,7 @@ from schedulers.bands import Bands
 from schedulers.weather import JobOutlook, StartOutlook, Weather
 from service.pipeline.guarded_source import GuardedSource
 
-TAKE_S = 60.0
+WAIT_LIMIT_S = 60.0
 
 
 def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:
@@ -83,13 +83,13 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
         try:
             while missing or not source.errors:
                 try:
-                    batch = await asyncio.wait_for(source.next(), TAKE_S)
+                    batch = await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
                 except SourceError:  # the pipeline would wait
                     continue
-                told = _records(batch)
-                missing = [record for record in missing if record not in told]
+                stated = _records(batch)
+                missing = [record for record in missing if record not in stated]
             if not wanted:
-                assert await asyncio.wait_for(source.next(), TAKE_S)
+                assert await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
         except (StopAsyncIteration, TimeoutError):
             raise AssertionError(f"not told after an error: {missing[:3]}") from None
         finally:
@@ -109,7 +109,7 @@ async def _taken(source: Source, position: dict[str, Any], batches: int) -> list
     taken = []
     try:
         for _ in range(batches):
-            batch = await asyncio.wait_for(source.next(), TAKE_S)
+            batch = await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
             taken.append((batch, copy.deepcopy(source.position())))
     finally:
         await source.close()
@@ -311,12 +311,12 @@ def _scale_demand(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
 
 
 def _job(job: JobOutlook, by: float) -> JobOutlook:
-    told = {name: getattr(job, name) for name in ("left_p50_s", "left_p90_s", "run_p50_s", "run_p90_s")}
-    return job._replace(**{name: value and value * (1 + by) for name, value in told.items()})
+    stated = {name: getattr(job, name) for name in ("left_p50_s", "left_p90_s", "run_p50_s", "run_p90_s")}
+    return job._replace(**{name: value and value * (1 + by) for name, value in stated.items()})
 
 
 def _start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
     """Return a start an hour later than issued, with a wavering wait."""
-    told = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
-    later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in told.items()}
+    stated = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
+    later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in stated.items()}
     return start._replace(**later)

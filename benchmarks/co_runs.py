@@ -1,7 +1,7 @@
 """Jobs that share hardware, as a tick looks at them: who meets whom, paces alone and together, what they teach.
 
 Of JOBS running jobs a tenth shares GPUs with another, half are gangs of two nodes that meet others on adapters and
-rails, the rest have single GPUs below common PCIe switches; each has STEPS_KEPT steps.
+rails, the rest have single GPUs below common PCIe switches; each has MAX_STEPS steps.
 
     tick     nobody is due: a job's steps are looked at once a minute
     minute   everybody is
@@ -28,7 +28,7 @@ from models.jobs.interference import LOADS, Pairs, learn
 JOBS = 2_500
 GPUS_PER_NODE = 8
 REPEATS = 5
-STEPS_KEPT = 16
+MAX_STEPS = 16
 STEP_MS = 1_000
 T0 = 1_789_000_000_000
 
@@ -59,17 +59,17 @@ class _Fleet:
         for _ in range(JOBS):
             self._begin()
         self.running = self.table.running()
-        self._see()
-        self.now_ms += STEPS_KEPT * STEP_MS
-        self._see()
+        self._observe()
+        self.now_ms += MAX_STEPS * STEP_MS
+        self._observe()
 
     def tick(self) -> int:
         self.now_ms += 1
-        return self._see()
+        return self._observe()
 
     def minute(self) -> int:
         self.now_ms += POLL_MS
-        return self._see()
+        return self._observe()
 
     def change(self) -> int:
         """Replace some running jobs with new ones, in the list of running jobs only.
@@ -81,9 +81,9 @@ class _Fleet:
             self._begin()
         begun = self.table.running()[-few:]
         self.running = [*self.running[few:], *begun]
-        return self._see()
+        return self._observe()
 
-    def _see(self) -> int:
+    def _observe(self) -> int:
         loads = np.full((len(self.running), len(LOADS)), 0.5)
         self.co_runs.observe(self.running, self.co_runs.keys_of(self.running), (), loads, self.now_ms, self.wiring)
         assert len(self.running) == JOBS
@@ -98,10 +98,10 @@ class _Fleet:
             ranks += (RankPlacement(1, f"n{(node + 1) % self.nodes}", (gpu + 4,)),)
         self.table.apply(Submitted(job=job, sequence=0, time_ms=T0, user=f"u{number % 50}", name=f"net-{number % 400}"))
         self.table.apply(Started(job=job, sequence=1, time_ms=T0, ranks=ranks))
-        for step in range(STEPS_KEPT):
+        for step in range(MAX_STEPS):
             parts, at_ms = StepParts(compute=0.7, communication=0.3), T0 + (step + 1) * STEP_MS
-            told = Step(job=job, sequence=2 + step, time_ms=at_ms, step=step, duration_s=1.0, parts=parts)
-            self.table.apply(told)
+            step_event = Step(job=job, sequence=2 + step, time_ms=at_ms, step=step, duration_s=1.0, parts=parts)
+            self.table.apply(step_event)
         attempt = self.table.get(job)
         assert attempt is not None
         return attempt

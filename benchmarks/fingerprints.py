@@ -70,7 +70,7 @@ def _round(
         cpu = time.process_time()
         waits_ms.append(1000 * asyncio.run(_watched(prints, state)))
         cpu_s += time.process_time() - cpu
-        seen = {job for (job, _), told in prints.answers.items() if told.use.looked_ms >= began_ms}
+        seen = {job for (job, _), answer in prints.answers.items() if answer.use.looked_ms >= began_ms}
         if len(seen) == jobs:
             return number, cpu_s
         clock.advance(PERIOD_S)

@@ -38,7 +38,7 @@ WARM_ROUNDS = 2
 WRITTEN_NODES, WRITTEN_ROUNDS = 125, 40
 PERIODS: dict[str, float] = {}  # of [pipeline], where they are not the defaults
 WRITTEN_PERIODS = {"snapshot_s": 10.0}  # so that what was written is archived soon
-START_S, SETTLE_S = 60.0, 120.0
+START_S, WARM_UP_S = 60.0, 120.0
 UNIT = "s/million samples"
 ROLES = ("pipeline", "api")
 
@@ -93,8 +93,8 @@ class FleetProcess:
         assert risk.get("rows"), "no node has a forecast"
 
     def samples(self) -> int:
-        told = self.ingestion()
-        return 0 if told is None else int(told["samples_total"]) + int(told["late_total"])
+        counters = self.ingestion()
+        return 0 if counters is None else int(counters["samples_total"]) + int(counters["late_total"])
 
     def next_tick(self) -> None:
         """Return as soon as the pipeline has counted anew."""
@@ -172,12 +172,12 @@ def _written(folder: Path, version: Version) -> dict[str, Any]:
         fleet.wait()
         senders = [WriteConnection(port, version) for port in (fleet.port, *([peer.port] if peer else []))]
         _write(senders, requests, first_ms, 1)
-        _settle(fleet, requests.samples)
+        _wait_for_samples(fleet, requests.samples)
         before = fleet.cpu_s()
         theirs_s = cpu_s(peer.process.pid) if peer else 0.0
         _write(senders, requests, first_ms + 1000, WRITTEN_ROUNDS)
         samples = requests.samples * WRITTEN_ROUNDS
-        _settle(fleet, samples + requests.samples)
+        _wait_for_samples(fleet, samples + requests.samples)
         spent_s = fleet.cpu_s() - before
         beside = None if peer is None else (peer.name, (cpu_s(peer.process.pid) - theirs_s) / samples * 1e6)
     size = {"series": requests.samples, "rounds": WRITTEN_ROUNDS}
@@ -194,12 +194,12 @@ def _write(senders: Sequence[WriteConnection], requests: Requests, first_ms: int
         sender.close()  # nobody keeps a line open until the next ones
 
 
-def _settle(fleet: FleetProcess, samples: int) -> None:
+def _wait_for_samples(fleet: FleetProcess, samples: int) -> None:
     """Until the pipeline says it has them all, and has archived what it took."""
-    deadline = time.monotonic() + SETTLE_S
+    deadline = time.monotonic() + WARM_UP_S
     while time.monotonic() < deadline:
-        told = fleet.ingestion() or {}
-        if fleet.samples() >= samples and not told.get("archive", {}).get("waiting_bytes", 0):
+        counters = fleet.ingestion() or {}
+        if fleet.samples() >= samples and not counters.get("archive", {}).get("waiting_bytes", 0):
             return
         time.sleep(0.5)
     raise AssertionError(f"{fleet.samples():,} samples of {samples:,} arrived and were archived in time")

@@ -178,8 +178,8 @@ class _Topic:
         return topic
 
     def source(self) -> KafkaSource:
-        told = {"telemetry": self.name, "events": "", "dead_letters": "", "group": ""}
-        return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **told})
+        options = {"telemetry": self.name, "events": "", "dead_letters": "", "group": ""}
+        return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **options})
 
     def fill(self, nodes: int, moments: int) -> int:
         """Write a record per node and moment, and return how many."""

@@ -148,8 +148,8 @@ def _played(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
     per_replica = float(shown.max()) / REPLICAS_AT_PEAK
     alone = autoscaled(shown, None, per_replica)
     assert alone.cold_s > 0, "no ramp was too steep for the reactive rule"
-    for quantile, told in forecasts.items():
-        both = autoscaled(shown, told, per_replica)
+    for quantile, served in forecasts.items():
+        both = autoscaled(shown, served, per_replica)
         yield from _lines(trace, quantile, both, alone, cpu_s)
         headroom = as_costly(shown, per_replica, both.replica_hours)
         size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
@@ -170,18 +170,18 @@ def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu
 def served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
     """Quantile -> (minute,) from minute `first` on: what KEDA is told at the end of each, COLD_S ahead; NaN unknown."""
     requests, forecaster = RequestSeries(), DemandForecaster([Sparse()], [Sparse()])
-    told: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
+    served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
     for minute in range(len(rates)):
         now_ms = FIRST_MS + minute * MINUTE_MS
-        requests.note(now_ms, {KEY: (float(rates[minute]), 1)})
+        requests.record(now_ms, {KEY: (float(rates[minute]), 1)})
         if minute >= first - DAY // 24:  # an hour for the gates to learn the history, as a pipeline does after a start
             rows = forecaster.update([read_requests(requests, now_ms)], now_ms)
-            for quantile, values in told.items() if minute >= first else ():
-                values.append(_told(rows, now_ms, quantile))
-    return {quantile: np.array(values) for quantile, values in told.items()}
+            for quantile, values in served.items() if minute >= first else ():
+                values.append(_served_value(rows, now_ms, quantile))
+    return {quantile: np.array(values) for quantile, values in served.items()}
 
 
-def _told(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
+def _served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) -> float:
     trigger = read_trigger(
         {
             **{"queue": KEY[0], "group": KEY[1], "target": "request_rate", "targetPerReplica": "1"},

@@ -33,7 +33,7 @@ SIZES = (100_000,)  # jobs, and as many nodes
 REQUESTS = 100
 FLEET_NODES = 100
 WATCHED_S = 60.0  # after the flood
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 BEHIND_MS = 1000  # what was acknowledged is folded by then
 START_S, STOP_S, PATIENCE_S = 60.0, 30.0, 60.0
 ROLES = ("pipeline", "api", "placer")
@@ -101,11 +101,11 @@ def _names(number: int, count: int) -> bytes:
 
 def _watch(fleet: "_Fleet", seen: FloodAnswers, over: threading.Event) -> None:
     step = 0
-    while not over.wait(LOOK_S):
+    while not over.wait(CHECK_INTERVAL_S):
         step += 1
-        told = {"job": "ours", "sequence": step + 1, "time_ms": time.time_ns() // 1_000_000, "type": "step"}
+        answer = {"job": "ours", "sequence": step + 1, "time_ms": time.time_ns() // 1_000_000, "type": "step"}
         seen.known[
-            fleet.ask("POST", "/v1/events", json.dumps({**told, "step": step, "duration_s": 1.0}).encode())[0]
+            fleet.ask("POST", "/v1/events", json.dumps({**answer, "step": step, "duration_s": 1.0}).encode())[0]
         ] += 1
         asked = {"request_id": f"r{step}", "gang": 1, "gpus_per_node": 1, "dry_run": True}
         seen.placements[fleet.ask("POST", "/v1/placements", json.dumps(asked).encode())[0]] += 1
@@ -133,7 +133,7 @@ class _Fleet:
         deadline = time.monotonic() + START_S
         while self.ask("GET", "/readyz")[0] != 200:
             self._process.check(unless=f"not ready within {START_S:.0f} s" if time.monotonic() > deadline else "")
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         ranks = [{"rank": 0, "node": "n001", "gpus": [0]}]
         ours = {"job": "ours", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "started", "ranks": ranks}
         assert self.ask("POST", "/v1/events", json.dumps(ours).encode())[0] == 202
@@ -161,15 +161,15 @@ class _Fleet:
     def used(self, since_ms: int) -> Any:
         """Return how much of each bound is used, by a board that was made since then."""
         deadline = time.monotonic() + PATIENCE_S
-        while (told := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
+        while (answer := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
-            time.sleep(LOOK_S)
-        return told["limits"]
+            time.sleep(CHECK_INTERVAL_S)
+        return answer["limits"]
 
     def board_age_s(self) -> float:
         """Age of the board, by the time in the ingestion document."""
-        status, told = self.ask("GET", "/v1/ingestion")
-        return time.time() - told["as_of_ms"] / 1000 if status == 200 else 0.0
+        status, answer = self.ask("GET", "/v1/ingestion")
+        return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
 
     def peak_mib(self) -> dict[str, int]:
         """Return the most memory that each role ever held."""

@@ -29,8 +29,8 @@ def find_prometheus() -> str | None:
 
 def version_of(program: str) -> str:
     """Its name for a record, such as "Prometheus 3.15.0"."""
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    words = (told.stdout + told.stderr).split()
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    words = (shown.stdout + shown.stderr).split()
     return f"Prometheus {words[words.index('version') + 1]}" if "version" in words else "Prometheus"
 
 

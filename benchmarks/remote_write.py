@@ -92,10 +92,10 @@ class InboxPipeline:
     def take(self, samples: int) -> float:
         """Write that many into the ring; CPU seconds."""
         began = time.process_time()
-        asyncio.run(self._take(samples))
+        asyncio.run(self._write_samples(samples))
         return time.process_time() - began
 
-    async def _take(self, samples: int) -> None:
+    async def _write_samples(self, samples: int) -> None:
         applied = 0
         while applied < samples:
             batch = await asyncio.wait_for(self._source.next(), 30)

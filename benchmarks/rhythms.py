@@ -29,11 +29,11 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Share without an answer where the pause lasts a scrape, share of wrong answers of those given, ms an answer."""
     for jobs in sizes:
         for span, samples in SPANS.items():
-            for exporters, kept in (("exporter default", 4), ("momentary", 3)):
-                yield from _measure(f"{exporters}, {span}", jobs, samples, kept)
+            for exporters, points in (("exporter default", 4), ("momentary", 3)):
+                yield from _measure(f"{exporters}, {span}", jobs, samples, points)
 
 
-def _measure(case: str, jobs: int, samples: int, kept: int) -> Iterator[dict[str, Any]]:
+def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[str, Any]]:
     given, right, before, before_right, each_ms = [], [], [], [], []
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
@@ -45,9 +45,9 @@ def _measure(case: str, jobs: int, samples: int, kept: int) -> Iterator[dict[str
             works = float(rng.uniform(*WORKS))
             channels, means = readings(rng, period_s, works, samples)
             began = time.process_time()
-            found = find_period(channels[:kept], INTERVAL_S, means[:kept]).period_s
+            found = find_period(channels[:points], INTERVAL_S, means[:points]).period_s
             spent_s += time.process_time() - began
-            alone = find_swing(channels[:kept], INTERVAL_S).period_s
+            alone = find_swing(channels[:points], INTERVAL_S).period_s
             is_visible = min(works, 1 - works) * period_s >= INTERVAL_S
             visible += is_visible
             shown, old = shown + (is_visible and found is not None), old + (is_visible and alone is not None)

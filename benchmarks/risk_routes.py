@@ -42,8 +42,8 @@ def cases(nodes: int) -> dict[str, Ask]:
     names = [f"n{node:05d}" for node in range(round(GANG_SHARE * nodes))]
     gang = post("/v1/risk/gang", json.dumps({"nodes": names, "duration_s": HORIZON_S}).encode())
     checks = {
-        "GET risk/nodes": (get(f"/v1/risk/nodes?horizon_s={HORIZON_S}"), lambda told: len(told["rows"]) == nodes),
-        "POST risk/gang": (gang, lambda told: told["nodes"] == len(names) and bool(told["domains"])),
+        "GET risk/nodes": (get(f"/v1/risk/nodes?horizon_s={HORIZON_S}"), lambda answer: len(answer["rows"]) == nodes),
+        "POST risk/gang": (gang, lambda answer: answer["nodes"] == len(names) and bool(answer["domains"])),
     }
     return {name: Ask(ask.wire, check=_check(is_right)) for name, (ask, is_right) in checks.items()}
 

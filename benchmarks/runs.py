@@ -35,7 +35,7 @@ NOW_MS = 1_760_000_000_000
 USERS, NAMES = 97, 40
 FITTED_ON = 5_000
 ESTIMATES = 100
-TOLD = 100
+FORECASTS = 100
 
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
@@ -43,13 +43,13 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     rows = _history()
     yield measure("runs", "fit", {"jobs": FITTED_ON}, _fit(rows), "s", repeats=1)
     model = _fitted(rows)
-    yield measure("runs", "tell", {"jobs": TOLD}, _tell(model, rows), "us/job")
+    yield measure("runs", "tell", {"jobs": FORECASTS}, _make_forecast(model, rows), "us/job")
     for jobs in sizes:
         size = {"jobs": jobs}
         with tempfile.TemporaryDirectory() as folder:
             pipeline = _pipeline(Path(folder), jobs, model)
             asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
-            yield measure("runs", "look", size, _look(pipeline, jobs), "ms", repeats=3)
+            yield measure("runs", "look", size, _count_forecasts(pipeline, jobs), "ms", repeats=3)
             yield measure("runs", "rows", size, _rows(pipeline, jobs), "ms")
             asyncio.run(pipeline.tick())
             yield measure("runs", "estimate", size, _estimate(Path(folder)), "us/request")
@@ -84,12 +84,12 @@ def _fit(rows: RunRows) -> Callable[[], int]:
     return one
 
 
-def _tell(model: DurationModel, rows: RunRows) -> Callable[[], int]:
+def _make_forecast(model: DurationModel, rows: RunRows) -> Callable[[], int]:
     def one() -> int:
-        for row in range(TOLD):
-            (told_s,) = model.run_s(rows.features[row : row + 1])
-            assert np.isfinite(told_s).all()
-        return TOLD
+        for row in range(FORECASTS):
+            (forecast_s,) = model.run_s(rows.features[row : row + 1])
+            assert np.isfinite(forecast_s).all()
+        return FORECASTS
 
     return one
 
@@ -124,23 +124,23 @@ def _life(number: int) -> list[JobEvent]:
     ]
 
 
-def _look(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+def _count_forecasts(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     def one() -> int:
         pipeline.clock.advance(60)  # type: ignore[attr-defined]
         asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
-        told = pipeline.capabilities[RunForecasts].issued.values()
-        assert sum(row.left is not None and row.left_ms == pipeline.clock.now_ms() for row in told) == jobs
+        forecast_rows = pipeline.capabilities[RunForecasts].issued.values()
+        assert sum(row.left is not None and row.left_ms == pipeline.clock.now_ms() for row in forecast_rows) == jobs
         return 1
 
     return one
 
 
 def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
-    told, now_ms = pipeline.capabilities[RunForecasts].issued, pipeline.clock.now_ms()
+    forecast_rows, now_ms = pipeline.capabilities[RunForecasts].issued, pipeline.clock.now_ms()
 
     def one() -> int:
-        left = [row.remaining(now_ms) for row in told.values()]
-        left_s = np.array([row.left_s for row in told.values()])
+        left = [row.remaining(now_ms) for row in forecast_rows.values()]
+        left_s = np.array([row.left_s for row in forecast_rows.values()])
         assert len(left) == len(left_s) == jobs
         assert None not in left
         return 1

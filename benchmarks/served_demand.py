@@ -51,7 +51,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
             rows = forecaster.update(histories, NOW_MS + minute * 60_000)
             sections = demand_sections(rows, forecaster.record(), [], NOW_MS)
             cpu_s.append(time.thread_time() - began)
-        assert len(rows) == sum(len(told.keys) for told in histories), f"{len(rows)} rows"
+        assert len(rows) == sum(len(history.keys) for history in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
         yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
         yield _dump(forecaster, size)

@@ -22,7 +22,7 @@ from benchmarks.tick import GPUS_PER_NODE
 from service.board.board import BoardReader
 
 SIZES = (4 * GPUS_PER_NODE,)
-SETTLE_S = 75.0  # past the first snapshot
+WARM_UP_S = 75.0  # past the first snapshot
 REST_S = 30.0
 PATIENCE_S = 120.0
 POLL_S = 0.01
@@ -44,7 +44,7 @@ def _cases(folder: Path, gpus: int) -> Iterator[dict[str, Any]]:
             size = {"gpus": gpus}
             start_s = site.wait_for_scores()
             yield record("small_site", "start to first scores", size, [start_s], "s", cpu_s=site.cpu_s())
-            time.sleep(SETTLE_S)
+            time.sleep(WARM_UP_S)
             began, before, woken = time.monotonic(), site.cpu_s(), site.wake_ups()
             time.sleep(REST_S)
             used, took_s = site.cpu_s() - before, time.monotonic() - began

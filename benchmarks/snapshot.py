@@ -23,7 +23,7 @@ from fleet.requests import RankPlacement
 ENDED_JOBS_PER_GPU = 20  # 35 days of 6,000 jobs a day at 10,000 GPUs
 STEPS = 256  # that each running job keeps
 WHOLE, MINUTES = 2, 3  # saves of everything, and saves of a minute after each
-LOOK_S = 0.001
+CHECK_INTERVAL_S = 0.001
 DAYS_MS = 5 * 86_400_000
 
 
@@ -71,16 +71,16 @@ async def _save(fleet: BusyFleet) -> Save:
     """Save while a task looks at the time every millisecond."""
     pause_ms, done = 0.0, False
 
-    async def look() -> None:
+    async def measure() -> None:
         nonlocal pause_ms
         last = time.perf_counter()
         while not done:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             now = time.perf_counter()
-            pause_ms, last = max(pause_ms, (now - last - LOOK_S) * 1000), now
+            pause_ms, last = max(pause_ms, (now - last - CHECK_INTERVAL_S) * 1000), now
 
-    looking = asyncio.create_task(look())
-    await asyncio.sleep(5 * LOOK_S)
+    looking = asyncio.create_task(measure())
+    await asyncio.sleep(5 * CHECK_INTERVAL_S)
     before, cpu, began = fleet.pipeline.snapshot.numbers(), time.process_time(), time.perf_counter()
     await fleet.pipeline.save()
     took_ms, cpu_s = (time.perf_counter() - began) * 1000, time.process_time() - cpu

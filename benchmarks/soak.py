@@ -119,7 +119,7 @@ class SoakSite:
                 self.clock.advance(SCRAPE_S)
                 self._scrape()
                 if second % 60 == 0:
-                    self._tell(self.mill.minute(self.clock.now_ms()))
+                    self._send(self.mill.minute(self.clock.now_ms()))
                 if second % tick_s == 0:
                     ticks.append(self._tick())
                 if second % SAVE_S == 0:
@@ -144,7 +144,7 @@ class SoakSite:
         self.taken += sum(len(batch) for batch in batches)
         assert self.pipeline.state.counts.samples == self.taken, "samples were not taken"
 
-    def _tell(self, events: Sequence[JobEvent]) -> None:
+    def _send(self, events: Sequence[JobEvent]) -> None:
         before = self.pipeline.state.counts.events
         self.pipeline.take(Batch(events=tuple(events)))
         assert self.pipeline.state.counts.events - before == len(events), "events were not taken"

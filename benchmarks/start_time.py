@@ -119,15 +119,15 @@ def _sections(view: ClusterView) -> list[Section]:
         for number in range(QUEUED)
     ]
     changed: dict[str, Any] = {"gpu.job": view.holders, "jobs.queued": msgspec.json.encode(rows)}
-    kept = [section for section in board_sections(view) if section.name not in changed]
-    return [*kept, *(Section(name, data, NOW_MS) for name, data in changed.items())]
+    unchanged = [section for section in board_sections(view) if section.name not in changed]
+    return [*unchanged, *(Section(name, data, NOW_MS) for name, data in changed.items())]
 
 
 def _ask(number: int) -> Ask:
-    return Ask(post("/v1/jobs/estimate", msgspec.json.encode(request(number, "asked"))).wire, check=_is_told)
+    return Ask(post("/v1/jobs/estimate", msgspec.json.encode(request(number, "asked"))).wire, check=_check_start)
 
 
-def _is_told(head: bytes, body: bytes) -> None:
+def _check_start(head: bytes, body: bytes) -> None:
     start_ms = msgspec.json.decode(body)["start_ms"]
     assert start_ms is not None, body
     assert start_ms["p90"] > NOW_MS + 3_600_000, "there is no queue"

@@ -197,7 +197,7 @@ class UrgentSite:
         """Milliseconds from the moment that each exporter shows an XID to an answer that tells of it."""
         exporters, took = self._exporters, {}
 
-        def look() -> bool:
+        def is_visible() -> bool:
             for node in [node for node in exporters.shown if node not in took]:
                 if self._tells(node, b"XID 79"):
                     took[node] = (time.monotonic() - exporters.shown[node]) * 1000
@@ -206,7 +206,7 @@ class UrgentSite:
         with self._ticking():
             time.sleep(INTERVAL_S)  # every page was read once without an XID: an old one is no news
             exporters.code = 79
-            self._until("all XIDs", PATIENCE_S, look)
+            self._until("all XIDs", PATIENCE_S, is_visible)
         return list(took.values())
 
     @contextmanager

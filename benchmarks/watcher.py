@@ -43,8 +43,8 @@ def _made(nodes: int) -> dict[str, Any]:
     load = Load(rows, *(np.sort(rng.random((2, nodes)), axis=0) for _ in range(3)))
     names = "\n".join(rows).encode()
     verb = TrimaranAdapter().verbs["watcher"]
-    told = json.loads(verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names))["data"]["NodeMetricsMap"]
-    assert list(told) == list(rows)
+    metrics = json.loads(verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names))["data"]["NodeMetricsMap"]
+    assert list(metrics) == list(rows)
 
     def once() -> int:
         verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names)

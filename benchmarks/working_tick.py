@@ -165,7 +165,7 @@ class WorkingFleet:
         self.pipeline = pipeline.Pipeline(Config(state=str(folder)), self.clock, domains_of(self.nodes), no_sources)
         self.reader = BoardReader(folder / "board")
         self.watch = Stopwatch()
-        self.told, self.folding_s = 0, 0.0
+        self.sent, self.folding_s = 0, 0.0
         self._size, self._rng = size, np.random.default_rng(1)
         entities = self.pipeline.state.entities
         self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
@@ -196,12 +196,12 @@ class WorkingFleet:
         self.watch.seconds.clear()
         with self.watch.of("samples"):
             self.scrape()
-        self._tell(self.clock.now_ms())
+        self._send_steps(self.clock.now_ms())
         began = time.process_time()
         with self.watch.watching():
             self.tick()
         tick_s = time.process_time() - began
-        asyncio.run(self._look())
+        asyncio.run(self._measure_memory())
         began = time.process_time()
         asyncio.run(self.pipeline.save())
         self.watch.seconds["snapshot"] = time.process_time() - began
@@ -209,17 +209,17 @@ class WorkingFleet:
 
     def events_per_s(self) -> float:
         """Events folded into the tables per second of CPU time."""
-        return self.told / self.folding_s
+        return self.sent / self.folding_s
 
-    def _tell(self, now_ms: int) -> None:
+    def _send_steps(self, now_ms: int) -> None:
         """Fold what all jobs did since the last tick."""
         events = tuple(event for job in self._jobs for event in job.until(now_ms))
         before = self.watch.seconds["events"]
         with self.watch.of("events"):
             self.pipeline.take(Batch(events=events))
-        self.told, self.folding_s = self.told + len(events), self.folding_s + self.watch.seconds["events"] - before
+        self.sent, self.folding_s = self.sent + len(events), self.folding_s + self.watch.seconds["events"] - before
 
-    async def _look(self) -> None:
+    async def _measure_memory(self) -> None:
         began = time.process_time()
         await self.pipeline.capabilities[Fingerprints].renew(self.pipeline.state)
         self.watch.seconds["fingerprints"] += time.process_time() - began
@@ -355,12 +355,12 @@ def node_samples(nodes: int, now_ms: int) -> SampleBatch:
     The nodes are the first rows of the scrapers' node table.
     """
     names = [metric.name for metric in METRICS[EntityKind.NODE]]
-    told = np.array([names.index(name) for name in NODE_USUAL], np.int16)
+    sent = np.array([names.index(name) for name in NODE_USUAL], np.int16)
     return SampleBatch(
         EntityKind.NODE,
-        np.tile(told, nodes),
-        np.repeat(np.arange(nodes, dtype=np.int32), len(told)),
-        np.full(nodes * len(told), now_ms, np.int64),
+        np.tile(sent, nodes),
+        np.repeat(np.arange(nodes, dtype=np.int32), len(sent)),
+        np.full(nodes * len(sent), now_ms, np.int64),
         np.tile(list(NODE_USUAL.values()), nodes),
     )
 

@@ -107,12 +107,12 @@ def _withdraw(config: "Config", records: "AdapterRecords", name: str, undo: bool
     if _row(config, name)["kind"] != "writer":
         echo(f"{name} only answers: there is nothing to take back")
         return True
-    told_ms = None if records.is_withdrawn(name) else records.status().as_of_ms
+    written_ms = None if records.is_withdrawn(name) else records.status().as_of_ms
     records.withdraw(name, undo=undo)
     if undo:
         echo(f"{name} writes again from the next board on")
         return True
-    is_done, status = _withdrawn(config, records, name, told_ms)
+    is_done, status = _withdrawn(config, records, name, written_ms)
     if not is_done:
         why = f": {status.error}" if status and status.error else ""
         echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
@@ -165,7 +165,7 @@ def _standing(row: dict[str, Any]) -> str:
 
 
 def _withdrawn(
-    config: "Config", records: "AdapterRecords", name: str, told_ms: int | None
+    config: "Config", records: "AdapterRecords", name: str, written_ms: int | None
 ) -> "tuple[bool, AdapterStatus | None]":
     """Withdraw an adapter, through the service if it runs.
 
@@ -180,10 +180,10 @@ def _withdrawn(
             status = asyncio.run(host.withdraw(name))
             return status.withdrawn, status
     except StateError:
-        return _awaited(records, name, told_ms)
+        return _awaited(records, name, written_ms)
 
 
-def _awaited(records: "AdapterRecords", name: str, told_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
+def _awaited(records: "AdapterRecords", name: str, written_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
     """Wait a while for the service to withdraw an adapter. Returns whether it is done, and its status.
 
     told_ms: the time of the previous status. If the service had already undone the adapter's marks then,
@@ -191,9 +191,9 @@ def _awaited(records: "AdapterRecords", name: str, told_ms: int | None) -> "tupl
     """
     deadline = time.monotonic() + TAKES_S
     while True:
-        told = records.status()
-        status = next((row for row in told.adapters if row.name == name), None)
-        is_done = status is not None and status.withdrawn and status.board is None and told.as_of_ms != told_ms
+        written = records.status()
+        status = next((row for row in written.adapters if row.name == name), None)
+        is_done = status is not None and status.withdrawn and status.board is None and written.as_of_ms != written_ms
         if is_done or time.monotonic() >= deadline:
             return is_done, status
         time.sleep(POLL_S)

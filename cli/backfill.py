@@ -80,11 +80,11 @@ def backfill(
         ) from None
     except OSError as error:
         raise SourceError(f"cannot write the archive: {error}; the next run goes on there") from None
-    kept = archive.counts
+    written = archive.counts
     bad = ", ".join(f"{count} {reason}" for reason, count in taken.bad.most_common()) or "none"
     echo(
-        f"{taken.samples:,} samples read, {kept.rows:,} written, {kept.repeats:,} were there, "
-        f"{kept.too_old:,} too old to keep; bad series: {bad}"
+        f"{taken.samples:,} samples read, {written.rows:,} written, {written.repeats:,} were there, "
+        f"{written.too_old:,} too old to keep; bad series: {bad}"
     )
 
 
@@ -124,8 +124,8 @@ class SlowClient:
         while not answered.wait(SAY_EVERY_S):
             waited_s = time.monotonic() - began
             behind_bar = "\n" if sys.stderr.isatty() else ""
-            told = f"waiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s"
-            echo(behind_bar + told, err=True)
+            sentence = f"waiting for {self._url}: {what}, {waited_s:.0f} s of {self._timeout_s:g} s"
+            echo(behind_bar + sentence, err=True)
 
 
 def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":

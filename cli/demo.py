@@ -21,7 +21,7 @@ from fleet.process import bearer, child_environment
 
 POLL_S = 0.5
 START_LIMIT_S = 240.0  # of a machine with much else to do
-SETTLE_S = 3.0
+WARM_UP_S = 3.0
 SETTLED_BY_S = 30.0  # a busy machine scrapes later
 ASKED = "demo-1"
 
@@ -179,7 +179,7 @@ class DemoRun:
         """Poll the totals until every bad line that was written is counted, for at most SETTLED_BY_S."""
         until = time.monotonic() + SETTLED_BY_S
         while True:
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(WARM_UP_S)
             await self._poll(session)
             if self.totals["bad_telemetry"] >= self._simulated()["bad_records_injected"] or time.monotonic() > until:
                 return
@@ -202,14 +202,14 @@ class DemoRun:
 
     async def _poll(self, session: Any) -> None:
         if ingestion := await _get(session, "/v1/ingestion"):
-            if self.totals.note(ingestion):
+            if self.totals.update(ingestion):
                 self.watch.restarted(int(ingestion["as_of_ms"]))
                 self.screen.say("the pipeline began anew")
             self._ingestion = ingestion
         risk = await _get(session, "/v1/risk/nodes?limit=1000")
         self._fleet = await _get(session, "/v1/fleet") or self._fleet
         if risk:
-            for node, reason in self.watch.note(risk["rows"], risk["as_of_ms"]):
+            for node, reason in self.watch.update(risk["rows"], risk["as_of_ms"]):
                 self.screen.say(f"{node} flagged: {reason}")
             await self._read_flagged(session, risk["rows"])
         answer = await _get(session, f"/v1/placements?after={self._cursor}")

@@ -57,7 +57,7 @@ class Watch:
     _open: set[str] = field(default_factory=set)
     _restarted_ms: int | None = None
 
-    def note(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
+    def update(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
         """Record one answer. Returns (node, reason) of the nodes that are newly flagged."""
         now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
         fresh = [(node, reason) for node, reason in now.items() if not self._goes_on(node, as_of_ms)]
@@ -115,7 +115,7 @@ class Totals:
     _ended: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
-    def note(self, ingestion: Mapping[str, Any]) -> bool:
+    def update(self, ingestion: Mapping[str, Any]) -> bool:
         """Record one answer. Returns whether it is the first after a restart."""
         now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
         now["bad_telemetry"] = bad_telemetry(ingestion)

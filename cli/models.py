@@ -206,9 +206,9 @@ def prune(
     from models.versions.registry import KINDS
 
     registry = _registry(config, state, folder)
-    kept = keep or configured(config, state).models.keep_versions
+    most = keep or configured(config, state).models.keep_versions
     run = registry.old if dry_run else registry.prune
-    gone = {one: run(one, kept) for one in ((_known(kind),) if kind else KINDS)}
+    gone = {one: run(one, most) for one in ((_known(kind),) if kind else KINDS)}
     word = "would delete" if dry_run else "deleted"
     lines = [f"{one}: {word} {', '.join(versions) or 'nothing'}" for one, versions in gone.items()]
     _report(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))

@@ -89,18 +89,20 @@ def licence_of(name: str) -> str:
         return "unknown"
 
 
-def _declared(told: PackageMetadata) -> str:
+def _declared(declared: PackageMetadata) -> str:
     """Return the declared SPDX expression, or else the first line of the old free text.
 
     Without either, the classifiers decide.
     """
-    expression = told.json.get("license_expression")
+    expression = declared.json.get("license_expression")
     if expression:
         return str(expression)
-    text = str(told.json.get("license") or "").strip().partition("\n")[0].strip().lower()
+    text = str(declared.json.get("license") or "").strip().partition("\n")[0].strip().lower()
     if text in SPELLINGS:
         return SPELLINGS[text]
-    names = (line.rpartition(" :: ")[2] for line in told.get_all("Classifier") or () if line.startswith("License ::"))
+    names = (
+        line.rpartition(" :: ")[2] for line in declared.get_all("Classifier") or () if line.startswith("License ::")
+    )
     return next((CLASSIFIERS[name] for name in names if name in CLASSIFIERS), "unknown")
 
 

@@ -53,7 +53,7 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     parts = survey(settings_of(config, state))
     body = report(parts, doubts(parts))
     if json_path is None:
-        tell(body)
+        print_body(body)
     elif json_path == "-":
         sys.stdout.buffer.write(msgspec.json.encode(body) + b"\n")
     else:
@@ -128,7 +128,7 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
 def _mark_ledger(config: "Config") -> None:
     """Write the identity into the ledger. If a placer runs, it does so itself."""
     from placement.ledger import Ledger
-    from service.placer.state_watch import take_over
+    from service.placer.state_watch import adopt_identity
     from service.state_folder import StateError, role_lock
     from service.state_parts import read_identity
 
@@ -136,7 +136,7 @@ def _mark_ledger(config: "Config") -> None:
         with role_lock(config, "placer", patience_s=0.0):
             ledger, file = Ledger(config.ledger), read_identity(config.inbox)
             if file is not None:
-                take_over(ledger, file, [], config.make_clock().now_ms())
+                adopt_identity(ledger, file, [], config.make_clock().now_ms())
             ledger.close()
     except StateError:
         echo("the placer runs: it takes this over by itself", err=True)
@@ -153,13 +153,13 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
     end = {segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
     for name in ("ledger", "snapshot", "board", "inbox"):
         part, doubt = getattr(parts, name), doubts.get(name)
-        told = {other: getattr(seen, name) for other, seen in parts.claims().items()}
+        claimed = {other: getattr(seen, name) for other, seen in parts.claims().items()}
         rows.append(
             {
                 "part": name,
                 "identity": part.identity if part else "",
                 "position": end if name == "inbox" else part.position if part else None,
-                "seen_by": {other: seen for other, seen in told.items() if seen or (name == "ledger" and seen == 0)},
+                "seen_by": {other: seen for other, seen in claimed.items() if seen or (name == "ledger" and seen == 0)},
                 "whole": part is not None and doubt is None,
                 "verdict": doubt.what if doubt else "whole" if part else "cannot be read",
                 "since_ms": doubt.since_ms if doubt else None,
@@ -168,7 +168,7 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
     return {"identity": parts.identity(), "whole": all(row["whole"] for row in rows), "parts": rows}
 
 
-def tell(body: dict[str, Any]) -> None:
+def print_body(body: dict[str, Any]) -> None:
     """Print the report as lines of text."""
     echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:

@@ -35,14 +35,14 @@ def main() -> int:
 
 def follow(lines: Iterable[str], packages: int) -> None:
     """Print a line of progress now and then."""
-    done, megabytes, told_s = 0, 0.0, 0.0
+    done, megabytes, printed_s = 0, 0.0, 0.0
     for line in lines:
         done += bool(COLLECTING.match(line))
         if "Downloading" in line and (size := SIZE.search(line)):
             megabytes += float(size[1]) / (1000 if size[2] == "kB" else 1)
         installs = line.startswith("Installing collected")
-        if installs or time.monotonic() - told_s > EVERY_S:
-            told_s = time.monotonic()
+        if installs or time.monotonic() - printed_s > EVERY_S:
+            printed_s = time.monotonic()
             what = "all are here, installing them" if installs else f"{done} of at most {packages}"
             print(f"  {what} ({megabytes:.0f} MB downloaded)", flush=True)
 

@@ -35,7 +35,7 @@ READ = (("sm_active_mean_2m", "gpu_util_mean_2m"), ("dram_active", "mem_copy_uti
 FEWEST_STEPS = 8
 MIXED = 1  # steps after a change that do not count
 SETTLED_S = 60.0  # a load is read when a job has been alone for so long
-MOST_CO_RUNS, MOST_KEPT = 512, 4096
+MOST_CO_RUNS, MAX_REMEMBERED = 512, 4096
 SLOWEST, FASTEST = 0.01, 1.1  # relative to alone: the rest is a mistake
 LATELY_MS = 120_000
 POLL_MS = 60_000  # a pace that is known is measured again after so long
@@ -295,22 +295,22 @@ class CoRuns(Stateful):
         }
         return about, {}
 
-    def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into an empty object. Skips values that are no speeds."""
-        for job, attempt, keys, company, share, since_ms, paces, due_ms in kept["watched"]:
+        for job, attempt, keys, company, share, since_ms, paces, due_ms in saved["watched"]:
             other = tuple(company) if company else None
             self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
-        for job, attempt, other, number, share, keys, partner, seconds in kept["together"]:
+        for job, attempt, other, number, share, keys, partner, seconds in saved["together"]:
             if seconds > 0:
                 self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
-        for job, attempt, other, number, share, keys, partner, speed in kept["found"]:
+        for job, attempt, other, number, share, keys, partner, speed in saved["found"]:
             if math.isfinite(speed):
                 self._found[(job, attempt), (other, number)] = CoRun(
                     share, _pair(keys), _pair(partner), _clipped(speed)
                 )
-        self._loads = {key: tuple(load) for key, *load in kept["loads"]}
-        self._turns = {key: tuple(turns) for key, *turns in kept["turns"]}
-        self.divided = frozenset(kept["divided"])
+        self._loads = {key: tuple(load) for key, *load in saved["loads"]}
+        self._turns = {key: tuple(turns) for key, *turns in saved["turns"]}
+        self.divided = frozenset(saved["divided"])
 
 
 def _joined_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
@@ -358,7 +358,7 @@ def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, 
     for key in keys:
         table.pop(key, None)
         table[key] = values
-    while len(table) > MOST_KEPT:
+    while len(table) > MAX_REMEMBERED:
         del table[next(iter(table))]
 
 

@@ -153,7 +153,7 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
 
     Returns None if it is no demand for GPUs, or its arrival is not known yet. inventory: the pools of machines.
     """
-    milli, told = min(wanted_milli(attempt), MOST), attempt.submission
+    milli, stated = min(wanted_milli(attempt), MOST), attempt.submission
     if milli <= 0 or (attempt.eligible_ms is None and attempt.started_ms is None):
         return None
     if attempt.tasks != 1 and attempt.over_ms is not None:
@@ -166,7 +166,7 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
         attempt.started_ms,
         attempt.over_ms,
         attempt.class_,
-        (told.group or told.user) if told else "",
+        (stated.group or stated.user) if stated else "",
         attempt.queues[1:],
         attempt.tasks,
         inventory.weights(attempt) if inventory is not None else (),

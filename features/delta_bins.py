@@ -86,8 +86,8 @@ class DeltaBins:
         """
         if self.head is None and len(waiting) > 2 * self.size:
             self.floor = int(waiting[-2 * self.size - 1])
-        kept = -1 if self.head is None else self.head - self.size
-        return max(kept, -1 if self.floor is None else self.floor) + 1
+        newest_gone = -1 if self.head is None else self.head - self.size
+        return max(newest_gone, -1 if self.floor is None else self.floor) + 1
 
     def advance(self, head: int) -> None:
         """Move the window's last bin to `head`, never back, and apply waiting changes."""

@@ -34,7 +34,7 @@ from features.job_records import JobRecords
 from features.open_demand import OpenDemand
 from features.pool_inventory import EVERYTHING, PoolInventory
 from features.request_series import RequestSeries
-from features.shown_sizes import NOBODY, AttemptOf, ShownSizes
+from features.shown_sizes import NO_KEYS, AttemptOf, ShownSizes
 from features.whole_gpu_dumps import UNIT, in_thousandths
 from fleet.jobs import JobAttempt
 from fleet.requests import WHOLE_GPU
@@ -70,17 +70,17 @@ class DemandSeries(Stateful):
         self._unknown_use: Counter[DemandScope] = Counter()  # GPUs
         self._runs = FinishedRuns()
 
-    def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
+    def update(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Count an attempt in its current state. An unchanged attempt costs nothing.
 
         heard_ms: as in `JobRecords.update`.
         """
         self._runs.update(attempt)
-        self.records.update(attempt, heard_ms)
+        self.records.update(attempt, received_ms)
         key = (attempt.job, attempt.attempt)
         self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
 
-    def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NOBODY) -> None:
+    def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NO_KEYS) -> None:
         """Set the GPUs of running attempts whose occupancy differs from their events.
 
         sizes: thousandths of GPUs, by occupancy. If a running attempt is not in `sizes`, its events now name its
@@ -90,7 +90,7 @@ class DemandSeries(Stateful):
             if (attempt := attempt_of(*key)) is not None:
                 self.shown.drop(key)
                 self._change(key, self.open.with_promise(key, self.shown.contribution(attempt, self.inventory)))
-        for key, change in self.shown.note(sizes, displaced, self._known):
+        for key, change in self.shown.record(sizes, displaced, self._known):
             self._change(key, change)
 
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:

@@ -5,7 +5,7 @@ from itertools import islice
 
 from fleet.jobs import JobAttempt
 
-ENDED_KEPT_MS = 3_600_000
+ENDED_RETENTION_MS = 3_600_000
 MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each
 
 
@@ -17,9 +17,9 @@ class EndedJobs:
 
     def resume(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
         """Begin with the attempts of a snapshot, in order of their ends."""
-        self.note(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
+        self.record(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
 
-    def note(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
+    def record(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
         """Add those of these attempts that have ended."""
         for attempt in attempts:
             if _ended_within(attempt, now_ms):
@@ -33,4 +33,4 @@ class EndedJobs:
 
 
 def _ended_within(attempt: JobAttempt, now_ms: int) -> bool:
-    return attempt.ended_ms is not None and attempt.ended_ms >= now_ms - ENDED_KEPT_MS
+    return attempt.ended_ms is not None and attempt.ended_ms >= now_ms - ENDED_RETENTION_MS

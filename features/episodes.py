@@ -57,10 +57,10 @@ class _Gang:
 
     def episode(self, *, is_last: bool) -> Episode:
         ends = [edge.time_ms for edge in self.edges if edge.edge == "end"]
-        told = {
+        ends_ms = {
             kind: sum(edge.bytes or 0 for edge in self.edges if edge.edge == kind) for kind in ("begin", "end")
         }  # fmt: skip
-        written = max(told.values())  # who tells its bytes at both edges writes them once
+        written = max(ends_ms.values())  # who tells its bytes at both edges writes them once
         is_over = bool(ends) and (not is_last or self.still <= 0)
         return Episode(self.edges[0].time_ms, ends[-1] if is_over else None, written or None)
 

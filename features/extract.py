@@ -110,15 +110,15 @@ class _Columns:
     def fill(self) -> None:
         """Compute the features that all kinds have."""
         ring = self.ring
-        ring.settle()
+        ring.finish_slots()
         self._newest()
         self._windows()
         self._counts()
         for name in MAXIMA[self.kind]:
             self[f"max_{name}"] = ring.peak(name)
         seen, last = ring.first_seen_ms[: ring.size], self.last_ms
-        heard = _listened_ms(self.gaps, last)
-        self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - heard) / 1000).clip(min=0)
+        listened_ms = _listened_ms(self.gaps, last)
+        self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - listened_ms) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
     def _newest(self) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 from features.run_past import LEVELS
 from fleet.jobs import JobAttempt
 
-KEPT = 2000
+MAX_RUNS = 2000
 Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
 
 
 class FinishedRuns:
-    """The newest KEPT finished runs of each GPU count, and of all, by end.
+    """The newest MAX_RUNS finished runs of each GPU count, and of all, by end.
 
     Runs that broke are left out, because they ended early.
     """
@@ -43,7 +43,7 @@ class FinishedRuns:
     def _insert(self, group: int | None, run: Run) -> None:
         runs = self._runs.setdefault(group, [])
         insort(runs, run)
-        if len(runs) > KEPT:
+        if len(runs) > MAX_RUNS:
             oldest = runs.pop(0)
             if group is not None:
                 self._known.pop((oldest[1], oldest[2]), None)
@@ -75,8 +75,8 @@ class FinishedRuns:
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
         """Restore what `dump` returned."""
-        for group, kept in rows:
-            runs = self._runs[group] = [(ended_ms, job, attempt, run_s) for ended_ms, job, attempt, run_s in kept]
+        for group, saved_runs in rows:
+            runs = self._runs[group] = [(ended_ms, job, attempt, run_s) for ended_ms, job, attempt, run_s in saved_runs]
             if group is not None:
                 self._known |= {(run[1], run[2]): (group, run) for run in runs}
 

@@ -6,7 +6,7 @@ from typing import Any
 EVERYTHING = "all"
 HALF_LIFE_MS = 86_400_000
 LONGEST_MS = 60_000  # an observation counts for no longer
-MOST_KEPT = 400
+MAX_REMEMBERED = 400
 
 Key = tuple[str, str]  # queue, class
 ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
@@ -19,7 +19,7 @@ class GpuResidency:
         self._sums: dict[Key, list[float]] = {}
         self._last_ms: int | None = None
 
-    def note(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
+    def record(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
         """Add an observation for the time since the previous one. An older one changes nothing."""
         before = self._last_ms
         if before is not None and now_ms <= before:
@@ -30,7 +30,7 @@ class GpuResidency:
         for sums in self._sums.values():
             sums[:] = [value * faded for value in sums]
         for key, gpus in observed.items():
-            if key in self._sums or len(self._sums) < MOST_KEPT:
+            if key in self._sums or len(self._sums) < MAX_REMEMBERED:
                 sums = self._sums.setdefault(key, [0.0, 0.0, 0.0])
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 

@@ -19,7 +19,7 @@ class JobFold:
         self.runs = PastRuns()
         self._learns_runs = learns_runs
 
-    def apply(self, event: JobEvent, heard_ms: int | None = None) -> list[JobAttempt]:
+    def apply(self, event: JobEvent, received_ms: int | None = None) -> list[JobAttempt]:
         """Fold one event, and return the attempts that it changed.
 
         These are its own attempt, and the one before it that gave way. Returns [] for a repeat. heard_ms: now,
@@ -33,13 +33,13 @@ class JobFold:
         before = self.jobs.before(attempt)
         changed = [attempt] if before is None else [attempt, before]
         for row in changed:
-            self._learn(row, event, heard_ms)
+            self._learn(row, event, received_ms)
         return changed
 
-    def put(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
+    def put(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Add an attempt whose events are not known."""
         self.jobs.put(attempt)
-        self._learn(attempt, heard_ms=heard_ms)
+        self._learn(attempt, received_ms=received_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
         """Put jobs to rest (`JobTable.rest`), and return their attempts.
@@ -52,8 +52,8 @@ class JobFold:
             self.demand.forget(attempt)
         return rested
 
-    def _learn(self, attempt: JobAttempt, event: JobEvent | None = None, heard_ms: int | None = None) -> None:
-        self.demand.update(attempt, heard_ms)
+    def _learn(self, attempt: JobAttempt, event: JobEvent | None = None, received_ms: int | None = None) -> None:
+        self.demand.update(attempt, received_ms)
         if self._learns_runs and not isinstance(event, Step | Phase | Checkpoint | Queued | NodeLost):
             learn_run(self.runs, attempt)
 

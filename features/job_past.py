@@ -45,8 +45,8 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
         values = np.concatenate([past.values[:, :older], values], axis=1)
         first_ms = past.first_ms
         averaged &= past.averaged
-    heard = np.isfinite(values).any(axis=0)
-    spare = max(int(heard.argmax()), values.shape[1] - round(LONGEST_MS / (window.interval_s * 1000)))
+    is_known = np.isfinite(values).any(axis=0)
+    spare = max(int(is_known.argmax()), values.shape[1] - round(LONGEST_MS / (window.interval_s * 1000)))
     return JobPast(first_ms + round(spare * window.interval_s * 1000), values[:, spare:].copy(), averaged)
 
 

@@ -1,7 +1,7 @@
 """JobPeaks: the highest observed GPU memory and power of finished jobs, by kind.
 
     each tick   readings of the GPUs that a running attempt holds ─ max ─> its peaks so far
-    finished    its peaks ─> the newest RUNS_KEPT of its user and name, of its user and size, of its queue and size
+    finished    its peaks ─> the newest MAX_RUNS of its user and name, of its user and size, of its queue and size
 
 A job that broke may not have reached its peak, so it does not count. Peaks between two scrapes are not
 observed.
@@ -18,7 +18,7 @@ from fleet.jobs import JobAttempt
 from fleet.placements import RunningPlaces
 from fleet.stateful import Dump, Stateful
 
-RUNS_KEPT = 32
+MAX_RUNS = 32
 MOST_KINDS = 4096
 SETTLED_S = 30.0  # a younger attempt's newest reading may be of who held the GPU before
 GIB = 2.0**30
@@ -41,7 +41,7 @@ class JobPeaks(Stateful):
         self._peaks = np.zeros((0, 2), np.float32)
         self._places: RunningPlaces | None = None  # of the attempts in `_running`
         self._rows: dict[int, int] = {}  # key -> row, the one that was used longest ago first
-        self._runs = np.zeros((0, RUNS_KEPT, 2), np.float32)
+        self._runs = np.zeros((0, MAX_RUNS, 2), np.float32)
         self._count = np.zeros(0, np.int64)
         self._likely = np.zeros((0, 2), np.float32)
 
@@ -98,7 +98,7 @@ class JobPeaks(Stateful):
         keys = np.fromiter(self._rows, np.uint64, len(self._rows))
         rows = np.fromiter(self._rows.values(), np.intp, len(self._rows))
         order = np.argsort(keys)
-        seen = np.minimum(self._count[rows], RUNS_KEPT).astype(np.float32)
+        seen = np.minimum(self._count[rows], MAX_RUNS).astype(np.float32)
         return keys[order], np.column_stack([self._likely[rows], seen])[order].astype(np.float32)
 
     def _keep(self, key: int, peaks: Array) -> None:
@@ -106,7 +106,7 @@ class JobPeaks(Stateful):
         if row is None:
             row = self._new_row()
         self._rows[key] = row
-        self._runs[row, self._count[row] % RUNS_KEPT] = peaks
+        self._runs[row, self._count[row] % MAX_RUNS] = peaks
         self._count[row] += 1
         for what in (MEMORY, POWER):
             known = self._runs[row, :, what]

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from fleet.jobs import JobAttempt
 
-KEPT = 10_000
-HEARD_WITHIN_MS = 300_000  # of a start: who hears of it later does not know what came before
+MAX_RECORDS = 10_000
+OBSERVED_WITHIN_MS = 300_000  # of a start: who hears of it later does not know what came before
 
 
 class JobRecord(NamedTuple):
@@ -27,20 +27,20 @@ class JobRecord(NamedTuple):
 
 
 class JobRecords:
-    """The newest KEPT attempts that requested GPUs, by arrival. Repeating a state changes nothing."""
+    """The newest MAX_RECORDS attempts that requested GPUs, by arrival. Repeating a state changes nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobRecord] = {}
         self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
 
-    def update(self, attempt: JobAttempt, heard_ms: int | None = None) -> None:
+    def update(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Record the current state of an attempt. Its first step is stored, since later states lose it.
 
         heard_ms: now, for a live source. None for a complete history.
         """
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
-        new = _record(attempt, old, heard_ms)
+        new = _record(attempt, old, received_ms)
         if new == old:
             return
         if old is not None:
@@ -48,7 +48,7 @@ class JobRecords:
         if new is not None:
             self._rows[key] = new
             insort(self._order, (new.arrived_ms, *key))
-            if len(self._order) > KEPT:
+            if len(self._order) > MAX_RECORDS:
                 _, job, number = self._order.pop(0)
                 del self._rows[job, number]
 
@@ -74,14 +74,14 @@ def _checked(row: JobRecord) -> JobRecord:
     return row if row.heard else row._replace(cold_s=None)
 
 
-def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) -> JobRecord | None:
+def _record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None) -> JobRecord | None:
     """Return the record of an attempt in its current state. old: its record from earlier states."""
     submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started
     stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1
     if arrived is None or attempt.gpus <= 0 or stands_for_many:
         return None
-    heard = _is_observed(started, old, heard_ms)
+    heard = _is_observed(started, old, received_ms)
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
     waited_to = over if gave_up else started
     waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
@@ -102,13 +102,13 @@ def _record(attempt: JobAttempt, old: JobRecord | None, heard_ms: int | None) ->
     )
 
 
-def _is_observed(started_ms: int | None, old: JobRecord | None, heard_ms: int | None) -> bool:
+def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int | None) -> bool:
     """Return whether a start was observed as it happened. Only its first report counts."""
     if started_ms is None:
         return False
     if old is not None and old.started_ms is not None:
         return old.heard
-    return heard_ms is None or heard_ms - started_ms <= HEARD_WITHIN_MS
+    return received_ms is None or received_ms - started_ms <= OBSERVED_WITHIN_MS
 
 
 def _cold_s(attempt: JobAttempt) -> float | None:

@@ -158,12 +158,12 @@ def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
     tx = _copied(ports, ("tx_bytes",), first, last, rows.port[there])[0]
     known = np.isfinite(tx)
     heard = known.any(axis=0)
-    nodes_heard = len(np.unique(rows.port_node[there][heard])) / max(rows.nodes, 1)
-    if not nodes_heard or nodes_heard < 1 - MOST_SILENT:
+    reporting_nodes = len(np.unique(rows.port_node[there][heard])) / max(rows.nodes, 1)
+    if not reporting_nodes or reporting_nodes < 1 - MOST_SILENT:
         return nothing
     share = rows.port_share[there] * heard
     weight = known @ share
-    total = np.where(known, tx, 0.0) @ share * share.sum() / nodes_heard
+    total = np.where(known, tx, 0.0) @ share * share.sum() / reporting_nodes
     np.divide(total, weight, out=nothing, where=weight > 0, casting="same_kind")
     return nothing
 

@@ -18,14 +18,14 @@ def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float 
     if INSTANCE not in store.rings and not len(store.entities[INSTANCE]):
         return {}
     ring = store.ring(INSTANCE)
-    heard_ms = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
+    newest_ms = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
     used, free, total = (
         ring.raw[ring.layout.metrics.index(name), : ring.size]
         for name in ("fb_used_bytes", "fb_free_bytes", "fb_total_bytes")
     )
     memory_gib = np.where(total > 0, total, used + free) / GIB
     found: dict[str, dict[str, float | None]] = {}
-    for row in np.flatnonzero(heard_ms >= now_ms - STALE_MS).tolist():
+    for row in np.flatnonzero(newest_ms >= now_ms - STALE_MS).tolist():
         gpu, _, instance = store.entities[INSTANCE].names[row].rpartition("/")
         gib = float(memory_gib[row])
         found.setdefault(gpu, {})[instance] = round(gib, 2) if np.isfinite(gib) else None

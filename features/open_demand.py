@@ -16,7 +16,7 @@ from features.contribution import Contribution, Key
 from fleet.stateful import Dump, Stateful
 
 FOLLOWED = ("milli", "weights", "allowed", "names_quota")  # as the request says, while it waits or is promised
-KEPT_MS = 86_400_000  # an attempt that left the queue, in case that events tell of it after all
+RETENTION_MS = 86_400_000  # an attempt that left the queue, in case that events tell of it after all
 
 
 class OpenDemand(Stateful):
@@ -83,7 +83,7 @@ class OpenDemand(Stateful):
 
     def forget(self, now_ms: int) -> list[Key]:
         """Return the attempts that left the queue a day ago. Each is returned once."""
-        old = [key for key, left_ms in self._left.items() if left_ms < now_ms - KEPT_MS]
+        old = [key for key, left_ms in self._left.items() if left_ms < now_ms - RETENTION_MS]
         for key in old:
             del self._left[key]
         return old

@@ -30,12 +30,12 @@ COLUMN = {name: row for row, name in enumerate(FEATURES)}
 BACK_OFF = ("user_name", "user_size", "group_gpus", "group", "all")
 GROUP_ROWS = (KEYS.index("group_gpus"), KEYS.index("group"), KEYS.index("all"))
 FEWEST_RUNS = 10
-KEYS_KEPT = 10_000
-ENDED_KEPT = 20_000
-LIVE_KEPT = 100_000
-UNSTARTED_KEPT = 1000  # over, and no start was told: it may yet be
-CLOSED_KEPT = 2000  # until somebody takes them
-DIGITS_KEPT = 4  # of a logarithm, so that snapshots stay short
+MAX_KEYS = 10_000
+MAX_ENDED = 20_000
+MAX_LIVE = 100_000
+MAX_UNSTARTED = 1000  # over, and no start was told: it may yet be
+MAX_CLOSED = 2000  # until somebody takes them
+LOG_DIGITS = 4  # of a logarithm, so that snapshots stay short
 TRUNCATED = frozenset({"preempted"})  # how long these ran says when they were stopped, not how long they take
 
 _BACK_OFF_ROWS = tuple(KEYS.index(key) for key in BACK_OFF)
@@ -120,7 +120,7 @@ class PastRuns(Stateful):
         self._live: dict[Identity, _Live] = {}
         self._unstarted: dict[Identity, _Live] = {}
         self._ended: dict[Identity, None] = {}
-        self._closed: deque[ClosedRun] = deque(maxlen=CLOSED_KEPT)
+        self._closed: deque[ClosedRun] = deque(maxlen=MAX_CLOSED)
 
     def __len__(self) -> int:
         """Return the number of jobs that wait or run."""
@@ -179,7 +179,7 @@ class PastRuns(Stateful):
         return features
 
     def closed(self) -> list[ClosedRun]:
-        """Return the newest CLOSED_KEPT runs that ended since the last call."""
+        """Return the newest MAX_CLOSED runs that ended since the last call."""
         rows = list(self._closed)
         self._closed.clear()
         return rows
@@ -210,7 +210,7 @@ class PastRuns(Stateful):
         if live is None and identity not in self._ended:
             live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
             self._live[identity] = live
-            if len(self._live) > LIVE_KEPT:
+            if len(self._live) > MAX_LIVE:
                 oldest = next(iter(self._live))
                 self._leave(oldest, self._live.pop(oldest))
         return live
@@ -221,7 +221,7 @@ class PastRuns(Stateful):
             return None
         past = self._pasts.pop(key, None) or RunPast()
         self._pasts[key] = past
-        if len(self._pasts) > KEYS_KEPT:
+        if len(self._pasts) > MAX_KEYS:
             self._pasts.pop(next(iter(self._pasts)))
         return past
 
@@ -247,7 +247,7 @@ class PastRuns(Stateful):
             self._close(identity, live, live.shape, live.end_ms - live.begin_ms, live.end_ms)
             return
         self._unstarted[identity] = self._live.pop(identity)
-        if len(self._unstarted) > UNSTARTED_KEPT:
+        if len(self._unstarted) > MAX_UNSTARTED:
             del self._unstarted[next(iter(self._unstarted))]
 
     def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
@@ -258,14 +258,14 @@ class PastRuns(Stateful):
         self._leave(identity, live)
         if live.outcome not in TRUNCATED and run_ms >= 0:
             run_s = max(1.0, run_ms / 1000)
-            log_run = live.run.log_run = round(math.log(run_s), DIGITS_KEPT)
+            log_run = live.run.log_run = round(math.log(run_s), LOG_DIGITS)
             for past in live.pasts:
                 if past is not None:
                     past.add(log_run, live.outcome != "finished")
             self._closed.append(ClosedRun(*identity, shape, run_s, end_ms, live.features))
         del self._live[identity]
         self._ended[identity] = None
-        if len(self._ended) > ENDED_KEPT:
+        if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     def dump(self) -> Dump:
@@ -282,12 +282,12 @@ class PastRuns(Stateful):
         ended = [list(identity) for identity in self._ended]
         return {"pasts": pasts, "live": live, "ended": ended, "closed": closed}, {}
 
-    def load(self, kept: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into an empty object."""
-        for key, row in kept["pasts"]:
+        for key, row in saved["pasts"]:
             self._pasts[tuple(key)] = RunPast.loaded(row)
-        self._ended = {(str(job), int(attempt)): None for job, attempt in kept["ended"]}
-        for job, attempt, shape, begin_ms, end_ms, outcome, features in kept["live"]:
+        self._ended = {(str(job), int(attempt)): None for job, attempt in saved["ended"]}
+        for job, attempt, shape, begin_ms, end_ms, outcome, features in saved["live"]:
             live = self._live[job, attempt] = _Live(None, (), begin_ms, end_ms, outcome)
             if shape is not None:
                 live.shape = JobShape(*shape)
@@ -299,7 +299,7 @@ class PastRuns(Stateful):
                 if begin_ms is not None:
                     self._begin((job, attempt), live, begin_ms)
             self._close_if_known((job, attempt), live)
-        for job, attempt, shape, run_s, ended_ms, features in kept["closed"]:
+        for job, attempt, shape, run_s, ended_ms, features in saved["closed"]:
             self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _read(features)))
 
 

@@ -36,7 +36,7 @@ class _Rings:
         if bin_s == 60:
             self.instances[bins % BINS[60]] = np.nan
 
-    def note(self, minute: int, rate: float, instances: int) -> None:
+    def record(self, minute: int, rate: float, instances: int) -> None:
         at = minute % BINS[60]
         self.rates[60][at], self.instances[at] = rate, instances
         minutes = np.arange(minute // 10 * 10, minute + 1) % BINS[60]
@@ -53,7 +53,7 @@ class RequestSeries:
         self._rings: dict[Key, _Rings] = {}
         self._head: int | None = None  # the newest minute
 
-    def note(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
+    def record(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
         """Record requests per second, and instances, of each model over the minute before `now_ms`."""
         minute = now_ms // MINUTE_MS
         self._advance(minute)
@@ -63,7 +63,7 @@ class RequestSeries:
             if key not in self._rings and len(self._rings) < MOST_MODELS:
                 self._rings[key] = _Rings()
             if key in self._rings:
-                self._rings[key].note(minute, rate, instances)
+                self._rings[key].record(minute, rate, instances)
 
     def _advance(self, minute: int) -> None:
         if self._head is None:

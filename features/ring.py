@@ -165,7 +165,7 @@ class Ring:
             self.dirty[first : (slot % STRIPES + 1) * self.size // STRIPES] = True
         self.closed = closed
 
-    def settle(self) -> None:
+    def finish_slots(self) -> None:
         """Recompute the sums of entities whose closed slots were written, or that are due."""
         columns = np.flatnonzero(self.dirty[: self.size])
         if len(columns):
@@ -289,9 +289,9 @@ class Ring:
     ) -> None:
         """Write the fine slot and the running mean of the bucket."""
         row = self.layout.value[metric]
-        kept = (row >= 0) & inside
-        if not kept.all():
-            fine = np.flatnonzero(kept)
+        is_open = (row >= 0) & inside
+        if not is_open.all():
+            fine = np.flatnonzero(is_open)
             at = (row[fine] * self.span.slots + slot[fine] % self.span.slots) * self.capacity + entity[fine]
             self.fine.reshape(-1)[at] = stored[fine]
         else:

@@ -12,7 +12,7 @@ from fleet.jobs import JobAttempt
 from fleet.stateful import Dump, Stateful
 
 AttemptOf = Callable[[str, int], JobAttempt | None]  # job, attempt
-NOBODY: Set[Key] = frozenset()
+NO_KEYS: Set[Key] = frozenset()
 MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 
 
@@ -46,7 +46,7 @@ class ShownSizes(Stateful):
         del self._milli[key]
         self._displaced.discard(key)
 
-    def note(
+    def record(
         self, shown: Mapping[Key, int], displaced: Set[Key], known: Mapping[Key, Contribution]
     ) -> Iterator[tuple[Key, Contribution]]:
         """Record the sizes by occupancy. Yields the new contribution of each attempt whose size changed."""

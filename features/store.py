@@ -22,7 +22,7 @@ from fleet.samples import EntityKind, SampleBatch
 
 __all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
 
-GAPS_KEPT = 16
+MAX_GAPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class WindowStore:
 
         See `features.extract`.
         """
-        self.gaps = [*self.gaps, (until_ms, for_ms)][-GAPS_KEPT:]
+        self.gaps = [*self.gaps, (until_ms, for_ms)][-MAX_GAPS:]
 
     def clock_went_back(self, now_ms: int, by_ms: int) -> bool:
         """Move everything back with a clock that was set back by `by_ms`, and return whether it moved.

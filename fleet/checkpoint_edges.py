@@ -11,7 +11,7 @@ from typing import Literal
 
 from fleet.events import Checkpoint
 
-EDGES_KEPT = 256  # the newest by event time, whatever the order of arrival
+MAX_EDGES = 256  # the newest by event time, whatever the order of arrival
 TOGETHER_MS = 1000
 
 
@@ -58,7 +58,7 @@ def keep_edge(edges: list[Edges], event: Checkpoint) -> None:
     else:
         same[at] += edge
     edges[low:high] = sorted(same, key=_when)
-    if len(edges) > EDGES_KEPT:  # of the oldest second those that began: what was dropped once is dropped again
+    if len(edges) > MAX_EDGES:  # of the oldest second those that began: what was dropped once is dropped again
         oldest = bisect_right(edges, _second(edges[0]), key=_second)
         del edges[min(range(oldest), key=lambda row: edges[row].edge == "end")]
 

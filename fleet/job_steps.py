@@ -1,10 +1,10 @@
 """The steps of one attempt, in bounded memory whatever the size of its gang.
 
-    steps       the newest STEPS_KEPT by time: the job's own record of a step, else that of its slowest rank
-    rank_steps  step -> rank -> event, of the newest RANK_STEPS_KEPT steps that ranks reported
+    steps       the newest MAX_STEPS by time: the job's own record of a step, else that of its slowest rank
+    rank_steps  step -> rank -> event, of the newest MAX_RANK_STEPS steps that ranks reported
 
 The order of arrival does not matter while the records of one step arrive within NEAR records and
-RANK_STEPS_KEPT steps of each other. A step that is repeated after a rollback is a new step.
+MAX_RANK_STEPS steps of each other. A step that is repeated after a rollback is a new step.
 """
 
 from bisect import bisect_right
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from fleet.events import Step
 
-STEPS_KEPT = 256
-RANK_STEPS_KEPT = 16
-RANKS_KEPT = 16_384  # ranks from here on are timed and not compared
+MAX_STEPS = 256
+MAX_RANK_STEPS = 16
+MAX_RANKS = 16_384  # ranks from here on are timed and not compared
 NEAR = 16  # records of one step lie as near as this; one farther away is of an earlier run through it
 
 
@@ -40,7 +40,7 @@ def own_s(step: Step) -> float:
 
 def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
     """Fold one event into `steps` and `rank_steps`."""
-    if event.rank is not None and event.rank < RANKS_KEPT:
+    if event.rank is not None and event.rank < MAX_RANKS:
         _keep_rank(rank_steps, event, event.rank)
     when = _when(event)
     at = len(steps) if not steps or when > _when(steps[-1]) else bisect_right(steps, when, key=_when)
@@ -51,7 +51,7 @@ def keep_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
         del steps[known]
         at -= known < at
     steps.insert(at, event)
-    if len(steps) > STEPS_KEPT:
+    if len(steps) > MAX_STEPS:
         del steps[0]
 
 
@@ -64,7 +64,7 @@ def _keep_rank(rank_steps: RankSteps, event: Step, rank: int) -> None:
     known = gang.ranks.get(rank)
     if known is None or known.sequence < event.sequence:
         gang.ranks[rank] = event
-    if len(rank_steps) > RANK_STEPS_KEPT:
+    if len(rank_steps) > MAX_RANK_STEPS:
         del rank_steps[min(rank_steps, key=lambda number: (rank_steps[number].ended_ms, number))]
 
 

@@ -39,8 +39,8 @@ EndEvent = Finished | Failed | Preempted
 SIGNS_OF_LIFE = (Phase, Step, Checkpoint)
 OUTCOMES = {Finished: "finished", Failed: "failed", Preempted: "preempted"}
 
-EVENTS_KEPT = 20
-EVALUATIONS_KEPT = 17
+MAX_EVENTS = 20
+MAX_EVALUATIONS = 17
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class JobAttempt:
         """Apply one event. Returns False if it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
-        keep_newest(self.events, event, EVENTS_KEPT)
+        keep_newest(self.events, event, MAX_EVENTS)
         if isinstance(event, SIGNS_OF_LIFE):
             self._infer_from_sign_of_life(event)
         match event:
@@ -218,7 +218,7 @@ class JobAttempt:
                 if not event.rank and self._wins("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
                 if event.name == "evaluation" and not event.rank and not self._has_reported_end:
-                    keep_newest(self.evaluations, event, EVALUATIONS_KEPT)
+                    keep_newest(self.evaluations, event, MAX_EVALUATIONS)
             case Checkpoint():
                 if not self._has_reported_end:
                     keep_edge(self.checkpoints, event)
@@ -339,8 +339,8 @@ encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job
 decode_job = msgspec.msgpack.Decoder(list[JobAttempt]).decode
 
 
-def _unpack(kept: bytes) -> list[JobAttempt]:
-    return decode_job(zlib.decompress(kept))
+def _unpack(packed: bytes) -> list[JobAttempt]:
+    return decode_job(zlib.decompress(packed))
 
 
 class JobTable:
@@ -360,8 +360,8 @@ class JobTable:
     def __iter__(self) -> Iterator[JobAttempt]:
         """Yield every attempt. Those of jobs at rest are copies."""
         yield from self.attempts.values()
-        for kept in self.resting.values():
-            yield from _unpack(kept)
+        for packed in self.resting.values():
+            yield from _unpack(packed)
 
     @property
     def live(self) -> int:
@@ -429,8 +429,8 @@ class JobTable:
 
     def wake(self, job: str) -> list[JobAttempt]:
         """Wake a job that rests and return its attempts. Returns none for other jobs."""
-        kept = self.resting.pop(job, None)
-        attempts = [] if kept is None else _unpack(kept)
+        packed = self.resting.pop(job, None)
+        attempts = [] if packed is None else _unpack(packed)
         for attempt in attempts:
             self.put(attempt)
         return attempts
@@ -553,6 +553,6 @@ class JobTable:
 
         Jobs rest roughly in the order of their ends, so the first job that must stay ends the search.
         """
-        rows = ((job, [row.over_ms or 0 for row in _unpack(kept)]) for job, kept in self.resting.items())
+        rows = ((job, [row.over_ms or 0 for row in _unpack(packed)]) for job, packed in self.resting.items())
         old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
         return sum(len(_unpack(self.resting.pop(job))) for job in old)

@@ -8,10 +8,10 @@ from enum import IntEnum
 from fleet.events import NodeEvent
 from fleet.sequences import SeenSequences
 
-NODE_EVENTS_KEPT = 64
-STANDING_KEPT = 128  # conditions of one node
+MAX_NODE_EVENTS = 64
+MAX_CONDITIONS = 128  # conditions of one node
 MAX_SOURCES_PER_NODE = 64
-RUNS_KEPT = 2048  # of the sequences of one node and source
+MAX_RUNS = 2048  # of the sequences of one node and source
 
 FAILURE_EXPECTED = "GpuFailureExpected"  # our condition on Kubernetes nodes, which is no news to us
 
@@ -96,13 +96,13 @@ class NodeTable:
             self._sources[event.node] += 1
         if not seen.add(event.sequence):
             return None
-        seen.close_gaps(RUNS_KEPT)
+        seen.close_gaps(MAX_RUNS)
         record = self.nodes.setdefault(event.node, NodeRecord(event.node))
         if not record.events or event.time_ms > record.events[-1].time_ms:
             record.events.append(event)
         else:
             insort(record.events, event, key=_node_order)
-        del record.events[:-NODE_EVENTS_KEPT]
+        del record.events[:-MAX_NODE_EVENTS]
         if event.type in ("xid", "health"):
             _stand(record, event)
         elif event.type in ("withhold", "release"):
@@ -177,7 +177,7 @@ def _stand(record: NodeRecord, event: NodeEvent) -> None:
     if known is not None and _node_order(event) < _node_order(known):
         return
     record.standing[key] = event
-    if len(record.standing) > STANDING_KEPT:
+    if len(record.standing) > MAX_CONDITIONS:
         oldest = min(record.standing, key=lambda name: _node_order(record.standing[name]))
         del record.standing[oldest]
 

@@ -50,11 +50,11 @@ class SeenSequences:
         return SeenSequences([list(run) for run in self.runs])
 
 
-def keep_newest(kept: list[Any], event: Any, most: int) -> None:
-    """Insert an event into `kept`, sorted by sequence and bounded.
+def keep_newest(newest: list[Any], event: Any, most: int) -> None:
+    """Insert an event into `newest`, sorted by sequence and bounded.
 
     The newest stay, whatever the order of arrival.
     """
-    insort(kept, event, key=lambda row: row.sequence)
-    if len(kept) > most:
-        del kept[0]
+    insort(newest, event, key=lambda row: row.sequence)
+    if len(newest) > most:
+        del newest[0]

@@ -59,7 +59,7 @@ class LabelledGpus(Stateful):
         self._holds: dict[int, dict[JobLabel, LabelHold]] = {}  # by row of the GPU
         self._next: dict[int, LabelHold] = {}  # the label that seems to follow on a GPU
         self._restored: list[LabelHold] = []
-        self._heard: set[int] = set()
+        self._seen: set[int] = set()
         self._newest_ms: dict[int, int] = {}  # of GPUs with labels
         self._shared: set[int] = set()
         self._divided: set[int] = set()
@@ -75,10 +75,10 @@ class LabelledGpus(Stateful):
             for gpu in sight.gpus:
                 labels = sight.jobs.get(gpu, ())
                 if labels or gpu in self._holds:
-                    self._note(gpu, labels, sight.time_ms)
-        self._heard.update(sight.gpus)
+                    self._record(gpu, labels, sight.time_ms)
+        self._seen.update(sight.gpus)
 
-    def _note(self, gpu: int, labels: Sequence[JobLabel], time_ms: int) -> None:
+    def _record(self, gpu: int, labels: Sequence[JobLabel], time_ms: int) -> None:
         if time_ms <= self._newest_ms.get(gpu, -1):
             return
         self._newest_ms[gpu] = time_ms
@@ -107,7 +107,7 @@ class LabelledGpus(Stateful):
 
     def _hold(self, gpu: int, label: JobLabel, time_ms: int) -> LabelHold:
         name, shared = self._entities[EntityKind.GPU].names[gpu], gpu in self._shared
-        return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._heard, shared)
+        return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._seen, shared)
 
     def _follow(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
         """Record a label that replaces the GPU's holder.
@@ -199,7 +199,7 @@ class LabelJobs(Stateful):
 
     def __init__(self) -> None:
         self._tracks: dict[str, LabelledJob] = {}
-        self._told: set[str] = set()  # jobs whose holds real events explain, as long as these last
+        self._explained: set[str] = set()  # jobs whose holds real events explain, as long as these last
 
     def events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
         """Return the events of all changes since the last call. Repeated labels are no change."""
@@ -208,12 +208,12 @@ class LabelJobs(Stateful):
             found[hold.label.job].append(hold)
         if not found and not self._tracks:
             return []
-        self._told &= found.keys()
+        self._explained &= found.keys()
         real = _real_by_node(jobs) if found else {}
         events: list[JobEvent] = []
         for job, members in sorted(found.items()):
-            if job in self._told or _is_told(job, members, jobs, real):
-                self._told.add(job)
+            if job in self._explained or _is_explained(job, members, jobs, real):
+                self._explained.add(job)
                 events += self._give_way(job, jobs, now_ms)
             else:
                 events += self._go_on(job, members, jobs, now_ms)
@@ -245,11 +245,11 @@ class LabelJobs(Stateful):
             yield Resized(**_about(job, track.attempt, RESIZED + track.resizes, now_ms), ranks=ranks)
 
     def dump(self) -> Dump:
-        return {"tracks": msgspec.to_builtins(self._tracks), "told": sorted(self._told)}, {}
+        return {"tracks": msgspec.to_builtins(self._tracks), "told": sorted(self._explained)}, {}
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._tracks = msgspec.convert(about["tracks"], dict[str, LabelledJob])
-        self._told = set(about["told"])
+        self._explained = set(about["told"])
 
 
 def _begin(
@@ -303,7 +303,7 @@ def _real_by_node(jobs: JobTable) -> dict[str, list[str]]:
     return found
 
 
-def _is_told(job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]) -> bool:
+def _is_explained(job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]) -> bool:
     """Return whether real events report the job, or a job on its nodes whose name its pods' names extend.
 
     For example, a JobSet's `set-workers` is a part of `set`.

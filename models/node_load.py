@@ -50,11 +50,11 @@ class GpuUse:
         If no exporter reports utilisation, SM activity is used instead.
         """
 
-        def told(window: str) -> Array:
+        def forecast_of(window: str) -> Array:
             busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
             return np.where(np.isfinite(busy), busy, active)
 
-        newest, mean_2m, std_30m = map(told, WINDOWS)
+        newest, mean_2m, std_30m = map(forecast_of, WINDOWS)
         return cls(newest, mean_2m, std_30m, held_s)
 
     def forecast(self) -> Array:
@@ -92,9 +92,9 @@ def node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
 
     A host's p90 is its median, because its spread is not known.
     """
-    told = gpus.forecast()
-    host = host_forecast(hosts, told.shape[1])
-    return np.stack([np.concatenate([row[None], host]) for row in told]).astype(np.float32)
+    forecast_of = gpus.forecast()
+    host = host_forecast(hosts, forecast_of.shape[1])
+    return np.stack([np.concatenate([row[None], host]) for row in forecast_of]).astype(np.float32)
 
 
 def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:

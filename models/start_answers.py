@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 LEVELS = (0.1, 0.5, 0.9)
 LOOKS_S = (0.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0)
-KEPT = 1000  # requests
+MAX_REQUESTS = 1000  # requests
 
 Array = NDArray[np.float64]
 Times = tuple[int, int, int]  # Unix ms at LEVELS
@@ -65,7 +65,7 @@ class AnsweredRequest:
     until_ms: int | None = None
     has_started: bool = False
 
-    def note(self, issued_ms: Times | None, now_ms: int) -> None:
+    def record(self, issued_ms: Times | None, now_ms: int) -> None:
         """Record the start time issued now if an age is due."""
         if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
             self.notes.append(issued_ms)
@@ -81,7 +81,7 @@ class AnsweredRequest:
 
 
 class AnsweredRequests:
-    """At most KEPT requests, including those that no longer wait."""
+    """At most MAX_REQUESTS requests, including those that no longer wait."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, AnsweredRequest]] = []  # (`expires_ms`, number, request), soonest first
@@ -89,7 +89,7 @@ class AnsweredRequests:
 
     def add(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
         """Add a request with its first answer. Returns None if there is no room for one."""
-        if len(self._heap) < KEPT:
+        if len(self._heap) < MAX_REQUESTS:
             return self._push(AnsweredRequest(now_ms, [issued_ms]))
         if self._heap[0][0] >= now_ms:
             return None

@@ -124,7 +124,7 @@ class StartRecord:
                 answers = self._answers.add(issued_ms, now_ms)
                 self._open[name] = FollowedRequest(now_ms, answers, sampled_s=sampled_s)
         elif one.answers is not None:
-            one.answers.note(issued_ms, now_ms)
+            one.answers.record(issued_ms, now_ms)
 
     def started(self, name: str, time_ms: int) -> None:
         """Record that a request has started."""
@@ -185,24 +185,24 @@ class StartRecord:
             "residuals": [[first_ms, row.tolist()] for first_ms, row in self._residuals],
         }
 
-    def load(self, kept: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any]) -> None:
         """Load a dump into a new record.
 
         Raises ValueError, KeyError, IndexError or TypeError for anything else. A dump of version 2 judged early
         starts before late ones. Its offsets are used, and the record does not judge the requests that waited
         then. A dump of version 1 mixes the ages, so only its cursor is used.
         """
-        offset, self.cursor = _levels(kept["offset"]), int(kept["cursor"])
-        version = kept.get("version")
+        offset, self.cursor = _levels(saved["offset"]), int(saved["cursor"])
+        version = saved.get("version")
         if version not in (2, VERSION):
             return
         self.offset = offset
-        residuals = [(int(first_ms), _levels(row)) for first_ms, row in kept["residuals"]]
+        residuals = [(int(first_ms), _levels(row)) for first_ms, row in saved["residuals"]]
         self._residuals = sorted(residuals, key=lambda known: known[0])
         if version == VERSION:
-            self._now_ms = int(kept["now_ms"])
-            self._answers.load(kept["answers"])
-        for name, first_ms, place, since_ms, sampled_s in kept["open"]:  # version 2 has notes instead of a place
+            self._now_ms = int(saved["now_ms"])
+            self._answers.load(saved["answers"])
+        for name, first_ms, place, since_ms, sampled_s in saved["open"]:  # version 2 has notes instead of a place
             answers = self._answers.at(place) if version == VERSION and place is not None else None
             waits_s = None if sampled_s is None else tuple(_levels(sampled_s).tolist())
             self._open[name] = FollowedRequest(int(first_ms), answers, since_ms, waits_s)

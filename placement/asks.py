@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleet.requests import PlacementRequest, TopologyConstraint
 from placement.tree import ANY
 
-MOST_KEPT = 32_768
+MAX_REMEMBERED = 32_768
 
 IDS_AND_TIMES = frozenset(
     {*("request_id", "job", "attempt"), *("limit_s", "deadline_ms", "tolerated_wait_s", "checkpoint_cost_s")}
@@ -58,19 +58,19 @@ class QueueAsk:
     in_line: "QueueAsk | None" = None
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_REMEMBERED)
 def ask_of(request: PlacementRequest) -> QueueAsk:
     """Return the ask of a request."""
     return _ask(_without(request, IDS_AND_TIMES))
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_REMEMBERED)
 def _ask(request: PlacementRequest) -> QueueAsk:
     in_line = _ask_in_line(_without(request, QUEUE_FIELDS))
     return replace(in_line, narrow=_fit_key(request), in_line=in_line)
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_REMEMBERED)
 def _ask_in_line(request: PlacementRequest) -> QueueAsk:
     gang, each = request.members, request.gpus_per_node
     models = (request.gpu_model,) if request.gpu_model else request.gpu_models
@@ -79,7 +79,7 @@ def _ask_in_line(request: PlacementRequest) -> QueueAsk:
     return QueueAsk(gpus, gpus * request.milli, gang.min * each * request.milli, model, wide, wide)
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_REMEMBERED)
 def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     """Return the key of all requests that the filters treat alike.
 
@@ -96,7 +96,7 @@ def fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     return _fit_key(smallest)
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_REMEMBERED)
 def _fit_key(_: PlacementRequest) -> FitKey:
     return FitKey()
 

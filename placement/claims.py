@@ -19,7 +19,7 @@ class Claims:
     _drops: dict[str, int] = field(default_factory=dict)
     _doubted: str = ""
 
-    def look(self, request_id: str, holds_p: float | None) -> None:
+    def observe(self, request_id: str, holds_p: float | None) -> None:
         """Record how likely the head's claim is to hold in the sampled futures.
 
         holds_p: None if the futures do not include it.
@@ -29,7 +29,7 @@ class Claims:
     def dropped(self, waiting: Iterable[str]) -> str:
         """Return the request whose claim holds nothing in the next pass, or "" if there is none.
 
-        A claim is dropped at most once for each call of `look`.
+        A claim is dropped at most once for each call of `observe`.
         """
         request_id, self._doubted = self._doubted, ""
         if self._drops:

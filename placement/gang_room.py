@@ -152,15 +152,15 @@ class Fleet:
         """Return whether there is room for a gang now."""
         return self._best[ask.slot] >= ask.members
 
-    def choose(self, ask: GangAsk, kept: Ints | None) -> tuple[Ints, Ints] | None:
+    def choose(self, ask: GangAsk, reserved: Ints | None) -> tuple[Ints, Ints] | None:
         """Return (nodes, GPUs of each) for a gang, the fullest first. Returns None if there is no room.
 
-        The nodes `kept` are left out.
+        The nodes `reserved` are left out.
         """
         slot, room = self.slots[ask.slot], self._room[ask.slot]
-        if kept is not None:
+        if reserved is not None:
             room = room.copy()
-            room[kept] = 0
+            room[reserved] = 0
         nodes = (room > 0).nonzero()[0]
         if slot.domain is not None:
             nodes = _in_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)

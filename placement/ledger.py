@@ -33,7 +33,7 @@ from placement.ledger_chain import (
     line_hash,
     queue_checksum,
 )
-from placement.ledger_charges import ChargeBook
+from placement.ledger_charges import ChargeTable
 from placement.ledger_file import LAST_NUMBER, LedgerFile
 from placement.ledger_rows import (
     SETTLED_WORDS,
@@ -80,13 +80,13 @@ class Ledger(LedgerFile):
 
     def __init__(self, path: Path) -> None:
         self.version = 0
-        self._kept: _Memory | None = None
-        self.charges = ChargeBook(self)
+        self._cached: _Memory | None = None
+        self.charges = ChargeTable(self)
         super().__init__(path)
 
     def _start(self) -> None:
         super()._start()
-        kept = self._kept = self._load()
+        kept = self._cached = self._load()
         self.charges.load()
         if kept.position > kept.head.audit_id:
             logger.error(
@@ -95,7 +95,7 @@ class Ledger(LedgerFile):
             )
 
     def _undo(self) -> None:
-        self._kept = None
+        self._cached = None
         self.charges.forget()
 
     def _load(self) -> _Memory:
@@ -110,10 +110,10 @@ class Ledger(LedgerFile):
 
     @property
     def _memory(self) -> _Memory:
-        if self._kept is None:
+        if self._cached is None:
             with self._trusted():
-                self._kept = self._load()
-        return self._kept
+                self._cached = self._load()
+        return self._cached
 
     @property
     def position(self) -> int:
@@ -224,7 +224,7 @@ class Ledger(LedgerFile):
             if request.request_id in self._memory.queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
                 del self._memory.queue[request.request_id]
-            self.note(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
+            self.record(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
         self.version += 1
         return reply
 
@@ -282,7 +282,7 @@ class Ledger(LedgerFile):
     def _unchanged_intent(self, row: Sequence[Any]) -> Sequence[Any]:
         return self.unchanged(f"the intent of request {row[0]!r}", row, intent_checksum)
 
-    def settle(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
+    def end_promises(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their final state. Returns how many there were."""
         rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
         if not rows:
@@ -295,7 +295,7 @@ class Ledger(LedgerFile):
                 if state in SETTLED_WORDS:
                     self.charges.close(intent.job, intent.attempt, now_ms, state.value)
                     sentence = f"{intent.job} {SETTLED_WORDS[state]}"
-                    self.note(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
+                    self.record(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
         self.version += 1
         return len(rows)
 
@@ -321,7 +321,7 @@ class Ledger(LedgerFile):
             checksum = queue_checksum(row)
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
             self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
-            self.note(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
+            self.record(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
         self.version += 1
         return reply
 
@@ -342,7 +342,7 @@ class Ledger(LedgerFile):
 
     # -- audit
 
-    def note(
+    def record(
         self,
         request_id: str,
         now_ms: int,
@@ -369,7 +369,7 @@ class Ledger(LedgerFile):
 
         `sentence` says which.
         """
-        self.note("", now_ms, caller, "accept", sentence)
+        self.record("", now_ms, caller, "accept", sentence)
 
     def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
         """Return lines of the audit trail: the newest first, or those after an `audit_id` in order."""

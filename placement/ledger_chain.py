@@ -96,7 +96,7 @@ def credit_checksum(row: Sequence[Any]) -> str:
 
 
 CHECKSUMS = {"decisions": decision_checksum, "queue": queue_checksum, "intents": intent_checksum}
-BOOK_CHECKSUMS = {"charges": charge_checksum, "credits": credit_checksum}  # of tables that version 2 had not
+CHARGE_TABLE_CHECKSUMS = {"charges": charge_checksum, "credits": credit_checksum}  # of tables that version 2 had not
 
 
 def _digest(table: str, values: Sequence[Any]) -> str:

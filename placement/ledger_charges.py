@@ -21,7 +21,7 @@ MARKS = "?," * 16 + "?"
 
 
 @dataclass(slots=True)
-class _Book:
+class _Totals:
     """The frequently read rows, equal to the file between two transactions."""
 
     open: dict[tuple[str, int], Charge]
@@ -30,7 +30,7 @@ class _Book:
     last: int = 0  # the number of the newest charge
 
 
-class ChargeBook:
+class ChargeTable:
     """The charges and credits of an open ledger file. One for each ledger.
 
     It drops its rows in memory if a write fails.
@@ -38,30 +38,30 @@ class ChargeBook:
 
     def __init__(self, ledger: LedgerFile) -> None:
         self._ledger = ledger
-        self._kept: _Book | None = None
+        self._cached: _Totals | None = None
         self.before_change: Callable[[], None] = lambda: None  # anybody's hold; in the same transaction
 
     def forget(self) -> None:
-        self._kept = None
+        self._cached = None
 
     def load(self) -> None:
         """Read the rows into memory again. Raises LedgerError for rows that are not what was written."""
-        self._kept = self._load()
+        self._cached = self._load()
 
     @property
-    def _book(self) -> _Book:
-        if self._kept is None:
-            self._kept = self._load()
-        return self._kept
+    def _totals(self) -> _Totals:
+        if self._cached is None:
+            self._cached = self._load()
+        return self._cached
 
-    def _load(self) -> _Book:
+    def _load(self) -> _Totals:
         rows = self._ledger.rows("SELECT * FROM charges WHERE ended_ms IS NULL ORDER BY charge_id")
         found = [self._charge(row) for row in rows]
         last = self._ledger.rows("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'charges'")
         with self._ledger.readable():
             credits = self._ledger.rows("SELECT * FROM credits")
             banks = {row[0]: typed(Bank, self._unchanged("credits", row, credit_checksum)[1:]) for row in credits}
-        return _Book({(row.job, row.attempt): row for row in found}, banks, None, int(last[0][0]))
+        return _Totals({(row.job, row.attempt): row for row in found}, banks, None, int(last[0][0]))
 
     def _charge(self, row: Sequence[Any]) -> Charge:
         with self._ledger.readable():
@@ -76,32 +76,32 @@ class ChargeBook:
 
     def opened(self) -> Mapping[tuple[str, int], Charge]:
         """Return (job, attempt) → its open charge."""
-        return self._book.open
+        return self._totals.open
 
     def open(self, charge: Charge) -> Charge:
         """Write a new charge, which gets the next number."""
-        with self._writing() as book:
+        with self._writing() as totals:
             self.before_change()
-            charge = replace(charge, charge_id=book.last + 1)
+            charge = replace(charge, charge_id=totals.last + 1)
             self._write(charge)
-            book.last = charge.charge_id
-            book.open[charge.job, charge.attempt] = charge
+            totals.last = charge.charge_id
+            totals.open[charge.job, charge.attempt] = charge
         return charge
 
     def change(self, charge: Charge) -> None:
         """Replace a stored charge. A charge that has an end is closed."""
-        with self._writing() as book:
+        with self._writing() as totals:
             self.before_change()
             self._write(charge)
             if charge.ended_ms is None:
-                book.open[charge.job, charge.attempt] = charge
+                totals.open[charge.job, charge.attempt] = charge
                 return
-            if book.open.pop((charge.job, charge.attempt), None) is not None and book.past is not None:
-                book.past.add(charge)
+            if totals.open.pop((charge.job, charge.attempt), None) is not None and totals.past is not None:
+                totals.past.add(charge)
 
     def close(self, job: str, attempt: int, ended_ms: int, outcome: str) -> None:
         """Close the charge of an attempt, if one is open."""
-        charge = self._book.open.get((job, attempt))
+        charge = self._totals.open.get((job, attempt))
         if charge is not None:
             self.change(replace(charge, ended_ms=max(ended_ms, charge.held_ms), outcome=outcome))
 
@@ -112,23 +112,23 @@ class ChargeBook:
         self._ledger.write(f"INSERT OR REPLACE INTO charges VALUES ({MARKS})", [*row, charge_checksum(row)])
 
     @contextmanager
-    def _writing(self) -> Iterator[_Book]:
+    def _writing(self) -> Iterator[_Totals]:
         with self._ledger.transaction():
-            yield self._book
+            yield self._totals
 
     def past(self, half_life_s: float, now_ms: int) -> PastUse:
         """Return the decayed use of closed charges.
 
         Charges that ended more than twenty half-lives ago are not read.
         """
-        book = self._book
-        if book.past is None or book.past.half_life_s != half_life_s:
-            book.past = PastUse(half_life_s)
+        totals = self._totals
+        if totals.past is None or totals.past.half_life_s != half_life_s:
+            totals.past = PastUse(half_life_s)
             since_ms = now_ms - round(20_000 * half_life_s)
             query = "SELECT * FROM charges WHERE ended_ms >= ? ORDER BY ended_ms, charge_id"
             for row in self._ledger.rows(query, [since_ms]):
-                book.past.add(self._charge(row))
-        return book.past
+                totals.past.add(self._charge(row))
+        return totals.past
 
     def between(self, from_ms: int, to_ms: int) -> list[Charge]:
         """Return the charges that were held at some moment between two times, in the order of their numbers."""
@@ -143,13 +143,13 @@ class ChargeBook:
     # -- credits
 
     def banks(self) -> Mapping[str, Bank]:
-        return self._book.banks
+        return self._totals.banks
 
     def keep_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:
         """Write the banks of queues."""
-        with self._writing() as book:
+        with self._writing() as totals:
             for queue, bank in banks:
                 row = [queue, *astuple(bank)]
                 row = [value + 0.0 if isinstance(value, float) else value for value in row]
                 self._ledger.write("INSERT OR REPLACE INTO credits VALUES (?,?,?,?,?,?)", [*row, credit_checksum(row)])
-                book.banks[queue] = bank
+                totals.banks[queue] = bank

@@ -198,8 +198,8 @@ class LedgerFile:
 
         Raises LedgerError if the row is not what was written.
         """
-        *values, kept = row
-        if checksum(values) != kept:
+        *values, stored = row
+        if checksum(values) != stored:
             raise self._damaged(f"{what} is not what was written; `fleetcast audit verify` tells what else is")
         return values
 
@@ -211,12 +211,12 @@ class LedgerFile:
         identity: str = self._state.get(IDENTITY, "")
         return identity
 
-    def set_identity(self, identity: str, *, anew: bool = False) -> None:
+    def set_identity(self, identity: str, *, rebuilt: bool = False) -> None:
         """Write the identity.
 
-        Raises LedgerError if the ledger has another identity already, unless `anew` is set.
+        Raises LedgerError if the ledger has another identity already, unless `rebuilt` is set.
         """
-        if self.identity not in ("", identity) and not anew:
+        if self.identity not in ("", identity) and not rebuilt:
             raise LedgerError(f"{self.path} belongs to the state {self.identity}, not to {identity}")
         with self.transaction():
             self._keep({IDENTITY: identity})

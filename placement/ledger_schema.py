@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import closing
 
 SCHEMA_VERSION = 3
-KEPT = """
+KEEP_TABLES = """
 CREATE INDEX active_intents ON intents (state) WHERE state = 'active';
 CREATE TRIGGER audit_is_not_updated BEFORE UPDATE ON audit BEGIN
     SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
@@ -68,7 +68,7 @@ CREATE TABLE credits (
     queue TEXT PRIMARY KEY, as_of_ms INTEGER NOT NULL, earned REAL NOT NULL, spent REAL NOT NULL, expired REAL NOT NULL,
     checksum TEXT NOT NULL) WITHOUT ROWID;
 """
-SCHEMAS = {1: SCHEMA_1 + KEPT, 2: SCHEMA_2 + KEPT, SCHEMA_VERSION: SCHEMA_2 + KEPT + CHARGES}
+SCHEMAS = {1: SCHEMA_1 + KEEP_TABLES, 2: SCHEMA_2 + KEEP_TABLES, SCHEMA_VERSION: SCHEMA_2 + KEEP_TABLES + CHARGES}
 TABLES = ("decisions", "intents", "queue", "audit")
 AUDIT_COLUMNS = (
     *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models", "sentence"),

@@ -17,7 +17,7 @@ import msgspec
 
 from fleet import files
 from fleet.requests import Decision
-from placement.ledger_chain import BOOK_CHECKSUMS, CHECKSUMS, NO_HASH, QUEUED, ChainHead, encode, line_hash
+from placement.ledger_chain import CHARGE_TABLE_CHECKSUMS, CHECKSUMS, NO_HASH, QUEUED, ChainHead, encode, line_hash
 from placement.ledger_file import LAST_NUMBER
 from placement.ledger_migrate import MIGRATED
 from placement.ledger_rows import SETTLED_WORDS, LedgerError
@@ -103,7 +103,7 @@ def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
         trail.check,
         lambda: _promises(db, verdict),
         lambda: _waiting(db, verdict),
-        lambda: _book(db, verdict),
+        lambda: _verify_charges(db, verdict),
     ):
         with _as_finding(verdict):
             check()
@@ -152,19 +152,19 @@ class _Trail:
 
     def _line(self, row: tuple[Any, ...]) -> None:
         verdict, before = self.verdict, self.verdict.head
-        audit_id, previous, kept = row[0], row[-2], row[-1]
+        audit_id, previous, written = row[0], row[-2], row[-1]
         verdict.lines += 1
         if audit_id != before.audit_id + 1:
             first, last = before.audit_id + 1, audit_id - 1
             verdict.find("missing", f"lines {first}..{last} are missing before line {audit_id}", audit_id)
         elif previous != before.hash:
             verdict.find("line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id)
-        if line_hash(row[:-1]) != kept:
+        if line_hash(row[:-1]) != written:
             verdict.find("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
-        if kept == self.expected_head:
+        if written == self.expected_head:
             verdict.held = audit_id
         self.settled[row[3]] += 1
-        verdict.head = ChainHead(audit_id, str(kept))
+        verdict.head = ChainHead(audit_id, str(written))
 
     def _reply(self, row: tuple[Any, ...]) -> None:
         """Check that the row that was written with a line exists and is the same."""
@@ -234,17 +234,17 @@ def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
         _checked(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
 
 
-def _book(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+def _verify_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     """Check that charges and credits are what was written."""
-    for table, checksum in BOOK_CHECKSUMS.items():
+    for table, checksum in CHARGE_TABLE_CHECKSUMS.items():
         for row in db.execute(f"SELECT * FROM {table}"):
             if checksum(row[:-1]) != row[-1]:
                 verdict.find("charge", f"row {row[0]!r} of {table} is not what was written")
 
 
 def _checked(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
-    *values, kept = row
-    if CHECKSUMS[table](values) == kept:
+    *values, written = row
+    if CHECKSUMS[table](values) == written:
         return True
     verdict.find(kind, f"{what} is not what was written", None, request_id)
     return False

@@ -38,14 +38,14 @@ class NodeCounts:
         self._each, self._nodes, self._planned, self._backfills = each, nodes, planned, backfills
         self._now_s = 0.0
         self._held: dict[int, tuple[CountAsk, float, float, Ints, Ints]] = {}  # ask, start, planned end, nodes, GPUs
-        self._kept: tuple[NDArray[np.int64], float] | None = None  # the head's nodes, and when it should start
+        self._reserved: tuple[NDArray[np.int64], float] | None = None  # the head's nodes, and when it should start
 
     def _gang(self, ask: CountAsk) -> GangAsk:
         members, size = members_of(ask.gpus, self._each)
         return GangAsk(size - 1, members, 0.0)
 
     def at(self, now_s: float) -> None:
-        self._now_s, self._kept = now_s, None
+        self._now_s, self._reserved = now_s, None
         self.started.clear()
 
     def fits(self, ask: CountAsk) -> bool:
@@ -54,8 +54,8 @@ class NodeCounts:
     def start(self, ask: CountAsk, item: Item) -> bool:
         end_s = self._now_s + self._planned(ask, 0.0)
         nodes = None
-        if self._kept is not None and (end_s > self._kept[1] or not self._backfills):
-            nodes = self._kept[0]
+        if self._reserved is not None and (end_s > self._reserved[1] or not self._backfills):
+            nodes = self._reserved[0]
         place = self._fleet.choose(self._gang(ask), nodes)
         if place is None:
             return False
@@ -68,14 +68,14 @@ class NodeCounts:
         if self._gang(ask).members * members_of(ask.gpus, self._each)[1] > self.gpus:
             return False
         if not self._backfills:
-            self._kept = np.arange(self._nodes), self._now_s
+            self._reserved = np.arange(self._nodes), self._now_s
             return True
         ready_s = np.zeros(self._nodes)
         for held in self._held.values():
             nodes = held[3]
             ready_s[nodes] = np.maximum(ready_s[nodes], self._end_s(*held[:3]))
         self._fleet.ready_s = ready_s
-        self._kept = self._fleet.soonest(self._gang(ask))
+        self._reserved = self._fleet.soonest(self._gang(ask))
         return True
 
     def _end_s(self, ask: CountAsk, begun_s: float, end_s: float) -> float:

@@ -163,7 +163,7 @@ def timelines(
     ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
     rooms = Rooms(ahead.at(len(ahead.ahead)), options)
     line = [entry for entry in turns.in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
-    turns = turns.anew()  # who starts now is told so, and nobody else
+    turns = turns.rebuilt()  # who starts now is told so, and nobody else
     now = plan(queue, view, running, run_times, options, turns)
     begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
     sources = [_source(one, run_quantiles) for one in begun]
@@ -209,9 +209,9 @@ def timelines(
     for entry, run_s, start_s in zip(entries, runs_s, played_s, strict=False):
         request_id = entry.request.request_id
         later_s = np.maximum(starts_s[request_id], until_s)
-        starts_s[request_id] = told_s = np.where(np.isfinite(start_s), start_s, later_s)
+        starts_s[request_id] = answer_s = np.where(np.isfinite(start_s), start_s, later_s)
         if request_id in holders:
-            ends_s[holders[request_id]] = told_s + run_s
+            ends_s[holders[request_id]] = answer_s + run_s
     gpus = {one.request_id: gpus_of(one) for one in (*begun, *(entry.request for entry in entries))}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
     return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)

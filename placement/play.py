@@ -148,7 +148,7 @@ class Future:
         heapq.heapify(ready)
         heapq.heapify(full)
         head: GangAsk | None = None
-        kept, shadow_s = None, np.inf
+        reserved, shadow_s = None, np.inf
         while ready:
             order, _, ask = heapq.heappop(ready)
             head = head or self._first(full, order)
@@ -159,10 +159,10 @@ class Future:
                 ready = [row for row in ready if self.fleet.fits(row[2])]  # room only shrinks within a pass
                 heapq.heapify(ready)
                 continue
-            if head is not None and kept is None:
-                kept, shadow_s = self.fleet.soonest(head, self.now_s)
+            if head is not None and reserved is None:
+                reserved, shadow_s = self.fleet.soonest(head, self.now_s)
             in_time = self.now_s + ask.planned_s <= shadow_s
-            place = self.fleet.choose(ask, _without(None if in_time else kept, ask.closed(self.now_s)))
+            place = self.fleet.choose(ask, _without(None if in_time else reserved, ask.closed(self.now_s)))
             if place is None:
                 head = head or ask
                 continue
@@ -217,8 +217,8 @@ class Future:
             self._started[one.number] = self.now_s
 
 
-def _without(kept: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
+def _without(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
     """Return the nodes that are kept for others or closed."""
     if closed is None:
-        return kept
-    return np.union1d(np.zeros(0, np.int64) if kept is None else kept, np.flatnonzero(closed))
+        return reserved
+    return np.union1d(np.zeros(0, np.int64) if reserved is None else reserved, np.flatnonzero(closed))

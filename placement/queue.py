@@ -133,11 +133,11 @@ def plan(
     cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
     ordered = iter(cycle.turns.in_order(queue))
     for entry in ordered:
-        cycle.take_turn(entry)
+        cycle.try_entry(entry)
         if cycle.reservation is not None:
             break
     for entry in cycle.turns.behind(list(ordered)):
-        cycle.take_turn(entry)
+        cycle.try_entry(entry)
     cycle.after.view = cycle.view
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
 
@@ -204,7 +204,7 @@ class Cycle:
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
         return fit_key(request, has_plugins=by_plugin)
 
-    def take_turn(self, entry: Waiting) -> None:
+    def try_entry(self, entry: Waiting) -> None:
         """Consider an entry, limited to what its queue may have."""
         ask = ask_of(entry.request)
         if self.in_line and ask.in_line is not None:
@@ -212,7 +212,7 @@ class Cycle:
         row = self.asks.get(ask)
         if row is None:
             row = self.asks[ask] = AskInPass(ask)
-        reason = row.reason or self._told(row, entry)
+        reason = row.reason or self._known_wait(row, entry)
         if reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
@@ -236,7 +236,7 @@ class Cycle:
         wide, narrow = self.fit_keys(request)
         return self.final.get(wide) or self.final.get(narrow)
 
-    def _told(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
+    def _known_wait(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
         """Return why an entry is skipped, or None to try it."""
         wide, narrow = row.ask.wide, row.ask.narrow
         final = self.final.get(wide) or self.final.get(narrow)
@@ -247,7 +247,7 @@ class Cycle:
             row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
             return row.reason
         if row.version != self.turns.version:
-            self._look(row, entry.request)
+            self._inspect(row, entry.request)
         if row.refused is not None or self.reservation is None:
             return row.refused
         late = self.late.get(wide) or self.late.get(narrow) if row.is_whole else None
@@ -255,7 +255,7 @@ class Cycle:
             return None
         return late
 
-    def _look(self, row: AskInPass, request: PlacementRequest) -> None:
+    def _inspect(self, row: AskInPass, request: PlacementRequest) -> None:
         """Record what the queue allows this ask now."""
         allowed, row.version = self.turns.allow(request), self.turns.version
         row.is_whole = allowed is request
@@ -311,8 +311,8 @@ class Cycle:
             self.final[self.failed_key(request, empty)] = reason
         else:
             last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
-            kept = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
-            self.reservation = kept.dropped() if entry.request.request_id == self.dropped else kept
+            reserved = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
+            self.reservation = reserved.dropped() if entry.request.request_id == self.dropped else reserved
             self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
         self._wait(entry, reason)

@@ -69,15 +69,15 @@ def _extreme_leaves(tree: QueueTree) -> list[QueueNode]:
 
 def _part_of(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
     """Return the tree of these leaves and the queues above them."""
-    kept = sorted({tree.row[node.name] for leaf in leaves for node in tree.path(leaf.name)})
-    row = {old: new for new, old in enumerate(kept)}
+    rows_of_leaves = sorted({tree.row[node.name] for leaf in leaves for node in tree.path(leaf.name)})
+    row = {old: new for new, old in enumerate(rows_of_leaves)}
     nodes = [
         replace(
             tree.nodes[old],
             parent=row.get(tree.nodes[old].parent, -1),
             children=tuple(row[child] for child in tree.nodes[old].children if child in row),
         )
-        for old in kept
+        for old in rows_of_leaves
     ]
     return replace(tree, nodes=tuple(nodes), policy=replace(tree.policy, unknown_queue=""))
 

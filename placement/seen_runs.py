@@ -8,7 +8,7 @@ import numpy as np
 from placement.capacity import CountAsk
 from placement.timeline import RUN_LEVELS, RunTimeQuantiles
 
-RUNS_KEPT = 200  # of a GPU count
+MAX_RUNS = 200  # of a GPU count
 RELEARN = 0.05  # of its runs are new: learn its quantiles again
 
 
@@ -27,7 +27,7 @@ class SeenRuns:
     def ended(self, gpus: int, run_s: float) -> None:
         learnt = False
         for count in (gpus, 0):
-            runs = self._runs.setdefault(count, deque(maxlen=RUNS_KEPT))
+            runs = self._runs.setdefault(count, deque(maxlen=MAX_RUNS))
             runs.append(run_s)
             self._new[count] = self._new.get(count, 0) + 1
             if self._new[count] > RELEARN * len(runs):

@@ -25,7 +25,8 @@ from placement.tree import QueueTree
 from placement.turns import QueueTurns, TreeTurns
 from placement.view import ClusterView
 
-SHAPES_KEPT, SHAPES_ANEW = 2000, 500  # newest requests that are packed for; how many come until that is made anew
+MAX_SHAPES = 2000  # newest requests that are packed for
+SHAPES_BETWEEN_REBUILDS = 500
 FEWEST_SHAPES = 50
 
 
@@ -51,7 +52,7 @@ def played_view(gpus: Sequence[int]) -> ClusterView:
 
 
 @dataclass(slots=True)
-class PlayedBook:
+class PlayedCharges:
     """The charges and banks of a play, as the ledger would hold them."""
 
     tree: QueueTree
@@ -63,12 +64,12 @@ class PlayedBook:
     def __post_init__(self) -> None:
         self._past = PastUse(self.tree.policy.half_life_s)
 
-    def settle(self, now_ms: int) -> None:
+    def update_banks(self, now_ms: int) -> None:
         """Update the banks to now, before anything that they depend on changes."""
         self.banks |= banks_at(self.tree, self.banks, self.opened.values(), now_ms)
 
     def close(self, job: int, now_ms: int, outcome: str) -> None:
-        self.settle(now_ms)
+        self.update_banks(now_ms)
         charge = replace(self.opened.pop(job), ended_ms=now_ms, outcome=outcome)
         self._past.add(charge)
         self.closed.append(charge)
@@ -98,19 +99,19 @@ class ServedPlan:
     tree: QueueTree | None = None
     forgets: bool = False
     runs: SeenRuns = field(default_factory=SeenRuns)
-    book: PlayedBook | None = field(init=False)
+    played: PlayedCharges | None = field(init=False)
     waits: tuple[Wait, ...] = ()
     holds: dict[int, JobHold] = field(default_factory=dict)
     _waiting: dict[str, Waiting] = field(default_factory=dict)
     _jobs: dict[str, int] = field(default_factory=dict)  # request id → job, while it waits or runs
     _running: dict[str, RunningJob] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
-    _shapes: RecentShapes = field(default_factory=lambda: RecentShapes(SHAPES_KEPT))
+    _shapes: RecentShapes = field(default_factory=lambda: RecentShapes(MAX_SHAPES))
     _demand: ShapeDemand | None = None
     _queued_ms: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.book = PlayedBook(self.tree) if self.tree is not None else None
+        self.played = PlayedCharges(self.tree) if self.tree is not None else None
 
     def wait(self, job: int, now_s: float) -> None:
         request = self.ask(job)
@@ -120,14 +121,14 @@ class ServedPlan:
         self._waiting[request.request_id] = Waiting(request, queued_ms)
         self._jobs[request.request_id] = job
         self._shapes.add(member_shape(request), request.members.desired)
-        if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_ANEW) == 0:
+        if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_BETWEEN_REBUILDS) == 0:
             self._demand = demand_of(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
 
     def end(self, job: int, now_s: float, refused: bool) -> None:
         hold, now_ms = self.holds.pop(job), round(now_s * 1000)
         mine = self._running.pop(hold.request.job_name)
-        if self.book is not None:
-            self.book.close(job, now_ms, "expired" if refused else "finished")
+        if self.played is not None:
+            self.played.close(job, now_ms, "expired" if refused else "finished")
         self._gone.add(hold.request.job_name)
         if not refused:
             self.runs.ended(mine.gpus, (now_ms - mine.started_ms) / 1000)
@@ -150,19 +151,19 @@ class ServedPlan:
             job = self._jobs.pop(entry.request.request_id)
             del self._waiting[entry.request.request_id]
             self.holds[job] = JobHold(entry.request, decision.ranks)
-            if self.book is not None:
-                leaf = self.book.tree.leaf_of(entry.request)
+            if self.played is not None:
+                leaf = self.played.tree.leaf_of(entry.request)
                 charge = charge_of(entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms)
-                self.book.opened[job] = replace(charge, started_ms=now_ms)
+                self.played.opened[job] = replace(charge, started_ms=now_ms)
             started.append(job)
         return started
 
     def _make_turns(self, now_ms: int) -> QueueTurns:
-        if self.book is None:
+        if self.played is None:
             return ONE_LINE
-        self.book.settle(now_ms)
-        use = self.book.use(now_ms)
+        self.played.update_banks(now_ms)
+        use = self.played.use(now_ms)
         if self.forgets:
             use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
-        banked = {name: bank.banked for name, bank in self.book.banks.items()}
-        return TreeTurns(self.book.tree, use, self.view, self.runs.times, now_ms, banked)
+        banked = {name: bank.banked for name, bank in self.played.banks.items()}
+        return TreeTurns(self.played.tree, use, self.view, self.runs.times, now_ms, banked)

@@ -58,13 +58,13 @@ def demand_of(
     total = sum(members.values())
     wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE
     cpus = sum(shape.cpus * count for shape, count in members.items() if shape.gpus)
-    kept, seen = [], 0.0
+    most, seen = [], 0.0
     for shape, count in sorted(members.items(), key=lambda item: (-item[1], repr(item[0])))[:MOST_SHAPES]:
         if seen >= common * total:
             break
-        kept.append((shape, count))
+        most.append((shape, count))
         seen += count
-    using = [(shape, count / seen) for shape, count in kept if shape.gpus]
+    using = [(shape, count / seen) for shape, count in most if shape.gpus]
     if not using:
         return None
     levels, level_of = np.unique([shape.milli for shape, _ in using], return_inverse=True)
@@ -89,17 +89,17 @@ def member_shape(request: PlacementRequest) -> MemberShape:
 class RecentShapes:
     """The shapes of the newest requests, each counted once for each member."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, most: int) -> None:
         self._newest: deque[tuple[MemberShape, int]] = deque()
-        self._kept = kept
+        self._most = most
         self._members: Counter[MemberShape] = Counter()
         self.version = 0
 
     def add(self, shape: MemberShape, members: int = 1) -> None:
-        """Add a request. Beyond `kept` requests, the oldest is dropped."""
+        """Add a request. Beyond `most` requests, the oldest is dropped."""
         self._newest.append((shape, members))
         self._members[shape] += members
-        if len(self._newest) > self._kept:
+        if len(self._newest) > self._most:
             oldest, gone = self._newest.popleft()
             self._members[oldest] -= gone
         self.version += 1

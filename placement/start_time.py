@@ -77,7 +77,7 @@ class RoomForecast(msgspec.Struct, frozen=True):
     by: StartBasis | None = None  # as of a start time
 
 
-Told = Callable[[str | None, Quantiles], Quantiles]
+Adjust = Callable[[str | None, Quantiles], Quantiles]
 
 
 def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
@@ -86,7 +86,7 @@ def as_sampled(waiting: str | None, start_ms: Quantiles) -> Quantiles:
 
 
 def estimate_start(
-    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, told: Told = as_sampled
+    request: PlacementRequest, timelines: Timelines, now_ms: int | None = None, adjust: Adjust = as_sampled
 ) -> StartEstimate:
     """Estimate when a request starts, whether it waits already or comes now.
 
@@ -115,8 +115,8 @@ def estimate_start(
             said = unknown_sentence(timelines, own)
             return StartEstimate(None, (), constraint, said, timelines.now_ms)
     awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
-    start_ms = not_before(now_ms, told(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
-    ends = BlockerEnds(start_s, start_ms, lambda ends_ms: told(None, ends_ms))
+    start_ms = not_before(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
+    ends = BlockerEnds(start_s, start_ms, lambda ends_ms: adjust(None, ends_ms))
     blockers = _blockers(request, hindrances, timelines, now_ms, ends)
     job = f"job {blockers[0].job}" if blockers else ""
     sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
@@ -411,7 +411,7 @@ def blockers_of(
     timelines: Timelines,
     now_ms: int,
     start_ms: Quantiles | None = None,
-    told: Told = as_sampled,
+    adjust: Adjust = as_sampled,
 ) -> tuple[Blocker, ...]:
     """Return the jobs that a request of the played queue waits for, the last to end first.
 
@@ -420,7 +420,7 @@ def blockers_of(
     waiting = timelines.waiting(request)
     if waiting is None or waiting not in timelines.starts_s:
         return ()
-    ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: told(None, ends_ms))
+    ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: adjust(None, ends_ms))
     return _blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
 
 

@@ -249,8 +249,8 @@ def vacate(view: ClusterView, jobs: Collection[str]) -> ClusterView:
     stays = np.array([job not in jobs for job in view.jobs], bool)
     number = np.where(stays, np.cumsum(stays) - 1, -1).astype(np.int32)
     parts = view.parts
-    kept = stays[parts.job] if len(parts.job) else np.zeros(0, bool)
-    left = HeldParts(number[parts.job[kept]].astype(np.int64), parts.gpu[kept], parts.milli[kept])
+    stays_there = stays[parts.job] if len(parts.job) else np.zeros(0, bool)
+    left = HeldParts(number[parts.job[stays_there]].astype(np.int64), parts.gpu[stays_there], parts.milli[stays_there])
     holders = np.where(view.holders >= 0, number[view.holders], np.int32(-1))
     if len(left.gpu):
         holders.ravel()[left.gpu[::-1]] = left.job[::-1]  # the first of those that share it

@@ -64,7 +64,7 @@ class QueueTurns(Protocol):
         Returns False if further requests of its queue need not be counted.
         """
 
-    def anew(self) -> "QueueTurns":
+    def rebuilt(self) -> "QueueTurns":
         """Return the same turns, as if nothing had been placed in this pass."""
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
@@ -137,7 +137,7 @@ class OneLine:
     def want(self, request: PlacementRequest) -> bool:
         return False
 
-    def anew(self) -> "OneLine":
+    def rebuilt(self) -> "OneLine":
         return self
 
     def hold_of(self, request: PlacementRequest) -> QueueHold | None:
@@ -191,7 +191,7 @@ class TreeTurns:
         ]
         self.holds = dict(jobs or {})
 
-    def anew(self) -> "TreeTurns":
+    def rebuilt(self) -> "TreeTurns":
         use, banked, jobs = self._state
         return TreeTurns(self.tree, use, self.view, self.run_times, self.now_ms, banked, jobs)
 

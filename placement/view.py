@@ -104,7 +104,7 @@ class RiskByTime:
     gpu_temp_c: NDArray[np.float64]
 
 
-MOST_KEPT = 16
+MAX_REMEMBERED = 16
 
 
 class ViewMemo:
@@ -125,7 +125,7 @@ class ViewMemo:
                     break
             else:
                 return known[1]
-        if len(self._known) >= MOST_KEPT:
+        if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
         for part in parts:
             if isinstance(part, np.ndarray):

@@ -104,7 +104,7 @@ class Door(NamedTuple):
     news: Callable[[], int] | None = None
 
 
-def take_back(
+def withdraw_fields(
     seen: Seen, fields: Iterable[str], why: str, costs: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Write]:
     """Yield a withdrawal of each of these fields that is present. costs: field → cost of leaving it."""

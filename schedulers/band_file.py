@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fleet.node_names import is_node_name
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.bands import LEVELS
 from schedulers.weather import Outlook, Weather
 
@@ -23,7 +23,7 @@ class BandFile:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None or weather.nodes is None:
-            return take_back(seen, self.fields, "the bands are not known now" if weather else "withdrawn")
+            return withdraw_fields(seen, self.fields, "the bands are not known now" if weather else "withdrawn")
         return self._bands(weather.nodes, seen)
 
     def _bands(self, nodes: Outlook, seen: Seen) -> Iterator[Write]:
@@ -34,4 +34,4 @@ class BandFile:
                 why = nodes.reasons.get(name, "")
                 yield Write(name, BAND, band, held, why, int(1000 * hour[row]))
         gone = {name: values for name, values in seen.items() if name not in nodes.rows or " " in name}
-        yield from take_back(gone, self.fields, "the fleet has no such node")
+        yield from withdraw_fields(gone, self.fields, "the fleet has no such node")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fleet.errors import RequestError, UnknownEntity
 from models.demand.rows import DemandRow
-from schedulers.adapter import NotKnown, Seen, Verb, Write, take_back
+from schedulers.adapter import NotKnown, Seen, Verb, Write, withdraw_fields
 from schedulers.demand_value import row_of
 from schedulers.weather import DemandKey, Weather
 
@@ -96,7 +96,7 @@ class CapacityBuffers:
         for key, values in seen.items():
             why, replicas, gpus = _wanted_replicas(weather, values)
             if replicas is None:
-                yield from take_back({key: values}, self.fields, why)
+                yield from withdraw_fields({key: values}, self.fields, why)
             elif THEIRS not in values and str(replicas) != values.get(REPLICAS):
                 yield Write(key, REPLICAS, str(replicas), values.get(REPLICAS), why, gpus)
 

@@ -143,5 +143,5 @@ def api_group() -> dict[str, Any]:
 
 def failure(code: int, reason: str, message: str) -> dict[str, Any]:
     """Return a Status of Kubernetes, the form of every error."""
-    told = {"status": "Failure", "message": message, "reason": reason, "code": code}
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **told}
+    status_body = {"status": "Failure", "message": message, "reason": reason, "code": code}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **status_body}

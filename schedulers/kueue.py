@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.safe_room import SafeRoom, SafeRooms, risk_of
 from schedulers.weather import Outlook, StartOutlook, Weather
 
@@ -20,7 +20,8 @@ HOLD, NOTE, ACTIVE = "hold", "note", "condition Active"
 PENDING, RETRY, SERVING = "Pending", "Retry", "True Serving"
 CHECK, WAITS, JOB, GPUS, NODES, HELD = "check", "waits", "job", "gpus", "nodes", "held"  # seen, never written
 FORECAST = "forecast: "  # before a note of ours
-NOTE_MS, NOTE_SHARE = 300_000, 0.2  # a time that moved by less, or by less than this share of what is left, is no news
+MIN_CHANGE_MS = 300_000  # a time that moved by less is no news,
+MIN_CHANGE_SHARE = 0.2  # nor is one that moved by less than this share of what is left
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\dZ")
 _WITHDRAWN = "there is no forecast: Fleetcast is withdrawn"
 _NO_FORECAST = "there is no forecast now"
@@ -62,7 +63,7 @@ class WorkloadChecks:
                 if not values.get(ACTIVE, "").startswith("True"):
                     yield Write(key, ACTIVE, SERVING, values.get(ACTIVE), "Fleetcast answers workloads")
             elif weather is None or nodes is None:
-                yield from take_back({key: values}, (HOLD, NOTE), _NO_FORECAST if weather else _WITHDRAWN)
+                yield from withdraw_fields({key: values}, (HOLD, NOTE), _NO_FORECAST if weather else _WITHDRAWN)
             elif values.get(HOLD) == PENDING:
                 yield self._decision(key, values, weather, nodes)
             elif WAITS in values:
@@ -70,15 +71,15 @@ class WorkloadChecks:
 
     def _decision(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
         rule, room = self._rule, self._room(nodes, int(values.get(GPUS, "0")))
-        told = [self._start_text(values, weather), _risk_text(values, nodes, room, rule.level)]
+        sentences = [self._start_text(values, weather), _risk_text(values, nodes, room, rule.level)]
         if rule.gate and room is not None and room.risk > rule.max_risk:
             left_s = rule.hold_s - int(values.get(HELD, "0")) * rule.retry_s
             if left_s > 0:
                 why = f"held back, since that is above {rule.max_risk:.0%}"
                 value = f"{RETRY} {min(rule.retry_s, left_s)}"
-                return Write(key, HOLD, value, PENDING, _joined(*told, why), 1000)
-            told.append(f"held for {rule.hold_s} s, which is the limit")
-        return Write(key, HOLD, None, PENDING, _joined(*told))
+                return Write(key, HOLD, value, PENDING, _joined(*sentences, why), 1000)
+            sentences.append(f"held for {rule.hold_s} s, which is the limit")
+        return Write(key, HOLD, None, PENDING, _joined(*sentences))
 
     def _room(self, nodes: Outlook, gpus: int) -> SafeRoom | None:
         if self._rooms[0] is not nodes:
@@ -138,7 +139,9 @@ def _is_close(new: str, old: str, now_ms: int) -> bool:
     if _STAMP.sub("", new) != _STAMP.sub("", old):
         return False
     times = zip(_STAMP.findall(new), _STAMP.findall(old), strict=True)
-    return all(abs(a - b) <= max(NOTE_MS, NOTE_SHARE * (a - now_ms)) for a, b in (map(_ms, pair) for pair in times))
+    return all(
+        abs(a - b) <= max(MIN_CHANGE_MS, MIN_CHANGE_SHARE * (a - now_ms)) for a, b in (map(_ms, pair) for pair in times)
+    )
 
 
 def _ms(stamp: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fleet.nodes import FAILURE_EXPECTED
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.bands import HIGH, LEVELS
 from schedulers.weather import Outlook, Weather
 
@@ -40,19 +40,19 @@ class NodeMarks:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn", COSTS)
+            yield from withdraw_fields(seen, self.fields, "withdrawn", COSTS)
             return
         why = "there is no forecast now"
         for name, values in seen.items():
             if weather.nodes is None:
-                yield from take_back({name: values}, (LABEL, TAINT, FEATURE), why, COSTS)
+                yield from withdraw_fields({name: values}, (LABEL, TAINT, FEATURE), why, COSTS)
                 if CONDITION in values:
                     cost = COSTS[CONDITION] if _status(values[CONDITION]) == "True" else 0
                     yield from _wish(name, values, CONDITION, "Unknown NoForecast", why, cost)
             elif name in weather.nodes.rows:
                 yield from self._marks(name, values, weather.nodes)
             else:
-                yield from take_back({name: values}, self.fields, "no forecast knows this node", COSTS)
+                yield from withdraw_fields({name: values}, self.fields, "no forecast knows this node", COSTS)
 
     def _marks(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
         row = nodes.rows[name]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.bands import HIGH, LEVELS, LOW
 from schedulers.weather import JobOutlook, Outlook, StartOutlook, Weather
 
@@ -58,7 +58,7 @@ class SlurmMarks:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn", COSTS)
+            yield from withdraw_fields(seen, self.fields, "withdrawn", COSTS)
             return
         for key, values in seen.items():
             if key.startswith(JOB):
@@ -69,7 +69,7 @@ class SlurmMarks:
     def _of_node(self, name: str, values: Mapping[str, str], nodes: Outlook | None) -> Iterator[Write]:
         if nodes is None or name not in nodes.rows:
             why = "there is no forecast now" if nodes is None else "no forecast knows this node"
-            yield from take_back({name: values}, (FEATURE, EXTRA), why)
+            yield from withdraw_fields({name: values}, (FEATURE, EXTRA), why)
             return
         row = nodes.rows[name]
         p = float(nodes.risk[0, row])
@@ -90,11 +90,11 @@ class SlurmMarks:
                 yield Write(name, field, value, held[field], why, int(1000 * p))
 
     def _of_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
-        yield from take_back({key: values}, (HOLD,), "its slow node is excluded now", COSTS)
+        yield from withdraw_fields({key: values}, (HOLD,), "its slow node is excluded now", COSTS)
         name, held = self._aims.prefix + key.removeprefix(JOB), values.get(COMMENT)
         start = weather.starts.get(name) if weather.starts and self._aims.comments and PENDING in values else None
         if start is None or start.p50_ms is None:
-            yield from take_back({key: values}, (COMMENT,), "its start is not known, or it has started")
+            yield from withdraw_fields({key: values}, (COMMENT,), "its start is not known, or it has started")
         elif THEIRS + COMMENT not in values:
             comment = self._sentence(start.p50_ms, start)
             if held is None or self._is_news(held, comment, weather.now_ms):

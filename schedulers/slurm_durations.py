@@ -10,13 +10,13 @@ model uses ended jobs of the same user and name before all others. A forecast th
 import math
 from collections.abc import Iterator, Mapping
 
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.weather import JobOutlook, Weather
 
 MINUTES, UNTIL, FILE = "minutes", "until", ""
 VALID_S = 4 * 3600  # renewed at half of it
 DAY_MS = 86_400_000
-RENEWED_DAYS, KEPT_DAYS = 7, 90
+RENEWED_DAYS, RETENTION_DAYS = 7, 90
 MOST_NAMES = 20_000
 SHARE = 0.2  # a quantile that moved by less stays
 CAPPED = 0.99
@@ -30,9 +30,9 @@ class JobDurations:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn")
+            yield from withdraw_fields(seen, self.fields, "withdrawn")
         elif weather.jobs is None:
-            yield from take_back(seen, (UNTIL,), "the jobs are not known now")
+            yield from withdraw_fields(seen, (UNTIL,), "the jobs are not known now")
         else:
             yield from _valid(seen.get(FILE, {}).get(UNTIL), weather.now_ms // 1000)
             yield from _rows(_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
@@ -47,7 +47,7 @@ def _valid(held: str | None, now_s: int) -> Iterator[Write]:
 def _newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
     """Return p50 and p90 in minutes by user and name, for the job that started last or waits."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
-    return {f"{job.user} {job.name}": told for job in order if (told := _minutes(job)) is not None}
+    return {f"{job.user} {job.name}": minutes for job in order if (minutes := _minutes(job)) is not None}
 
 
 def _minutes(job: JobOutlook) -> tuple[int, int] | None:
@@ -59,13 +59,13 @@ def _minutes(job: JobOutlook) -> tuple[int, int] | None:
     return max(1, math.ceil(p50_s / 60)), max(1, math.ceil(p90_s / 60))
 
 
-def _rows(told: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Iterator[Write]:
+def _rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Iterator[Write]:
     held = {key: values[MINUTES] for key, values in seen.items() if MINUTES in values}
     wanted = held | {
-        key: f"{p50} {p90} {today}" for key, (p50, p90) in told.items() if _is_news(held.get(key), p50, p90, today)
+        key: f"{p50} {p90} {today}" for key, (p50, p90) in minutes.items() if _is_news(held.get(key), p50, p90, today)
     }
-    kept = sorted(wanted, key=lambda key: (-_day(wanted[key]), key))[:MOST_NAMES]
-    fresh = {key for key in kept if _day(wanted[key]) > today - KEPT_DAYS}
+    newest = sorted(wanted, key=lambda key: (-_day(wanted[key]), key))[:MOST_NAMES]
+    fresh = {key for key in newest if _day(wanted[key]) > today - RETENTION_DAYS}
     for key, value in wanted.items():
         if key in fresh and value != held.get(key):
             yield Write(key, MINUTES, value, held.get(key), "the forecast of the newest job")

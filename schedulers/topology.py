@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from schedulers.adapter import Seen, Verb, Write, take_back
+from schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from schedulers.nodes import THEIRS
 from schedulers.weather import Outlook, Weather
 
@@ -34,7 +34,7 @@ class TopologyLabels:
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
-            yield from take_back(seen, self.fields, "withdrawn")
+            yield from withdraw_fields(seen, self.fields, "withdrawn")
         elif weather.nodes is not None:
             for name in seen.keys() & weather.nodes.rows.keys():
                 yield from self._labels(name, seen[name], weather.nodes)

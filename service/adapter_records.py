@@ -110,10 +110,10 @@ class AdapterRecords:
     def _begin(self, time_ms: int) -> None:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
-        kept = self._segments()
-        for path in kept[: max(0, len(kept) + 1 - SEGMENTS)]:
+        segments = self._segments()
+        for path in segments[: max(0, len(segments) + 1 - SEGMENTS)]:
             path.unlink()
-        newest_ms = int(kept[-1].stem.removeprefix("audit-")) if kept else -1
+        newest_ms = int(segments[-1].stem.removeprefix("audit-")) if segments else -1
         path = self.folder / f"audit-{max(time_ms, newest_ms + 1):015d}.jsonl"
         self._segment, self._segment_bytes = files.create_appended(path, AREA), 0
 

@@ -119,10 +119,10 @@ class AdapterWriter:
                 is_done &= self._count(weather, batch, await _in_time(port.write(batch)))
         except (SourceError, OSError, TimeoutError) as error:
             self.status.errors += 1
-            self._tell(str(error) or f"no answer within {PORT_S:g} s", "trying again")
+            self._report(str(error) or f"no answer within {PORT_S:g} s", "trying again")
             return False
         if is_done:
-            self._tell_left(self._observed.left if is_observed else 0)
+            self._report_left(self._observed.left if is_observed else 0)
         self.status.board = weather.sequence if weather else None
         self.status.withdrawn = is_done and takes_back and not is_observed
         return is_done
@@ -153,7 +153,7 @@ class AdapterWriter:
         bad = [outcome for outcome in outcomes if outcome in (WriteOutcome.REFUSED, WriteOutcome.UNREACHABLE)]
         status.errors += len(bad)
         if bad:
-            self._tell(f"{len(bad)} of {len(batch)} writes: {bad[0].value}", "trying again")
+            self._report(f"{len(bad)} of {len(batch)} writes: {bad[0].value}", "trying again")
         lines = [self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)]
         self._records.append(lines)
         status.last = lines[-1]
@@ -184,15 +184,15 @@ class AdapterWriter:
             outcome=outcome.value,
         )
 
-    def _tell(self, error: str, then: str) -> None:
+    def _report(self, error: str, then: str) -> None:
         if error and error != self.status.error:
             logger.warning("adapter %s: %s; %s", self.status.name, error, then)
         self.status.error = error
 
-    def _tell_left(self, left: int) -> None:
+    def _report_left(self, left: int) -> None:
         """Report the number of keys that stay written while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
-        self._tell(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
+        self._report(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 
 
 def _takes_back(weather: Weather | None) -> bool:

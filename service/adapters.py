@@ -89,7 +89,7 @@ class AdapterHost:
     @property
     def changed(self) -> bool:
         """Whether a step has ended since the last call."""
-        ended = [steps.take_ended() for steps in self._steps.values()]
+        ended = [steps.consume_ended() for steps in self._steps.values()]
         return any(ended)
 
     def status(self) -> AdaptersStatus:
@@ -102,10 +102,10 @@ class AdapterHost:
         writer = next(writer for writer in self.writers if writer.status.name == name)
         await writer.step(None)
         await self.end()
-        kept = self.records.status()
-        others = [row for row in kept.adapters if row.name != name]
-        kept.adapters = [*others, writer.status]
-        self.records.keep(kept)
+        written = self.records.status()
+        others = [row for row in written.adapters if row.name != name]
+        written.adapters = [*others, writer.status]
+        self.records.keep(written)
         return writer.status
 
     async def end(self) -> None:
@@ -165,7 +165,7 @@ class _Steps:
         """Let the running step end after its batch."""
         self._reason = None
 
-    def take_ended(self) -> bool:
+    def consume_ended(self) -> bool:
         """Return whether the step that ran has ended.
 
         Raises the exception of the step, which is a bug and ends the process.

@@ -127,8 +127,8 @@ def sentence(doubt: Doubt) -> str:
 
 def refusal(found: Sequence[Doubt]) -> str:
     """Describe all that is in doubt, the consequence, and what to do."""
-    told = "; ".join(map(sentence, found))
-    return f"{told}; nothing is placed until it is put back, or accepted: fleetcast state show"
+    stated = "; ".join(map(sentence, found))
+    return f"{stated}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
 
 def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
@@ -138,12 +138,12 @@ def _of_ledger(parts: StateParts) -> Iterator[Doubt]:
     yield from _of_another_state(LEDGER, parts)
     if part.lost is not None:
         yield part.lost
-    told = {name: seen for name, seen in claims.items() if seen.ledger is not None}
-    last, since_ms, who = _most(told, lambda seen: seen.ledger or 0)
-    if told and not part.identity:
+    stated = {name: seen for name, seen in claims.items() if seen.ledger is not None}
+    last, since_ms, who = _most(stated, lambda seen: seen.ledger or 0)
+    if stated and not part.identity:
         state = "is new" if part.there else "is gone"
         yield Doubt(LEDGER, f"the ledger {state}, and {who} had seen one with {last:,} lines", since_ms)
-    elif told and part.position < last:
+    elif stated and part.position < last:
         yield Doubt(LEDGER, f"the ledger ends at line {part.position:,}, and {who} had seen line {last:,}", since_ms)
 
 

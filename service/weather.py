@@ -22,7 +22,7 @@ from service.answers.estimates import RunQuantiles
 from service.answers.jobs import Culprit, JobRow, RunningJobRow
 from service.board.age import why_stale
 from service.board.board import Board
-from service.board.free import kept_words, serving, unheld
+from service.board.free import describe_window, serving, unheld
 from service.board.gpu_use import Occupant
 from service.board.urgent import forbids, struck
 from service.config import AdaptersConfig, Config
@@ -106,10 +106,10 @@ class WeatherStation:
 
     def _node_load(self, board: Board) -> Load | None:
         try:
-            rows, told = self._rows_of(board), board.array("node.load")
+            rows, node_load = self._rows_of(board), board.array("node.load")
         except KeyError:
             return None
-        kinds = np.moveaxis(told, 1, 0)  # models.node_load.LOADS
+        kinds = np.moveaxis(node_load, 1, 0)  # models.node_load.LOADS
         return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _outlook(self, board: Board) -> Outlook:
@@ -247,7 +247,7 @@ class _Asks(msgspec.Struct, frozen=True):
     limit_s: float | None = None
 
 
-class _Told(msgspec.Struct):
+class _JobTimes(msgspec.Struct):
     """An event of a job. In the event of a submission, `name` is the job's name."""
 
     name: str = ""
@@ -258,7 +258,7 @@ class _Detail(msgspec.Struct):
 
     run_s: RunQuantiles | None
     asks: _Asks = _Asks()
-    events: list[_Told] = []
+    events: list[_JobTimes] = []
 
 
 _explained = msgspec.json.Decoder(_Explained).decode
@@ -280,7 +280,7 @@ def _in_window(board: Board) -> dict[str, str]:
         return {}
     rows = np.flatnonzero(board.array("node.kept") == Occupant.WINDOW).tolist()
     names = board.names("names.node")
-    return {names[row]: kept_words(board, names[row]) for row in rows if row < len(names)}
+    return {names[row]: describe_window(board, names[row]) for row in rows if row < len(names)}
 
 
 def _pools(board: Board, n: int) -> NDArray[Any]:

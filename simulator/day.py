@@ -50,7 +50,7 @@ OPERATOR_S = 1800.0
 CLEAR_S = 600.0
 FALSE_P_SLOW = 0.6  # the risk that a falsely flagged node shows
 RETRY_MS = 300_000
-LOOK_MS = 300_000  # how often idle GPUs are counted
+CHECK_INTERVAL_MS = 300_000  # how often idle GPUs are counted
 GONE = frozenset({"gpu_off_bus", "node_lost"})
 SHOWS_IDLE = frozenset({"gpu_off_bus", "node_lost", "ecc_storm", "ib_flap"})  # seen without a job on it
 
@@ -370,8 +370,8 @@ class Day:
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
-        self.losses.idle += idle * LOOK_MS / 3_600_000
-        self._at(now_ms + LOOK_MS, self._count_idle)
+        self.losses.idle += idle * CHECK_INTERVAL_MS / 3_600_000
+        self._at(now_ms + CHECK_INTERVAL_MS, self._count_idle)
 
     # Placement
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25  # wall
 POLL_S = 0.5  # wall
-HEARD_POLL_S, HEARD_LIMIT_S = 0.1, 60.0  # wall
+INGESTION_POLL_S, INGESTION_LIMIT_S = 0.1, 60.0  # wall
 HISTORY_CHUNK = 2000
 VISITOR_RUN_S = 1800.0
 ONGOING_SEQUENCE = 2  # submitted and started came before
@@ -121,8 +121,8 @@ class Driver:
             await self.outbox.put(*history[begin : begin + HISTORY_CHUNK])
         for row in self.replay.ongoing:
             live = self.running[row.job.job]
-            told = live.submission_facts()
-            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **told)
+            facts = live.submission_facts()
+            events = opening_events(row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **facts)
             await self.outbox.put(*events, *live.past_checkpoints(row.started_ms, self.replay.start_ms))
         await self.outbox.drained()
         logger.info("told %d events of the past", self.outbox.posted)
@@ -137,12 +137,12 @@ class Driver:
         The product acknowledges events as soon as they are on disk, which is earlier.
         """
         began = time.monotonic()
-        while time.monotonic() - began < HEARD_LIMIT_S:
+        while time.monotonic() - began < INGESTION_LIMIT_S:
             fleet = await self.api.get("/v1/fleet") or {}
             if fleet.get("gpus", {}).get("running", -1) >= self.replay.running_gpus:
                 return
-            await asyncio.sleep(HEARD_POLL_S)
-        logger.warning("after %.0f s the product does not know every running job, going on", HEARD_LIMIT_S)
+            await asyncio.sleep(INGESTION_POLL_S)
+        logger.warning("after %.0f s the product does not know every running job, going on", INGESTION_LIMIT_S)
 
     def _live(self, job: TraceJob, remaining_s: float) -> LiveJob:
         return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)

@@ -48,7 +48,7 @@ class TruthRecorder:
     slowdown: dict[str, float] = field(default_factory=dict)
     seen: dict[str, Incident] = field(default_factory=dict)
 
-    def note(self, now_ms: int) -> None:
+    def record(self, now_ms: int) -> None:
         """Record the truth. Call it after every advance."""
         for incident in self.plan.active():
             if now_ms < incident.start_ms - incident.lead_ms:
@@ -98,7 +98,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     fleet = SimulatedFleet(spec, file.seed)
     tenants = Tenants(fleet, file.jobs, np.random.default_rng([file.seed, 20]), step_s=file.interval_s)
     recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
-    keeper = TruthRecorder(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
+    truth_recorder = TruthRecorder(fleet.faults, lambda node, unit: _job_and_factor(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
     repairs = Repairs(fleet.faults, fleet.names)
     step_ms, start_ms = round(file.interval_s * 1000), start_of(file)
@@ -109,7 +109,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
             if number == 1 + int(WARM_UP_S / file.interval_s):
                 fleet.faults.begin(file.settings())
             fleet.advance(now_ms)
-            keeper.note(now_ms)
+            truth_recorder.record(now_ms)
             write_events(events, tenants.step(now_ms))
             if file.draw.repairs_told:
                 write_events(node_events, repairs.step(now_ms))
@@ -117,7 +117,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
             if number % max(1, rounds // 10) == 0:
                 say(f"{number * file.interval_s / 3600:.1f} h of {file.hours:g}")
     recorder.close()
-    return finish_folder(folder, keeper.truths(), say)
+    return finish_folder(folder, truth_recorder.truths(), say)
 
 
 def start_of(file: FaultFile) -> int:

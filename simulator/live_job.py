@@ -27,7 +27,7 @@ from simulator.workload import FLOPS_PER_TOKEN_GPU, WorkloadProfile
 
 GANG_GPUS = 8  # from this size on a job reports its steps
 STEP_EVERY_MS = 30_000
-CHECKPOINTS_TOLD = 3  # of a job that ran before
+MAX_EARLIER_CHECKPOINTS = 3  # of a job that ran before
 FLOPS_LABEL = "flops_per_token"
 NOISE_RATIO = 1.02  # a step this much longer than usual is not yet slow
 
@@ -89,12 +89,12 @@ class LiveJob:
 
     def submission_facts(self) -> dict[str, Any]:
         """Return what a trainer states about its model and its checkpoints."""
-        told: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if self.tells_steps and self.profile.trains:
-            told["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
+            facts["labels"] = {FLOPS_LABEL: f"{FLOPS_PER_TOKEN_GPU * self.job.gpus:.4g}"}
         if self.profile.checkpoint_s:
-            told["checkpoint_cost_s"] = round(self.profile.checkpoint_s, 1)
-        return told
+            facts["checkpoint_cost_s"] = round(self.profile.checkpoint_s, 1)
+        return facts
 
     @property
     def tells_steps(self) -> bool:
@@ -134,7 +134,7 @@ class LiveJob:
 
     def past_checkpoints(self, started_ms: int, now_ms: int) -> list[JobEvent]:
         """Return the events of its last checkpoints before `now_ms`."""
-        spans = self.profile.checkpoints_before(started_ms, now_ms, CHECKPOINTS_TOLD)
+        spans = self.profile.checkpoints_before(started_ms, now_ms, MAX_EARLIER_CHECKPOINTS)
         edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
         return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
 

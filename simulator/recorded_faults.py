@@ -53,20 +53,20 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
     (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
     player = RecordingPlayer(runs, file)
-    keeper = TruthRecorder(player.plan, player.job_and_factor)
+    recorder = TruthRecorder(player.plan, player.job_and_factor)
     files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
     start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, player.rounds + 1):
             now_ms = start_ms + number * step_ms
             player.advance(now_ms)
-            keeper.note(now_ms)
+            recorder.record(now_ms)
             write_events(events, player.events(now_ms))
             if file.draw.repairs_told:
                 write_events(node_events, repairs.step(now_ms))
             files.take(now_ms)
     files.close()
-    return finish_folder(folder, keeper.truths(), say)
+    return finish_folder(folder, recorder.truths(), say)
 
 
 def _topology(names: list[str]) -> str:

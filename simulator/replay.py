@@ -119,7 +119,7 @@ def opening_events(
     *,
     started_ms: int | None = None,
     ranks: tuple[RankPlacement, ...] = (),
-    **told: Any,
+    **facts: Any,
 ) -> tuple[JobEvent, ...]:
     """Return the first two events of a job: `submitted`, then `started` or `queued`.
 
@@ -136,7 +136,7 @@ def opening_events(
         class_=job.class_,
         gang=members,
         gpus_per_node=each,
-        **told,
+        **facts,
     )
     if started_ms is None:
         return submitted, Queued(job=job.job, sequence=1, time_ms=job.submit_ms, reason="waits for GPUs")

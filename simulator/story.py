@@ -21,7 +21,7 @@ from simulator.traces import POOL, TraceJob
 
 BEGINS_S = 20.0  # wall, after the driver went live
 PATIENCE_S = 25.0  # wall, from the injection to the owner's decision
-LOOK_S = 0.5  # wall
+CHECK_INTERVAL_S = 0.5  # wall
 LONG_ENOUGH_S = 3600.0
 NEXT_RUN_S = 4 * 3600.0
 PRIORITY = 100
@@ -80,11 +80,11 @@ class Story:
         began = time.monotonic()
         flagged = named = False
         while not (flagged and named) and time.monotonic() - began < self.patience_s:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             if not flagged and (sentence := flag_of(await self.driver.api.get(f"/v1/nodes/{node}"))):
                 flagged = True
                 self.write("flagged", f"{node} is flagged: {sentence}")
-            patient = time.monotonic() - began < self.patience_s - 2 * LOOK_S
+            patient = time.monotonic() - began < self.patience_s - 2 * CHECK_INTERVAL_S
             stragglers = await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers")
             if not named and (sentence := culprit_of(stragglers, measured=patient)):
                 named = True

@@ -144,17 +144,17 @@ def fit_to_fleet(trace: JobTrace, *, nodes: int, gpus_per_node: int) -> JobTrace
     fits = np.array([shapes[gpus] <= nodes for gpus in trace.gpus.tolist()], bool)
     if bool(fits.all()):
         return trace
-    kept = np.flatnonzero(fits).tolist()
+    fitting = np.flatnonzero(fits).tolist()
     return replace(
         trace,
-        job=tuple(trace.job[row] for row in kept),
-        submit_ms=trace.submit_ms[kept],
-        run_s=trace.run_s[kept],
-        gpus=trace.gpus[kept],
-        user=tuple(trace.user[row] for row in kept),
-        class_=tuple(trace.class_[row] for row in kept),
-        queue=tuple(trace.queue[row] for row in kept) if trace.queue else (),
-        skipped=trace.skipped + len(trace) - len(kept),
+        job=tuple(trace.job[row] for row in fitting),
+        submit_ms=trace.submit_ms[fitting],
+        run_s=trace.run_s[fitting],
+        gpus=trace.gpus[fitting],
+        user=tuple(trace.user[row] for row in fitting),
+        class_=tuple(trace.class_[row] for row in fitting),
+        queue=tuple(trace.queue[row] for row in fitting) if trace.queue else (),
+        skipped=trace.skipped + len(trace) - len(fitting),
     )
 
 

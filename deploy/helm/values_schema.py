@@ -27,7 +27,7 @@ OF_THE_CHART = {  # keys that the chart sets itself
     "adapters": ("adapter",),
     "external_metrics": ("port", "tls_cert", "tls_key", "client_ca", "names"),
 }
-TOLD_ELSEWHERE = ("default", "title", "description")
+SHOWN_ELSEWHERE = ("default", "title", "description")
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -137,7 +137,7 @@ def _plain(part: Any, definitions: dict[str, Any]) -> Any:
         inner = {key: _plain(value, definitions) for key, value in part["properties"].items()}
         needed = {"required": part["required"]} if part.get("required") else {}
         return {**table(**inner), **needed}
-    return {key: _plain(value, definitions) for key, value in part.items() if key not in TOLD_ELSEWHERE}
+    return {key: _plain(value, definitions) for key, value in part.items() if key not in SHOWN_ELSEWHERE}
 
 
 def text() -> str:

@@ -123,11 +123,11 @@ def live(names: Iterable[FileName]) -> list[FileName]:
     places: dict[tuple[Any, ...], list[FileName]] = {}
     for name in names:
         places.setdefault((*name.place, name.writer), []).append(name)
-    kept: list[FileName] = []
+    left: list[FileName] = []
     for same in places.values():
         wide = [name for name in same if name.compacted]
-        kept += [name for name in same if not any(other.stands_for(name) for other in wide)]
-    return sorted(kept)
+        left += [name for name in same if not any(other.stands_for(name) for other in wide)]
+    return sorted(left)
 
 
 class ArchiveFiles:

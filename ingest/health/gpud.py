@@ -31,7 +31,7 @@ from ingest.tally import RecordTally, SkipRule
 SOURCE: Final = "gpud"
 TOKEN: Final = "FLEETCAST_GPUD_TOKEN"
 AGAIN_MS: Final = 86_400_000
-LOOK_BACK_MS: Final = 86_400_000  # for XIDs, at the start
+LOOKBACK_MS: Final = 86_400_000  # for XIDs, at the start
 MOST_STATES: Final = 1_000  # of one node
 MESSAGE_CHARACTERS: Final = 1_000
 HARDWARE: Final = frozenset({"REBOOT_SYSTEM", "HARDWARE_INSPECTION"})
@@ -153,18 +153,18 @@ class GpudSource(Source):
         """Fetch the states and the newest XIDs of one node."""
         url, now_ms = self._urls[node], self._clock.now_ms()
         states = decode_states(await poller.get(f"{url}/v1/states"))
-        since_s = self._seen_s.get(node, (now_ms - LOOK_BACK_MS) // 1000)
+        since_s = self._seen_s.get(node, (now_ms - LOOKBACK_MS) // 1000)
         events = decode_events(await poller.get(f"{url}/v1/events?startTime={since_s}"))
         known = self._known.setdefault(node, {})
-        told = [*state_events(node, states, known, now_ms)]
+        events_found = [*state_events(node, states, known, now_ms)]
         xids = [*xid_events(node, events, now_ms)]
         self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
-        batch = _checked([*told, *xids], now_ms)
-        return replace(batch, tally=tally_of(states, events, len(told), len(xids), len(batch.bad)))
+        batch = _checked([*events_found, *xids], now_ms)
+        return replace(batch, tally=tally_of(states, events, len(events_found), len(xids), len(batch.bad)))
 
 
 def tally_of(
-    states: list[ComponentStates], events: list[ComponentEvents], told: int, xids: int, refused: int
+    states: list[ComponentStates], events: list[ComponentEvents], events_found: int, xids: int, refused: int
 ) -> RecordTally:
     """Count the states and events of an answer.
 
@@ -174,10 +174,10 @@ def tally_of(
     unread = [state.health[:80] for state in rows if _severity(state) is None and state.health not in NOT_YET]
     waiting = sum(_severity(state) is None for state in rows) - len(unread)
     others = sum(len(component.events or ()) for component in events) - xids
-    repeated = len(rows) - told - len(unread) - waiting
+    repeated = len(rows) - events_found - len(unread) - waiting
     ignored = {SkipRule.REPEATED: repeated, SkipRule.NO_DATA: waiting, SkipRule.NOT_HARDWARE: others}
     counts = {rule: count for rule, count in ignored.items() if count}
-    return RecordTally(told + xids - refused, refused, counts, len(unread), tuple(dict.fromkeys(unread)))
+    return RecordTally(events_found + xids - refused, refused, counts, len(unread), tuple(dict.fromkeys(unread)))
 
 
 def decode_states(body: bytes) -> list[ComponentStates]:

@@ -190,7 +190,7 @@ class InboxWriter:
     def _open(self) -> None:
         """Reserve a writer's name in the folder, and continue after the last segment of that name."""
         files.make_folder(self.folder, AREA)
-        self.name, self._give_back = _take_name(self.folder, self.name)
+        self.name, self._give_back = _claim_name(self.folder, self.name)
         self._number = last_number(self.folder, self.name)
 
     def _end_segment(self) -> None:
@@ -215,7 +215,7 @@ def _fail(batch: Sequence[_Append], error: Exception) -> None:
             append.done.set_exception(error)
 
 
-def _take_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
+def _claim_name(folder: Path, name: str) -> tuple[str, Callable[[], None]]:
     """Reserve a writer's name that no living process holds (name, name.1, …).
 
     Returns the name and the function that releases it. Raises ValueError if 1000 processes hold such names.

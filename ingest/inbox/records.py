@@ -87,11 +87,11 @@ def _refusals(payload: bytes) -> list[RecordError]:
     Errors of one reason are the same object.
     """
     try:
-        told = _decode_refusals(payload)
+        refusals = _decode_refusals(payload)
     except (ValueError, RecursionError) as error:
         raise RecordError("not_json", f"refusals: {explain_json(error)}") from None
     errors: list[RecordError] = []
-    for reason, count in told.reasons.items():
+    for reason, count in refusals.reasons.items():
         room = MAX_REJECTS_A_RECORD - len(errors)
-        errors += [RecordError(reason, told.examples.get(reason, ""))] * max(0, min(count, room))
+        errors += [RecordError(reason, refusals.examples.get(reason, ""))] * max(0, min(count, room))
     return errors

@@ -34,7 +34,7 @@ _before_kind = 8  # bytes
 READ_BYTES = 2**20
 MAX_PAYLOAD_BYTES = 2**26
 SUFFIX = ".seg"
-_told: set[str] = set()  # folders that were in the way
+_reported: set[str] = set()  # folders that were in the way
 
 
 class RecordKind(IntEnum):
@@ -105,8 +105,8 @@ def segments_of(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     for writer, number, path in _named(folder):
         if not path.is_dir():
             found.setdefault(writer, []).append((number, path))
-        elif str(path) not in _told:
-            _told.add(str(path))
+        elif str(path) not in _reported:
+            _reported.add(str(path))
             logger.error("%s is a folder and no segment of the inbox: passing it, move it away", path)
     for rows in found.values():
         rows.sort()

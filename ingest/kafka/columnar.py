@@ -45,7 +45,7 @@ MAX_BAD = 10_000  # told of in a record
 PLANS_BYTES = 64 * 2**20  # of headers whose meaning is kept
 _HEAD = struct.Struct("<4sIq")
 _LATEST_MS = 2**53
-Told = TypeVar("Told")
+Row = TypeVar("Row")
 
 
 class RecordNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -241,7 +241,7 @@ def _split_json(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
     return header, message.time_ms, values
 
 
-def _decoded(read: Callable[[bytes], Told], raw: bytes) -> Told:
+def _decoded(read: Callable[[bytes], Row], raw: bytes) -> Row:
     try:
         return read(raw)
     except msgspec.ValidationError as error:

@@ -84,9 +84,9 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
         except SourceError as error:
             await asyncio.sleep(error.retry_after_s)
             continue
-        told = replace(batch, bad=untold + batch.bad)
-        records = encoded(told, entities, source.models(), blocks, (output.topic, form))
-        untold = () if records else told.bad
+        full_batch = replace(batch, bad=untold + batch.bad)
+        records = encoded(full_batch, entities, source.models(), blocks, (output.topic, form))
+        untold = () if records else full_batch.bad
         await output.send(records)
         output.sent.samples += sum(map(len, batch.samples))
         output.sent.count_bad(batch.bad)

@@ -36,7 +36,7 @@ QUIET_S = 3.0  # without a record the brokers are asked whether they are there
 RATE_S = 60.0
 RECENT_S = 10.0  # an older lag is none
 RETRY_S = 5.0
-TAKE_BYTES = 2 * 2**20  # of records in a batch
+BATCH_BYTES = 2 * 2**20  # of records in a batch
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LETTER = re.compile(rb"([\w.-]+)/(\d{1,10})/(\d{1,19})")  # the key of a dead letter: topic, partition, offset
 LETTERS_READ = 100_000  # keys of dead letters that a start reads of each partition
@@ -112,7 +112,7 @@ class KafkaSource(Source):
         self._next: dict[Place, int] = {}  # what `next` has returned ends here
         self._taken: dict[Place, int] = {}  # and what waits to be returned here
         self._assigned: set[Place] = set()
-        self._polled_s = self._heard_s = float("-inf")
+        self._polled_s = self._last_record_s = float("-inf")
         self._polling: asyncio.Future[tuple[list[Message], list[Gap]]] | None = None
         self._waiting: deque[Message] = deque()
         self._ready: Batch | None = None
@@ -129,7 +129,7 @@ class KafkaSource(Source):
                 await self._reach(self._poll_brokers)
                 if not self._waiting:
                     await self._reach(self._fetch)
-                self._ready = self._take()
+                self._ready = self._poll_batch()
             if self._letters:
                 await self._reach(self._bury)
             batch, self._ready = self._ready, None
@@ -210,10 +210,10 @@ class KafkaSource(Source):
         self._waiting.extend(messages)
         now_s = time.monotonic()
         if messages:
-            self._heard_s = now_s
-        elif now_s > self._heard_s + QUIET_S:
+            self._last_record_s = now_s
+        elif now_s > self._last_record_s + QUIET_S:
             await self._reader.ends(self._assigned)
-            self._heard_s = now_s
+            self._last_record_s = now_s
         else:
             return
         behind = await self._reader.behind()
@@ -227,10 +227,10 @@ class KafkaSource(Source):
         what = f"{lost} records are gone" if lost else "the topic ends before that"
         logger.error("%s: %s has no offset %d, %s: going on at %d", self.name, gap.place, gap.wanted, what, gap.begins)
 
-    def _take(self) -> Batch:
-        """Decode waiting records, about TAKE_BYTES of them. Poison becomes dead letters."""
+    def _poll_batch(self) -> Batch:
+        """Decode waiting records, about BATCH_BYTES of them. Poison becomes dead letters."""
         parts, size = [], 0
-        while self._waiting and size < TAKE_BYTES:
+        while self._waiting and size < BATCH_BYTES:
             message = self._waiting.popleft()
             size += len(message.value or b"")
             parts.append(self._decode(message))

@@ -22,12 +22,12 @@ class LogFile:
     """One followed path. `position` covers every line that `read` returned."""
 
     def __init__(self, path: Path, position: Mapping[str, Any] | None = None) -> None:
-        told = position or {}
+        saved = position or {}
         self.path = path
         self.lost = 0  # times that a rotated file was gone before it was read
-        self._inode = int(told.get("inode", 0))
-        self._offset = int(told.get("offset", 0))
-        head = told.get("head", (0, 0))
+        self._inode = int(saved.get("inode", 0))
+        self._offset = int(saved.get("offset", 0))
+        head = saved.get("head", (0, 0))
         self._head = (int(head[0]), int(head[1]))  # bytes, crc32
         self._file: int | None = None
 
@@ -40,7 +40,7 @@ class LogFile:
             return []
         assert self._file is not None
         if not self._same_head(self._file):
-            self._begin_anew()
+            self._start_again()
         data = os.pread(self._file, most, self._offset)
         if not data:
             return self._next_file(most)
@@ -50,7 +50,7 @@ class LogFile:
                 return []  # the rest of the line is on its way
             end = len(data)  # no line is so long: what it is, is passed in pieces
         self._offset += end
-        self._note_head(self._file)
+        self._remember_head(self._file)
         return data[:end].splitlines()
 
     def backlog_bytes(self) -> int:
@@ -79,7 +79,7 @@ class LogFile:
                     return False
                 self.lost += 1
                 logger.warning("%s was rotated and is gone, %d bytes were read of it", self.path, self._offset)
-                self._begin_anew()
+                self._start_again()
             path = moved or path
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -111,17 +111,17 @@ class LogFile:
             return rest.splitlines()
         self.close()
         self._inode = 0
-        self._begin_anew()
+        self._start_again()
         return self.read(most) if self._open() else []
 
-    def _begin_anew(self) -> None:
+    def _start_again(self) -> None:
         self._offset, self._head = 0, (0, 0)
 
     def _same_head(self, file: int) -> bool:
         size, crc = self._head
         return os.fstat(file).st_size >= self._offset and zlib.crc32(os.pread(file, size, 0)) == crc
 
-    def _note_head(self, file: int) -> None:
+    def _remember_head(self, file: int) -> None:
         if self._head[0] < HEAD_BYTES:
             head = os.pread(file, min(HEAD_BYTES, self._offset), 0)
             self._head = (len(head), zlib.crc32(head))

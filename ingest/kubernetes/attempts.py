@@ -6,7 +6,7 @@ The current state decides, so a list and a watch, in any order, give the same ev
                                                     └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
 
 A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as lost
-only after `SETTLE_MS`. Usually the workload's own end or suspension, on another stream, explains it.
+only after `QUIET_MS`. Usually the workload's own end or suspension, on another stream, explains it.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ingest.kubernetes.waits import ADMISSION, PodWait
 from ingest.kubernetes.workloads import Member, Workload
 from ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, queued_later
 
-SETTLE_MS = 2_000
+QUIET_MS = 2_000
 LIVE = frozenset({"pending", "running", "broken"})
 HOLDING = frozenset({"running", "broken"})
 
@@ -179,10 +179,10 @@ class Judgement:
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
     def _is_settled(self) -> bool:
-        """Return whether a member has been missing for `SETTLE_MS`. The first call starts that time."""
+        """Return whether a member has been missing for `QUIET_MS`. The first call starts that time."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
-        return self.now_ms - self.track.lost_ms >= SETTLE_MS
+        return self.now_ms - self.track.lost_ms >= QUIET_MS
 
     def _lose(self, lost_nodes: set[str]) -> None:
         """End an attempt that lost a member."""
@@ -226,8 +226,8 @@ class Judgement:
         """
         track = self.track
         if not self.workload.elastic:
-            told = max((max(row.attempt - 1, row.restarts) for row in self.current.values()), default=0)
-            floor = track.base + 1 + max(self.workload.restarts, told)
+            counted = max((max(row.attempt - 1, row.restarts) for row in self.current.values()), default=0)
+            floor = track.base + 1 + max(self.workload.restarts, counted)
             if floor > track.attempt:
                 if track.is_submitted:
                     self._end(next(iter(track.failures.values()), Ending(self.now_ms, message="restarted")))

@@ -80,11 +80,11 @@ def _terminated(pod: Pod) -> Terminated | None:
 
 
 def _message(pod: Pod, ended: Terminated | None) -> str:
-    told = [pod.status.reason, pod.status.message]
+    phrases = [pod.status.reason, pod.status.message]
     if ended is not None:
-        told += [ended.reason if ended.reason not in ("", "Error") else "", f"exit code {ended.exit_code}"]
-        told += [ended.message.strip()]
-    return ", ".join(part for part in told if part) or "it failed and said nothing"
+        phrases += [ended.reason if ended.reason not in ("", "Error") else "", f"exit code {ended.exit_code}"]
+        phrases += [ended.message.strip()]
+    return ", ".join(part for part in phrases if part) or "it failed and said nothing"
 
 
 def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCategory:

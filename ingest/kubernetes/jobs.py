@@ -13,7 +13,7 @@ from ingest.kubernetes.attempts import Judgement, Track
 from ingest.kubernetes.workloads import Member, Workload
 from ingest.lifecycle import ENDED
 
-GONE_KEPT = 20_000  # jobs that are gone, whose successors of the same name go on counting their attempts
+MAX_GONE = 20_000  # jobs that are gone, whose successors of the same name go on counting their attempts
 
 
 class JobState(msgspec.Struct):
@@ -153,7 +153,7 @@ class WorkloadFold:
         if job not in self._members:
             self._kinds.pop(job, None)
         self.state.gone[job] = track.attempt
-        while len(self.state.gone) > GONE_KEPT:
+        while len(self.state.gone) > MAX_GONE:
             del self.state.gone[next(iter(self.state.gone))]
 
 

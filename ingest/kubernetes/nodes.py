@@ -36,7 +36,7 @@ READY = "Ready"
 OWN = frozenset(  # the kubelet's, and ours: a forecast must not feed itself
     {"MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", READY, FAILURE_EXPECTED}
 )
-GONE_KEPT = 5_000
+MAX_GONE = 5_000
 JOINING_MS = 600_000  # a new node may take so long to be ready for the first time
 LABELS: dict[str, dict[str, Severity]] = {
     "sagemaker.amazonaws.com/node-health-status": {
@@ -176,12 +176,12 @@ class NodeFold:
         return [self._event(name, "lost", (_number(version, now_ms), now_ms), "deleted from the cluster")]
 
     def _forget_some(self) -> None:
-        """Forget the oldest deleted nodes beyond GONE_KEPT.
+        """Forget the oldest deleted nodes beyond MAX_GONE.
 
         The newest ones stay known, in case they come back.
         """
         names = [name for name, state in self.states.items() if state.deleted]
-        for name in names[: max(0, len(names) - GONE_KEPT)]:
+        for name in names[: max(0, len(names) - MAX_GONE)]:
             del self.states[name]
 
     def _event(self, node: str, kind: str, number_and_time: tuple[int, int], message: str) -> NodeEvent:

@@ -46,7 +46,7 @@ from ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
 logger = logging.getLogger(__name__)
 
-SETTLE_POLL_S = 0.5  # wall; how often what has to settle is looked at
+QUIET_POLL_S = 0.5  # wall; how often what has to settle is looked at
 RATE_WINDOW_S = 60.0
 CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {  # in the order in which first lists are taken in
@@ -148,8 +148,8 @@ class KubernetesSource(Source):
         if self._follower is None:
             self._follower = Follower(self._server, self.collections(), self._at.versions)
         while True:
-            messages = await self._follower.next(SETTLE_POLL_S if self._jobs.is_waiting else None)
-            trouble = self._note(messages)
+            messages = await self._follower.next(QUIET_POLL_S if self._jobs.is_waiting else None)
+            trouble = self._record(messages)
             batch = self.take(messages)
             self.pending = RecordTally.sum((self.pending, batch.counted()))
             if len(batch) or batch.bad:
@@ -224,7 +224,7 @@ class KubernetesSource(Source):
             if name in self.options.collections
         ]
 
-    def _note(self, messages: Sequence[Message]) -> SourceError | None:
+    def _record(self, messages: Sequence[Message]) -> SourceError | None:
         """Record which collections answer. Returns the error of one that has just stopped answering."""
         trouble = None
         for message in messages:

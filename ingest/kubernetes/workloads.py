@@ -276,7 +276,7 @@ class WorkloadReader:
         members = sum(part.pods for part, _ in asked)
         largest, wants = max(asked, key=lambda row: row[1].gpus)
         spec = largest.template.spec
-        kept = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
+        label_values = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
         stated = self._label(meta, self.terms.class_label)
         submitted = Submitted(
             job=self.name(meta, name),
@@ -297,7 +297,7 @@ class WorkloadReader:
             limit_s=limit_s,
             cpus=round(_sum(spec, "cpu")) or None,
             host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
-            labels=kept | _about(wants) | {"kind": kind},
+            labels=label_values | _about(wants) | {"kind": kind},
         )
         admitted = bool(self._label(meta, KUEUE_QUEUE) or self._label(meta, self.terms.queue_label))
         return Workload(

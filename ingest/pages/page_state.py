@@ -38,13 +38,13 @@ class PageState:
     shared: list[Series] = field(default_factory=list)
     repeatable: bool = True
 
-    def note(self, prefix: bytes, role: Role) -> None:
+    def record(self, prefix: bytes, role: Role) -> None:
         self.prefixes.append(prefix)
         self.roles.append(role)
 
     def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
         """Record a refused line and its error."""
-        self.note(prefix, role)
+        self.record(prefix, role)
         self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
         self.refused += 1
         self.fresh += is_fresh

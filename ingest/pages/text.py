@@ -217,7 +217,7 @@ class PageDecoder:
         timestamp = b""
         found = self._cache.get(key, _NEW)
         if found is _NEW and line.lstrip(b" \t\r")[:1] in (b"", b"#"):
-            page.note(line, LineRole.NOTHING)
+            page.record(line, LineRole.NOTHING)
             return
         if found is _NEW:
             head, _, middle = key.rpartition(b" ")
@@ -234,7 +234,7 @@ class PageDecoder:
             page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
             return
         if found is None or isinstance(found, SkipRule):
-            page.note(prefix, LineRole.UNREAD if found is None else found)
+            page.record(prefix, LineRole.UNREAD if found is None else found)
             return
         if key in page.keys:
             page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(line[:80])))
@@ -277,12 +277,12 @@ class PageDecoder:
             series.part or series.fold is Fold.WHOLE
         ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
-            page.note(prefix, SkipRule.REPEATED)
+            page.record(prefix, SkipRule.REPEATED)
             if series.label is not None:
                 page.shared.append(series)
             return
         page.entities.add(identity)
-        page.note(prefix, LineRole.WANTED)
+        page.record(prefix, LineRole.WANTED)
         page.series.append(series)
         page.raw.append(raw)
         page.time_ms.append(time_ms)

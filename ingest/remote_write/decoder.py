@@ -96,17 +96,17 @@ class WriteDecoder:
         """
         message = unpack(body, MAX_UNPACKED_BYTES)
         write = walk(message, version)
-        found = self._look_up(write)
+        found = self._find_series(write)
         if found.bad and version is Version.V1:
             write = walk(message, version, exact=True)
-            found = self._look_up(write)
-        return self._take(write, found, received_ms)
+            found = self._find_series(write)
+        return self._decode(write, found, received_ms)
 
     def read(self, write: WriteRequest, received_ms: int) -> Batch:
         """Return the samples of a request that was walked exactly."""
-        return self._take(write, self._look_up(write), received_ms)
+        return self._decode(write, self._find_series(write), received_ms)
 
-    def _take(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+    def _decode(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
         for target in self._instances.hear(found.rows, received_ms):
             self._machines.compare(b"", target)
         self._place(found)
@@ -141,7 +141,7 @@ class WriteDecoder:
         begin, end = (write.begin * 4).tolist(), (write.end * 4).tolist()
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
-    def _look_up(self, write: WriteRequest) -> "_Found":
+    def _find_series(self, write: WriteRequest) -> "_Found":
         """Return the known rows of a request's series, and the labels of new series."""
         self._bound()
         keys = self._keys(write) if len(write.begin) else write.labels
@@ -251,8 +251,8 @@ class WriteDecoder:
 
         Before any label has arrived, return only GPUs that are new. Loops over GPUs.
         """
-        told = (columns["kind"] == GPU) | columns["divided"]
-        columns, time_ms = columns[told], time_ms[told]
+        is_labelled = (columns["kind"] == GPU) | columns["divided"]
+        columns, time_ms = columns[is_labelled], time_ms[is_labelled]
         if not self._table.labels:
             fresh = np.isin(columns["entity"], list(self._new_gpus))
             columns, time_ms = columns[fresh], time_ms[fresh]
@@ -261,7 +261,7 @@ class WriteDecoder:
         moments: dict[int, _Sight] = {}
         for moment_ms, gpu, label, divided in rows.tolist():
             sight = moments.setdefault(moment_ms, _Sight())
-            sight.note(gpu, self._table.labels[label - 1] if label else None, bool(divided))
+            sight.record(gpu, self._table.labels[label - 1] if label else None, bool(divided))
         return tuple(sight.at(moment_ms) for moment_ms, sight in moments.items())
 
     def _summed(
@@ -321,7 +321,7 @@ class _Sight:
     jobs: dict[int, list[JobLabel]] = field(default_factory=dict)
     divided: dict[int, None] = field(default_factory=dict)
 
-    def note(self, gpu: int, label: JobLabel | None, divided: bool) -> None:
+    def record(self, gpu: int, label: JobLabel | None, divided: bool) -> None:
         (self.divided if divided else self.gpus)[gpu] = None
         if label is not None and not divided:
             self.jobs.setdefault(gpu, []).append(label)

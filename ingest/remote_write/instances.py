@@ -27,10 +27,10 @@ class Instances:
         self._now_ms = now_ms
         owned = rows[(rows >= 0) & (rows < len(self._of_row))]  # rows beyond belong to no instance
         numbers = np.unique(self._of_row[owned])
-        heard = [self._numbered[number] for number in numbers[numbers >= 0].tolist()]
-        for target in heard:
+        targets = [self._numbered[number] for number in numbers[numbers >= 0].tolist()]
+        for target in targets:
             target.heard_ms = now_ms
-        return heard
+        return targets
 
     def target(self, address: str, node: str) -> Target:
         """Return the target of an `instance`, and record that it sent now.

@@ -49,7 +49,7 @@ class SeriesTable:
         label = 0 if one.label is None else self._numbers.setdefault(one.label, len(self._numbers) + 1)
         if label > len(self.labels):
             self.labels.append(cast(JobLabel, one.label))
-        told = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
-        self._columns[self._size] = (*told, label, one.divided, one.part)
+        identity = kind, one.form, one.fold, one.metric, one.entity, one.device, one.scale, one.ceiling
+        self._columns[self._size] = (*identity, label, one.divided, one.part)
         self._size += 1
         return self._size - 1

@@ -69,9 +69,9 @@ def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> 
     code, signal = status
     if signal == OUT_OF_MEMORY_SIGNAL:
         return "out_of_memory"
-    told = by_reason(reason) or by_words(comment)
-    if told is not None:
-        return told
+    cause = by_reason(reason) or by_words(comment)
+    if cause is not None:
+        return cause
     return "user" if code or signal else "unknown"
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ingest.slurm.jobs import SlurmJob
 
-KEPT = 50_000  # numbers; those seen last
+MAX_NUMBERS = 50_000  # numbers; those seen last
 SAME_S = 2  # Slurm moves a submission by a second where a requeue would repeat it
 MOST_JOBS = 16  # of one number
 
@@ -81,7 +81,7 @@ class JobNumbers:
             found = _seen(rows[at], job)
             rows = [*rows[:at], found, *rows[at + 1 :]]
         self.known[number] = rows
-        if len(self.known) > KEPT:
+        if len(self.known) > MAX_NUMBERS:
             del self.known[next(iter(self.known))]
         return found
 

@@ -102,7 +102,7 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
             if isinstance(part, RecordError):
                 read.bad.append(part)
             else:
-                read.take_json(part, lambda document: [_of_document(document)])
+                read.parse_json(part, lambda document: [_of_document(document)])
         return read
     lines = text.decode("utf-8", "replace").split("\n")
     if _PAIR.match(lines[0]):

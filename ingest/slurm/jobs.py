@@ -32,7 +32,7 @@ WAITS = frozenset(
 NO_NODES = ("", "(null)", "None assigned", "None", "N/A")
 MESSAGE_LENGTH = 1000
 REST = "_rest"  # ends the name of the tasks of an array that have no name of their own yet
-LISTS_KEPT, LIST_KEPT = 8192, 64
+MAX_LISTS, MAX_LIST_LENGTH = 8192, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,8 +316,8 @@ def node_list(text: str) -> tuple[str, ...]:
         names = tuple(expand_nodes(text.strip()))
     except ConfigError as error:
         raise RecordError("bad_nodes", str(error)[:200]) from None
-    if len(names) <= LIST_KEPT:
-        if len(_lists) >= LISTS_KEPT:
+    if len(names) <= MAX_LIST_LENGTH:
+        if len(_lists) >= MAX_LISTS:
             _lists.clear()
         _lists[text] = names
     return names

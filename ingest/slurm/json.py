@@ -41,7 +41,7 @@ from ingest.tally import unknown_fields
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
 MAX_CPUS = 1_000_000
-Told = TypeVar("Told")
+Parsed = TypeVar("Parsed")
 
 
 _answer = msgspec.json.Decoder(SlurmAnswer).decode
@@ -53,15 +53,15 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 
 def read_queue(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `squeue --json`. A body of another form gives one error."""
-    return note_cut(_read(body, "jobs", SlurmQueued, lambda raw: _of_queue(_typed(_queued, raw))))
+    return report_cut(_read(body, "jobs", SlurmQueued, lambda raw: _of_queue(_typed(_queued, raw))))
 
 
 def read_accounting(body: bytes) -> Read[SlurmJob]:
     """Read the jobs of `sacct --json`, without their steps."""
-    return note_cut(_read(body, "jobs", Accounted, lambda raw: _of_accounting(_typed(_accounted, raw))))
+    return report_cut(_read(body, "jobs", Accounted, lambda raw: _of_accounting(_typed(_accounted, raw))))
 
 
-def note_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
+def report_cut(read: Read[SlurmJob]) -> Read[SlurmJob]:
     """Add an error for each array whose list of tasks is cut or unreadable.
 
     Readable tasks count. An array without any readable task counts as one task.
@@ -84,8 +84,8 @@ def read_nodes(body: bytes) -> Read[SlurmNode]:
     return _read(body, "nodes", NodeInfo, lambda raw: _of_node(_typed(_node, raw)))
 
 
-def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[bytes], Iterable[Told]]) -> Read[Told]:
-    read: Read[Told] = Read()
+def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[bytes], Iterable[Parsed]]) -> Read[Parsed]:
+    read: Read[Parsed] = Read()
     try:
         answer = _answer(body)
     except (ValueError, RecursionError) as error:
@@ -102,12 +102,12 @@ def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[byt
     if records is None and not read.bad:
         read.bad.append(RecordError("missing_field", f"the answer has no list `{key}`"))
     for raw in records or ():
-        read.take_json(bytes(raw), make)
+        read.parse_json(bytes(raw), make)
         read.unknown_fields += unknown_fields(bytes(raw), kind)
     return read
 
 
-def _typed(decode: Callable[[bytes], Told], raw: bytes) -> Told:
+def _typed(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
     try:
         return decode(raw)
     except (ValueError, RecursionError) as error:
@@ -205,8 +205,8 @@ def _tres_text(rows: list[Tres]) -> str:
 def _of_accounting(row: Accounted) -> list[SlurmJob]:
     times = row.time
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
-    told = row.comment
-    texts = (told.administrator, told.job, told.system) if isinstance(told, Comments) else (told,)
+    stated = row.comment
+    texts = (stated.administrator, stated.job, stated.system) if isinstance(stated, Comments) else (stated,)
     restarts = number(row.restart_cnt, 1e6)
     array, task, text = number(row.array.job_id) or 0, number(row.array.task_id), row.array.task or ""
     waiting = WaitingTasks() if task is not None or not array else tasks(text)
@@ -240,14 +240,14 @@ def _of_accounting(row: Accounted) -> list[SlurmJob]:
 
 
 def _of_node(row: NodeInfo) -> list[SlurmNode]:
-    told_ms = _ms(row.reason_changed_at)
+    stated_ms = _ms(row.reason_changed_at)
     states = (*_upper(row.state), *_upper(row.state_flags))
     gres = read_gres(row.gres or "")
     one = SlurmNode(
         name="",
         states=states,
         reason=row.reason or "",
-        reason_ms=told_ms,
+        reason_ms=stated_ms,
         gres=gres,
         reservation=row.reservation or "",
         other_names=tuple(name for name in (row.hostname, row.address) if name),
@@ -264,9 +264,9 @@ def _namesakes(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
 
 
 def _of_group(group: NodeGroup) -> list[SlurmNode]:
-    told = group.reason
-    reason = told.description or "" if isinstance(told, SlurmReason) else told or ""
-    told_ms = _ms(told.time) if isinstance(told, SlurmReason) else None
+    stated = group.reason
+    reason = stated.description or "" if isinstance(stated, SlurmReason) else stated or ""
+    stated_ms = _ms(stated.time) if isinstance(stated, SlurmReason) else None
     states = _upper(group.node.state)
     names, hosts, addresses = (
         [name for entry in entries for name in node_list(entry)]
@@ -275,4 +275,4 @@ def _of_group(group: NodeGroup) -> list[SlurmNode]:
     gres = read_gres(group.gres.total or "")
     # sinfo sorts the names of a group, but neither its hosts nor its addresses: only a single node is sure of its host.
     others = (*hosts, *addresses) if len(names) == len(hosts) == 1 else ()
-    return [SlurmNode(name, states, reason, told_ms, gres, other_names=others) for name in names]
+    return [SlurmNode(name, states, reason, stated_ms, gres, other_names=others) for name in names]

@@ -132,8 +132,8 @@ def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tu
     events = []
     for condition in node.conditions():
         is_dated = condition in _FAULTS and node.reason_ms is not None
-        told = node.reason_ms if is_dated and (node.reason_ms or 0) <= now_ms + FUTURE_LIMIT_MS else None
-        since_ms = told or before.get(condition) or now_ms
+        stated_ms = node.reason_ms if is_dated and (node.reason_ms or 0) <= now_ms + FUTURE_LIMIT_MS else None
+        since_ms = stated_ms or before.get(condition) or now_ms
         now[condition] = since_ms
         if before.get(condition) != since_ms:
             events.append(_begin(node, source, since_ms, condition))

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 from fleet.errors import RecordError
 
-Told = TypeVar("Told")
+Parsed = TypeVar("Parsed")
 
 
-class Read(Generic[Told]):
+class Read(Generic[Parsed]):
     """The good records of a text, and its errors.
 
     doubled: ids that occurred more than once where each should occur once. replaced: number of records with
@@ -25,13 +25,13 @@ class Read(Generic[Told]):
     __slots__ = ("bad", "doubled", "replaced", "rows", "unknown_fields")
 
     def __init__(self) -> None:
-        self.rows: list[Told] = []
+        self.rows: list[Parsed] = []
         self.bad: list[RecordError] = []
         self.doubled: set[str] = set()
         self.replaced = 0
         self.unknown_fields = 0
 
-    def take(self, make: Callable[[], Iterable[Told]]) -> None:
+    def take(self, make: Callable[[], Iterable[Parsed]]) -> None:
         """Add the rows that `make` returns, or its error.
 
         A value that no arithmetic can handle makes only its own record bad.
@@ -43,7 +43,7 @@ class Read(Generic[Told]):
         except (ValueError, ArithmeticError) as error:
             self.bad.append(RecordError("out_of_range", f"{type(error).__name__}: {str(error)[:200]}"))
 
-    def take_json(self, record: bytes, make: Callable[[bytes], Iterable[Told]]) -> None:
+    def parse_json(self, record: bytes, make: Callable[[bytes], Iterable[Parsed]]) -> None:
         """Add the rows of a JSON record. If it is unreadable, try again with invalid bytes replaced."""
         errors = len(self.bad)
         self.take(lambda: make(record))

@@ -60,7 +60,7 @@ class JobScan:
                 self.bad.append(error.with_traceback(None))
                 continue
             self.read += 1
-            self._note(job)
+            self._record(job)
             if not job.has_known_state:
                 self.unknown_states.add("+".join(job.states)[:80])
             self.fresh += fresh
@@ -91,7 +91,7 @@ class JobScan:
         for name in unclear & live.keys():
             self.live[name] = self.attempts[name] = live[name]
 
-    def _note(self, job: SlurmJob) -> None:
+    def _record(self, job: SlurmJob) -> None:
         name, attempt = self.site.prefix + job.id, job.attempt or 1
         if attempt >= self.attempts.get(name, 0):
             self.attempts[name] = attempt

@@ -40,7 +40,7 @@ OVERLAP_S = 120
 GIVEN_UP_MS = 600_000  # how long the accounts may be silent about a job that is gone
 RATE_WINDOW_MS = 60_000
 LONGEST_S = 31_536_000.0  # of any period among the options
-Told = TypeVar("Told")
+Parsed = TypeVar("Parsed")
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -330,7 +330,7 @@ class SlurmSource(Source):
         return [requeued(job, attempt, scan.submitted.get(job, since_ms)) for job, (attempt, since_ms) in lost.items()]
 
 
-def _readable(read: Read[Told], what: str) -> Read[Told]:
+def _readable(read: Read[Parsed], what: str) -> Read[Parsed]:
     """Return the answer. Raises SourceError if it has bad records and no good one.
 
     Such an answer counts as no answer, so it ends no job.
@@ -362,8 +362,8 @@ def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: i
     """Return the events of the nodes since the last poll, and update the state."""
     events: list[NodeEvent] = []
     for node in nodes:
-        told, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)
-        events += told
+        fields, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)
+        events += fields
         state.nodes[node.name] = now
         if not now:
             del state.nodes[node.name]

@@ -19,7 +19,7 @@ from ingest.slurm.failures import ENDED
 from ingest.slurm.fields import exit_code, limit_s, size_gib, tasks, time_ms, tres, wait_status
 from ingest.slurm.gres import read_gres, resources_of
 from ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, node_list
-from ingest.slurm.json import note_cut
+from ingest.slurm.json import report_cut
 from ingest.slurm.nodes import SlurmNode
 from ingest.slurm.records import Read, count_replaced
 
@@ -43,12 +43,12 @@ _SHORT = {
 }
 
 Row = Mapping[str, str]
-Told = TypeVar("Told")
+Parsed = TypeVar("Parsed")
 
 
 def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
     """Read the jobs of `sacct -P` or `squeue -O` with a header. `zone`: the zone of their local times."""
-    read = note_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
+    read = report_cut(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled(read)
     return read
@@ -73,8 +73,8 @@ def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
     return read
 
 
-def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Told]]) -> Read[Told]:
-    read: Read[Told] = Read()
+def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Parsed]]) -> Read[Parsed]:
+    read: Read[Parsed] = Read()
     read.replaced = count_replaced(body)
     for row in _rows(body, keys):
         if isinstance(row, RecordError):
@@ -207,7 +207,7 @@ def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
     names = node_list(_first(row, "NODELIST", "HOSTNAMES"))
     states = _states(_first(row, "STATECOMPLETE", "STATE"))
     reason = _first(row, "REASON")
-    told_ms = time_ms(_first(row, "TIMESTAMP"), zone)
+    stated_ms = time_ms(_first(row, "TIMESTAMP"), zone)
     gres = read_gres(_first(row, "GRES"))
     others = [row[key] for key in ("HOSTNAMES", "NODE_ADDR") if row.get(key)] if len(names) == 1 else []
     return [
@@ -215,7 +215,7 @@ def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
             name=name,
             states=states,
             reason="" if reason == "none" else reason,
-            reason_ms=told_ms,
+            reason_ms=stated_ms,
             gres=gres,
             other_names=tuple(others),
             cpus=_whole(_first(row, "CPUS")) or 0,

@@ -147,8 +147,8 @@ def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]
     losses = np.zeros(most)
     for level in QUANTILES:
         found: dict[str, Any] = {}
-        tell = [lightgbm.record_evaluation(found)]
-        lightgbm.train({**parameters, "alpha": level}, early, most, [late], ["late"], callbacks=tell)
+        recorders = [lightgbm.record_evaluation(found)]
+        lightgbm.train({**parameters, "alpha": level}, early, most, [late], ["late"], callbacks=recorders)
         curve = np.array(found["late"]["quantile"])
         losses += np.pad(curve, (0, most - len(curve)), mode="edge")
     return int(np.flatnonzero(losses <= (1 + PARSIMONY) * losses.min())[0]) + 1
@@ -198,8 +198,8 @@ def training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.ran
     """
     parts = [_panel_rows(past, band, most, rng) for past in pasts]
     x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    kept = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
-    return TrainingRows(x[kept], z[kept], early[kept], late[kept])
+    chosen = np.sort(rng.choice(len(z), most, replace=False)) if len(z) > most else np.arange(len(z))
+    return TrainingRows(x[chosen], z[chosen], early[chosen], late[chosen])
 
 
 def _panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Generator) -> tuple[Any, ...]:

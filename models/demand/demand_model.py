@@ -33,7 +33,7 @@ FEWEST_BINS = 6  # an hour
 FEWEST_MINUTES = 60
 FEWEST_RUNS = 5
 FEWEST_COLD = 3
-FEWEST_TOLD = 3
+FEWEST_CHECKPOINTS = 3
 FEWEST_GAVE_UP = 10
 GIVE_UP_SHARE = 0.1
 AWAY_SHARE = 0.1  # of the fleet's median: below it the fleet stands still
@@ -107,10 +107,10 @@ def _row(
     for name, part in parts.items():
         if isinstance(part, str):
             reasons[name] = part
-    told: dict[str, Any] = {name: None if name in reasons else part for name, part in parts.items()}
+    answered: dict[str, Any] = {name: None if name in reasons else part for name, part in parts.items()}
     if residency is not None:
-        told["residency"] = {"loaded_share": round(residency[0], 3), "active_share": round(residency[1], 3)}
-    if told["burst"] is not None and told["burst"]["shortest_s"] is None:
+        answered["residency"] = {"loaded_share": round(residency[0], 3), "active_share": round(residency[1], 3)}
+    if answered["burst"] is not None and answered["burst"]["shortest_s"] is None:
         reasons["burst.shortest_s"] = "no cold start was measured" if cold is None else "all was noise"
     floor = held(known, FLOOR_SHARE) if "bands" not in reasons else None
     if floor is None:
@@ -123,7 +123,7 @@ def _row(
         "stood_still_s": int((is_known & stood_still).sum()) * BIN_S,
         "floor_gpus": floor,
     }
-    return {**head, **told, "reasons": reasons}
+    return {**head, **answered, "reasons": reasons}
 
 
 def _stood_still(fleet: Array) -> NDArray[np.bool_]:
@@ -217,9 +217,9 @@ def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | st
     That number follows from the rate at which such jobs have started. Returns the reason if the wait is
     unknown.
     """
-    told = _known(row.tolerated_s for row in records)
-    if len(told) >= FEWEST_TOLD:
-        wait_s: float | None = float(np.median(told))
+    known_s = _known(row.tolerated_s for row in records)
+    if len(known_s) >= FEWEST_CHECKPOINTS:
+        wait_s: float | None = float(np.median(known_s))
     else:
         if sum(row.gave_up for row in records) < FEWEST_GAVE_UP:
             return f"requests do not say, and fewer than {FEWEST_GAVE_UP} were cancelled while they waited"

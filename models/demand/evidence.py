@@ -43,9 +43,9 @@ class LeadRecord:
 
 def mean_of_others(values: Array, known: Mask) -> Array:
     """Return (..., series) the mean over the other series that are known, 0 if there are none."""
-    kept = np.where(known, values, 0.0)
+    filled = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
-    return np.asarray((kept.sum(axis=-1, keepdims=True) - kept) / np.maximum(others, 1))
+    return np.asarray((filled.sum(axis=-1, keepdims=True) - filled) / np.maximum(others, 1))
 
 
 def t_of(gain: Array, known: Mask, lead: float, a_day: int) -> Array:

@@ -225,8 +225,8 @@ def _flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> l
             continue
         week = past.bins(WEEK_S)
         first = max(0, int(origins.min(initial=past.panel.bins)) + 1 - week)
-        told, last = rows[:, first:], origins - first
-        sums, counts = _sums(np.nan_to_num(told)), _sums(np.isfinite(told).astype(np.float64))
+        latest, last = rows[:, first:], origins - first
+        sums, counts = _sums(np.nan_to_num(latest)), _sums(np.isfinite(latest).astype(np.float64))
         rate = window(sums, last, week) / np.maximum(window(counts, last, week), 1.0)
         for seconds in FLOW_WINDOWS_S:
             bins = past.bins(seconds)

@@ -41,7 +41,7 @@ TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
 MINUTES, POOLS, GROUPS = "minutes", "pools", "groups"  # the contests of a target
 ORIGIN_BINS = {MINUTES: 5, POOLS: 6, GROUPS: 12}
 OLD_MS = 3_600_000
-ISSUED_KEPT = 10  # forecasts, one a bin: a good hour and a half
+MAX_ISSUED = 10  # forecasts, one a bin: a good hour and a half
 DRAWN_BINS = 144
 DRAWN_SERIES = 300
 FAN = tuple(QUANTILES.index(level) for level in (0.05, 0.25, 0.5, 0.75, 0.95))
@@ -104,7 +104,7 @@ class ForecastSeries:
 
     values: Array = field(default_factory=lambda: np.zeros((len(QUANTILES), len(HORIZONS_S))))
     history: Array = field(default_factory=lambda: np.zeros(0))
-    issued: deque[tuple[int, Points]] = field(default_factory=lambda: deque(maxlen=ISSUED_KEPT))
+    issued: deque[tuple[int, Points]] = field(default_factory=lambda: deque(maxlen=MAX_ISSUED))
     old: tuple[int, Points] | None = None
     bin: int = -1
 
@@ -113,10 +113,10 @@ class ForecastSeries:
 
         levels: (bin,) as known now.
         """
-        kept = [row for row in self.issued if _agrees(row, levels, now_bin)]
-        if len(kept) < len(self.issued):
+        current = [row for row in self.issued if _agrees(row, levels, now_bin)]
+        if len(current) < len(self.issued):
             self.issued.clear()
-            self.issued.extend(kept)
+            self.issued.extend(current)
         if self.old is not None and not _agrees(self.old, levels, now_bin):
             self.old, self.bin = None, -1
 
@@ -177,8 +177,8 @@ class DemandForecaster(Stateful):
         return self._contests[target, which]
 
     def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
-        heard = _has_known(inputs)
-        self._drop_partial_history(inputs, heard)
+        has_known = _has_known(inputs)
+        self._drop_partial_history(inputs, has_known)
         forecast = _Forecast.of(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
         for which, rows in _contested(inputs).items():
@@ -190,8 +190,8 @@ class DemandForecaster(Stateful):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
                     old[:, :, rows] = contest.serve(panel, back).values
-        add_up(forecast.values, inputs.keys, heard, _counts(inputs), _ceilings(inputs))
-        for row in np.flatnonzero(heard).tolist():
+        add_up(forecast.values, inputs.keys, has_known, _counts(inputs), _ceilings(inputs))
+        for row in np.flatnonzero(has_known).tolist():
             yield self._row(inputs, row, forecast, old[:, :, row])
 
     def _refresh(self, contest: Contest, panel: Panel) -> None:
@@ -201,8 +201,8 @@ class DemandForecaster(Stateful):
         contest.refresh(panel, self._tests)
         self._behind += contest.is_behind(panel)
 
-    def _drop_partial_history(self, inputs: Histories, heard: NDArray[np.bool_]) -> None:
-        for row in np.flatnonzero(heard).tolist() if inputs.target in LEVEL_TARGETS else ():
+    def _drop_partial_history(self, inputs: Histories, has_known: NDArray[np.bool_]) -> None:
+        for row in np.flatnonzero(has_known).tolist() if inputs.target in LEVEL_TARGETS else ():
             if not inputs.keys[row].is_part:
                 series = self._of(inputs.keys[row], inputs.target)
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
@@ -255,9 +255,9 @@ class DemandForecaster(Stateful):
         if now_bin == series.bin:
             return
         series.bin = now_bin
-        kept = [issued for issued in series.issued if now_ms - issued[0] >= OLD_MS]
-        if kept:
-            series.old = kept[-1]
+        current = [issued for issued in series.issued if now_ms - issued[0] >= OLD_MS]
+        if current:
+            series.old = current[-1]
         elif np.isfinite(old).all() and np.isfinite(ten_minute[: len(ten_minute) - OLD_MS // BIN_MS]).any():
             series.old = now_ms - OLD_MS, _points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
         series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
@@ -375,8 +375,8 @@ def _has_known(inputs: Histories) -> NDArray[np.bool_]:
 
 def _contested(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     """Return contest -> the numbers of its series. Leaves out contests without series."""
-    heard, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
-    chosen = {MINUTES: heard, POOLS: heard & ~is_part, GROUPS: heard & is_part}
+    has_known, is_part = _has_known(inputs), np.array([key.is_part for key in inputs.keys], bool)
+    chosen = {MINUTES: has_known, POOLS: has_known & ~is_part, GROUPS: has_known & is_part}
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 

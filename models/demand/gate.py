@@ -43,7 +43,7 @@ Array = NDArray[np.float64]
 
 MEAN = "mean"
 DAY_S = 86_400
-DAYS_KEPT, DAYS_OF_COVERAGE = 28, 7
+HISTORY_DAYS, DAYS_OF_COVERAGE = 28, 7
 BLOCK_S = 21_600  # losses are summed by the block of the origin; so often a choice is made anew
 A_DAY = DAY_S // BLOCK_S
 BAND_ENDS_S = (3600, 21_600)
@@ -127,7 +127,7 @@ class Gate:
         self.series = tuple(series)
         self.bin_s = bin_s
         self._block = max(1, BLOCK_S // bin_s)
-        kept = DAYS_KEPT * DAY_S // BLOCK_S
+        remembered = HISTORY_DAYS * DAY_S // BLOCK_S
         self.ceiling = _ceiling(ceiling, len(self.series))
         self.whole = np.zeros(len(self.series), bool) if whole is None else whole
         bands = np.searchsorted(BAND_ENDS_S, [step * bin_s for step in self.steps])
@@ -135,11 +135,11 @@ class Gate:
         shape = (len(self.steps), len(self.series))
         candidates = len(self.names)
         self.tracker = QuantileTracker.of(QUANTILES, candidates, self.steps, len(self.series), bin_s)
-        self._losses = np.zeros((kept, candidates + 1, *shape))  # the last candidate is "as served"
-        self._hits = np.zeros((kept, *shape), np.float32)  # of those that moved: outcomes within the 80 % band
-        self._moved = np.zeros((kept, *shape), np.float32)  # forecasts of which band or outcome was not one value
-        self._counts = np.zeros((kept, *shape), np.float32)
-        self._blocks = np.full(kept, -1, np.int64)  # which block each row holds
+        self._losses = np.zeros((remembered, candidates + 1, *shape))  # the last candidate is "as served"
+        self._hits = np.zeros((remembered, *shape), np.float32)  # of those that moved: outcomes within the 80 % band
+        self._moved = np.zeros((remembered, *shape), np.float32)  # forecasts of which band or outcome was not one value
+        self._counts = np.zeros((remembered, *shape), np.float32)
+        self._blocks = np.full(remembered, -1, np.int64)  # which block each row holds
         self._earned = np.full((candidates, *shape), np.inf)  # loss in units of persistence's, of who beat it
         self._earned[0] = 1.0
         start = np.where(np.isin(names, EQUALS), 1.0, OTHERS_WEIGHT)
@@ -235,10 +235,10 @@ class Gate:
 
         Persistence replaces a forecaster that cannot forecast.
         """
-        heard = np.asarray(np.isfinite(raw).all(axis=1))
-        known = np.where(heard[:, None], raw, raw[:1])
-        heard[0] = True
-        weights = self._weights() * heard
+        is_known = np.asarray(np.isfinite(raw).all(axis=1))
+        known = np.where(is_known[:, None], raw, raw[:1])
+        is_known[0] = True
+        weights = self._weights() * is_known
         mean = np.einsum("kqts,kts->qts", known, weights / weights.sum(axis=0))
         return np.concatenate([known, mean[None]])
 
@@ -278,8 +278,8 @@ class Gate:
     def _record_distance(self, at: int, raw: Array, losses: Array, known: NDArray[np.bool_]) -> None:
         """Record how far from persistence each candidate was right. losses: (candidate, series)."""
         right = np.where(losses <= losses[0], _apart(raw, raw[0, MEDIAN]), 0.0)
-        kept = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
-        self._apart[:, at] = np.where(known, np.maximum(kept, right), self._apart[:, at])
+        remembered = self._apart[:, at] * 0.5 ** (1 / (self.tracker.overlap[at] * WEIGHT_HALF))
+        self._apart[:, at] = np.where(known, np.maximum(remembered, right), self._apart[:, at])
 
     def _serve(self, candidates: Array) -> Served:
         chosen = np.where(self._held_back() | self._beyond(candidates), np.inf, self._earned).argmin(axis=0)

@@ -29,7 +29,7 @@ THIN_STEPS = 6
 # Sums over windows that overlap tell a spread as well as so many times as many that do not: the sum of the squares of
 # their autocorrelations 1 - k / window is 2 / 3 of a window. So bands of few errors are stretched. Bands of all errors
 # of two weeks are not: they would be too wide, and every challenger would be compared with too weak a baseline.
-TOLD_BY_OVERLAP = 1.5
+OVERLAP_WEIGHT = 1.5
 LEVEL_DAYS = 7
 # Without any history: about 3 % of what there is within an hour, growing with the root of time (Venus: 1.7 % sMAPE).
 PRIOR_SHARE_1H = 0.03
@@ -204,15 +204,15 @@ def window_quantiles(
         known = np.isfinite(window).sum(axis=-1)
         counts[first : first + chunk] = known.T
         missing = 1 - (known / count) ** 2
-        told = 1 + np.maximum(known - 1, 0) * min(1.0, TOLD_BY_OVERLAP * thin / overlap) ** missing
-        out[:, first : first + chunk] = sorted_quantiles(window, known, told).transpose(0, 2, 1)
+        effective = 1 + np.maximum(known - 1, 0) * min(1.0, OVERLAP_WEIGHT * thin / overlap) ** missing
+        out[:, first : first + chunk] = sorted_quantiles(window, known, effective).transpose(0, 2, 1)
     return out, counts
 
 
-def sorted_quantiles(ordered: Array, known: NDArray[np.intp], told: Array) -> Array:
+def sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
     """Return (quantile, ...) of the first `known` of ascending rows (..., value), linear between them.
 
-    `told`: how many of them are independent of the others. A small sample reaches less far than the
+    `effective`: how many of them are independent of the others. A small sample reaches less far than the
     distribution that it is drawn from: the k-th of n values is on average the quantile k / (n + 1) (Weibull,
     1939; type 6 of Hyndman and Fan, 1996). The quantiles are NaN without any value.
 
@@ -222,7 +222,7 @@ def sorted_quantiles(ordered: Array, known: NDArray[np.intp], told: Array) -> Ar
     >>> sorted_quantiles(few, np.array(3), np.array(1e9))[2:5].round(3).tolist()
     [1.5, 2.0, 2.5]
     """
-    outwards = (told + 1) / np.maximum(told - 1, 1e-9)
+    outwards = (effective + 1) / np.maximum(effective - 1, 1e-9)
     levels = np.clip(0.5 + np.multiply.outer(np.asarray(QUANTILES) - 0.5, outwards), 0.0, 1.0)
     at = levels * np.maximum(known - 1, 0)
     low = np.floor(at).astype(np.intp)

@@ -31,7 +31,7 @@ GONE = 0.25  # of the usual activity: it has stopped
 REDUCED = 0.8  # of the usual activity, with next to no exchange: evaluation
 NO_EXCHANGE = 0.1  # of the usual traffic between GPUs
 HOST = 2.0  # times the usual host traffic: something is written or read
-KEPT = 0.97  # of the most memory so far
+PEAK_DECAY = 0.97  # of the most memory so far
 FULL_S = 20.0  # without more memory: loading is over, where nothing computes
 LONG_S = 120.0  # without activity
 USUAL_S = 120.0  # the usual is the median of so much active time
@@ -150,7 +150,7 @@ class _Track:
         if self.stopped is None:
             self.stopped = at
         long = (at - self.stopped) * self.interval_s >= LONG_S
-        if memory < KEPT * self.most_gib or long:
+        if memory < PEAK_DECAY * self.most_gib or long:
             return COOLDOWN
         if host > HOST * self.host.median:
             return CHECKPOINT

@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 SPREAD = 0.05  # of an interval, where fewer than ENOUGH are known
 ENOUGH = 4
-KEPT = 16
+MAX_SPELLS = 16
 LEVELS = (0.1, 0.5, 0.9)
 SOON_S = 5.0
 
@@ -40,7 +40,7 @@ def next_of(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
     >>> next_of(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000
     """
-    begins = np.unique(begins_ms[begins_ms <= now_ms])[-KEPT - 1 :]
+    begins = np.unique(begins_ms[begins_ms <= now_ms])[-MAX_SPELLS - 1 :]
     if len(begins) < 2:
         return None
     intervals = np.diff(begins).astype(np.float64)

@@ -85,9 +85,9 @@ def spikes(
     sums: dict[tuple[Domain, str], Array] = {}
     jobs: dict[tuple[Domain, str], int] = {}
     for name in ("power_w", "sent_bytes_per_s"):
-        told = [load for load in loads if len(load.readings.get(name, ()))]
-        for at in range(0, len(told), TOGETHER):
-            _add_readings(told[at : at + TOGETHER], name, sums, jobs, rng)
+        readable = [load for load in loads if len(load.readings.get(name, ()))]
+        for at in range(0, len(readable), TOGETHER):
+            _add_readings(readable[at : at + TOGETHER], name, sums, jobs, rng)
     for load in loads:
         if load.burst is not None:
             key = (("storage", load.burst.target), "checkpoint_bytes_per_s")
@@ -134,8 +134,10 @@ def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.fl
 
 def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
     """Return (draw, minute) bytes/s, for minutes in which the checkpoint runs at some moment."""
-    told = burst.begins
-    begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (told.p10_ms, told.p50_ms, told.p90_ms))[:, None]
+    begins_at = burst.begins
+    begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (begins_at.p10_ms, begins_at.p50_ms, begins_at.p90_ms))[
+        :, None
+    ]
     from_ms = now_ms + MINUTE_MS * np.arange(MINUTES)[None, :]
     under_way = (begins < from_ms + MINUTE_MS) & (begins + burst.lasts_s * 1000 > from_ms)
     return np.asarray(under_way * burst.bytes_per_s)

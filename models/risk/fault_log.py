@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 DAY_MS = 86_400_000
 SAME_MS = 3_600_000
-KEPT_MS = 400 * DAY_MS
+RETENTION_MS = 400 * DAY_MS
 MOST = 10_000  # faults
 COMMON, COMMON_LEAST = 0.1, 10  # of the nodes, falling together
 TOGETHER_MS = 120_000
@@ -55,7 +55,7 @@ class FaultLog:
         self._last: dict[str, LoggedFault] = {}
         self._common: set[str] = set()  # nodes that fell with many others and are not back yet
 
-    def note(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
+    def record(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
         """Record the nodes that have firm hard signals now.
 
         hard: name → (since when, 0 if unknown, and whether the cause is hardware).
@@ -75,8 +75,8 @@ class FaultLog:
             return
         self.faults += begun
         self._last |= {fault.node: fault for fault in begun}
-        if self.faults and (len(self.faults) > MOST or self.faults[0].seen_ms < now_ms - KEPT_MS):
-            self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - KEPT_MS]
+        if self.faults and (len(self.faults) > MOST or self.faults[0].seen_ms < now_ms - RETENTION_MS):
+            self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - RETENTION_MS]
             self._last = {fault.node: fault for fault in self.faults}
 
     def _together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
@@ -139,7 +139,7 @@ class FaultLog:
         They begin at the time from which faults are still stored.
         """
         rows = {name: row for row, name in enumerate(names)}
-        since_ms = max(self.since_ms, now_ms - KEPT_MS)
+        since_ms = max(self.since_ms, now_ms - RETENTION_MS)
         if len(self.faults) >= MOST:
             since_ms = max(since_ms, self.faults[0].start_ms)
         return self.history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)

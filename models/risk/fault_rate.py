@@ -45,7 +45,7 @@ class FaultRate:
         self._watched_ms = 0  # start of the present run of ticks without a gap
         self._counted_ms = 0  # start of the last fault that was counted
         self._warned_ms: dict[str, tuple[int, int]] = {}  # node → begin and last tick of its warning
-        self._heard_ms: dict[str, tuple[int, int]] = {}  # node → first and last tick of its present time with telemetry
+        self._times_ms: dict[str, tuple[int, int]] = {}  # node → first and last tick of its present time with telemetry
 
     def step(
         self,
@@ -69,8 +69,8 @@ class FaultRate:
         if not before_ms or elapsed_ms <= 0:
             self._renew_warnings(warned, names, now_ms)
             return
-        kept = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
-        self.seen, self.expected = self.seen * kept, self.expected * kept
+        decay = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
+        self.seen, self.expected = self.seen * decay, self.expected * decay
         if elapsed_ms <= WATCHED_MS:
             is_well = [not faults.has_now(name) and not self._has_joined(name, now_ms) for name in names]
             is_counted = np.array(is_well, bool) & ~warned
@@ -93,17 +93,17 @@ class FaultRate:
     def _hear(self, names: Sequence[str], now_ms: int) -> None:
         """Record which nodes have telemetry. A node that was away for longer than AWAY_MS joins again."""
         for name in names:
-            since_ms, last_ms = self._heard_ms.get(name, (now_ms, now_ms))
-            self._heard_ms[name] = (since_ms if now_ms - last_ms <= AWAY_MS else now_ms), now_ms
-        if len(self._heard_ms) > 2 * len(names) + 1000:
-            self._heard_ms = {name: times for name, times in self._heard_ms.items() if now_ms - times[1] <= AWAY_MS}
+            since_ms, last_ms = self._times_ms.get(name, (now_ms, now_ms))
+            self._times_ms[name] = (since_ms if now_ms - last_ms <= AWAY_MS else now_ms), now_ms
+        if len(self._times_ms) > 2 * len(names) + 1000:
+            self._times_ms = {name: times for name, times in self._times_ms.items() if now_ms - times[1] <= AWAY_MS}
 
     def _has_joined(self, name: str, at_ms: int) -> bool:
         """Return whether a node had sent telemetry for less than JOINING_MS at that time, or never.
 
         A fleet's first nodes do not count as joining, because watching began with them.
         """
-        since_ms, _ = self._heard_ms.get(name, (at_ms, at_ms))
+        since_ms, _ = self._times_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
@@ -118,7 +118,7 @@ class FaultRate:
         """Return a copy of the state for a snapshot."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
-        return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._heard_ms)}, {}
+        return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._times_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Load a dump into a new object."""
@@ -126,7 +126,7 @@ class FaultRate:
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)
         self._warned_ms = {name: (int(begin), int(last)) for name, (begin, last) in about["warned_ms"].items()}
-        self._heard_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
+        self._times_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
         self.times = posterior_times(self.seen, self.expected)
 
     def move(self, by_ms: int) -> None:
@@ -134,9 +134,9 @@ class FaultRate:
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)
         )
-        self._warned_ms, self._heard_ms = (
+        self._warned_ms, self._times_ms = (
             {name: (begin + by_ms, last + by_ms) for name, (begin, last) in times.items()}
-            for times in (self._warned_ms, self._heard_ms)
+            for times in (self._warned_ms, self._times_ms)
         )
 
 

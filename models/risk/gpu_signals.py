@@ -25,7 +25,7 @@ CRC_10M = 60_000  # 100 a second
 SBE_30M, SBE_TIMES = 3, 3.0  # above what nine of ten GPUs of the fleet have
 HOT_C, HOT_OVER_C = 84.0, 15.0
 HOT_FOR_LOAD_C, HOT_SIGMAS = 5.0, 5.0
-TOLD, LIKELY, WAITS, OPEN, DENIED = 1.0, 0.75, 0.6, 0.5, 0.0  # what `cap_evidence` says
+STATED, LIKELY, WAITS, OPEN, DENIED = 1.0, 0.75, 0.6, 0.5, 0.0  # what `cap_evidence` says
 AS_STEADY = 1.05  # beside its peers it draws no more than in the last two minutes
 AS_CLOCK = 0.5  # of what the clock fell by: board power falls at least so much, whatever it draws idle
 AT_LIMIT, FAR_BELOW_LIMIT = 0.95, 0.7  # of the stated power limit: reached; so low that the limit cannot be the reason
@@ -122,7 +122,7 @@ def at_limit(view: GpuView) -> Mask:
 def cap_evidence(view: GpuView) -> Array:
     """Return (gpu,) the evidence that a low clock is due to a power cap.
 
-    TOLD: the reason bit is set, or the power is at the limit.
+    STATED: the reason bit is set, or the power is at the limit.
     LIKELY, OPEN: neither is exported and the GPU is not hot. It is LIKELY if its power, compared with its
     node's GPUs, is that of a capped one.
     WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting gang
@@ -134,10 +134,10 @@ def cap_evidence(view: GpuView) -> Array:
     bit = (view.bits & POWER_CAP) > 0
     far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
     waits = bit & far_below & (limit < LOWERED_LIMIT * most_have(limit))
-    told = bit | at_limit(view)
+    is_capped = bit | at_limit(view)
     untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
-    cases = (faulty, waits, far_below, told, untold & on_plateau(view), untold)
-    return np.select(cases, (DENIED, WAITS, DENIED, TOLD, LIKELY, OPEN), DENIED)
+    cases = (faulty, waits, far_below, is_capped, untold & on_plateau(view), untold)
+    return np.select(cases, (DENIED, WAITS, DENIED, STATED, LIKELY, OPEN), DENIED)
 
 
 def on_plateau(view: GpuView) -> Mask:

@@ -58,8 +58,8 @@ class FaultHistory:
     def latest(self, times: Array, nodes: int) -> Array:
         """Return (nodes,) the greatest of (f,) times on each node, -inf if there is none. NaN is no time."""
         found = np.full(nodes, -np.inf)
-        told = np.isfinite(times)
-        np.maximum.at(found, self.node[told], times[told])
+        is_finite = np.isfinite(times)
+        np.maximum.at(found, self.node[is_finite], times[is_finite])
         return found
 
     def counts(self, nodes: int) -> Array:

@@ -36,7 +36,7 @@ class JobOutcomes:
         self._counted: dict[tuple[str, int], int] = {}  # attempt → when it ended
         self._failed: dict[tuple[str, str], int] = {}  # job, node → when it last failed there, the oldest first
 
-    def note(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
+    def record(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
         """Count the ended attempts, each once."""
         self._fade(now_ms)
         for attempt in ended:

@@ -156,17 +156,17 @@ def _node_signals(
 def _gathered(kind: EntityKind, raised: Raised, names: Sequence[str], node: NDArray[np.int32]) -> Signals:
     """Return the raised signals as columns. Leaves out entities without a node."""
     owner = node[raised.entity]
-    kept = owner >= 0
+    has_owner = owner >= 0
     return Signals(
-        rule=np.array(OF_KIND[kind], np.int16)[raised.rule[kept]],
-        node=owner[kept].astype(np.int32),
-        entity=tuple(names[row] for row in raised.entity[kept].tolist()),
-        value=raised.value[kept],
-        usual=raised.usual[kept],
-        strength=raised.strength[kept],
-        since_ms=raised.since_ms[kept],
-        seen_ms=raised.seen_ms[kept],
-        firm=raised.firm[kept],
+        rule=np.array(OF_KIND[kind], np.int16)[raised.rule[has_owner]],
+        node=owner[has_owner].astype(np.int32),
+        entity=tuple(names[row] for row in raised.entity[has_owner].tolist()),
+        value=raised.value[has_owner],
+        usual=raised.usual[has_owner],
+        strength=raised.strength[has_owner],
+        since_ms=raised.since_ms[has_owner],
+        seen_ms=raised.seen_ms[has_owner],
+        firm=raised.firm[has_owner],
     )
 
 

@@ -87,16 +87,16 @@ class RuleMemory:
         elapsed_s = min(max(now_ms - self.tick_ms, 0) / 1000, 10 * interval_s) if self.tick_ms else 0.0
         self.tick_ms = now_ms
         if answers is None:  # time counts by samples, so it does not where none arrives
-            told_s = read_s = np.where(fresh, np.minimum(gap_s, LONGEST_GAP * interval_s), 0.0)
+            stated_s = read_s = np.where(fresh, np.minimum(gap_s, LONGEST_GAP * interval_s), 0.0)
         else:
-            told_s, read_s = np.full(len(age_s), elapsed_s), np.where(answers, elapsed_s, 0.0)
+            stated_s, read_s = np.full(len(age_s), elapsed_s), np.where(answers, elapsed_s, 0.0)
         at = self._active(found)
         rule, entity = at
         on, telling = (_picked(found, name, at, bool) for name in ("on", "telling"))
         streak, firm = self.streak[at], self.firm[at]
         began = on & (streak == 0) & ~firm
         streak = np.where(fresh[entity], np.where(on, streak + 1, np.where(telling, 0, streak)), streak)
-        against_s = np.where(on, 0.0, self.against_s[at] + np.where(telling, told_s[entity], 0.0))
+        against_s = np.where(on, 0.0, self.against_s[at] + np.where(telling, stated_s[entity], 0.0))
         untold_s = np.where(on | telling, 0.0, self.untold_s[at] + read_s[entity])
         often = np.array([_often(each, interval_s) for each in self.rules])
         need, shown_after = (often * np.array([getattr(each, name) for each in self.rules]) for name in AFTER)

@@ -101,9 +101,9 @@ def _words(event: NodeEvent) -> str:
 
 def drained_before(record: NodeRecord, time_ms: int) -> bool:
     """Return whether the node was drained at `time_ms`: the last event before that is a drain."""
-    told = [event for event in record.events if event.type in ("drain", "undrain")]
-    before = [event for event in told if event.time_ms < time_ms]
-    return before[-1].type == "drain" if before else record.drained and not told and time_ms > 0
+    drains = [event for event in record.events if event.type in ("drain", "undrain")]
+    before = [event for event in drains if event.time_ms < time_ms]
+    return before[-1].type == "drain" if before else record.drained and not drains and time_ms > 0
 
 
 def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:

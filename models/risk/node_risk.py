@@ -40,7 +40,7 @@ from models.risk.site_risk import SiteHazard
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
 # down first (temperature, fan, power supply, PCIe width, link down, NIC speed).
 BASE_SHARE = np.array([1.0, 1.0, 0.23])
-REASONS_KEPT = 8
+MAX_REASONS = 8
 CERTAIN = 0.995
 FIT_FILE = "node_risk.json"
 REPEAT_ROW, OUTCOME_ROW = ROW["recent_fault"], ROW["failed_jobs"]
@@ -206,9 +206,9 @@ def hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> A
     shipped = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
     if site is None:
         return shipped
-    told = site.hazard + excess.parts[:, :, ~site.seen].sum(axis=2)[:, None, :]
-    short = np.minimum(excess.total[:, None, :] + site.hazard[:, :DAY], told[:, DAY : DAY + 1])
-    return np.where(np.isnan(site.hazard), shipped, np.concatenate((short, told[:, DAY:]), axis=1))
+    combined = site.hazard + excess.parts[:, :, ~site.seen].sum(axis=2)[:, None, :]
+    short = np.minimum(excess.total[:, None, :] + site.hazard[:, :DAY], combined[:, DAY : DAY + 1])
+    return np.where(np.isnan(site.hazard), shipped, np.concatenate((short, combined[:, DAY:]), axis=1))
 
 
 def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
@@ -288,12 +288,12 @@ def _unburdened(own: Array, levels: Array) -> float:
 
 
 def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
-    """Return node -> at most REASONS_KEPT reasons, firm evidence first, then by share. shares: (signal,)."""
+    """Return node -> at most MAX_REASONS reasons, firm evidence first, then by share. shares: (signal,)."""
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():
         kept = reasons.setdefault(int(signals.node[at]), [])
-        if len(kept) < REASONS_KEPT:
+        if len(kept) < MAX_REASONS:
             kept.append(_reason(signals, at, float(shares[at]), now_ms))
     return {node: tuple(rows) for node, rows in reasons.items()}
 

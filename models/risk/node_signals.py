@@ -72,12 +72,12 @@ class ScrapeTimes(Learned):
         known_s = np.pad(self.known_s, (0, more))
         elapsed_s = min(max(now_ms - self.learned_ms, 0) / 1000, 10 * interval_s) if self.learned_ms else 0.0
         self.learned_ms = now_ms
-        heard = np.isfinite(took_s)
+        is_known = np.isfinite(took_s)
         young = (known_s < SCRAPE_LEARNS_S) | (took_s < before)
         share = np.minimum(1.0, elapsed_s / np.where(young, SCRAPE_LEARNS_S, SCRAPE_EASES_S))
         eased = before + (took_s - before) * share
-        self.usual_s = np.where(heard, np.where(np.isfinite(before), eased, took_s), before)
-        self.known_s = known_s + np.where(heard, elapsed_s, 0.0)
+        self.usual_s = np.where(is_known, np.where(np.isfinite(before), eased, took_s), before)
+        self.known_s = known_s + np.where(is_known, elapsed_s, 0.0)
         return np.where(self.known_s >= SCRAPE_LEARNS_S, self.usual_s, np.nan)
 
 

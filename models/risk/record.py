@@ -99,12 +99,12 @@ class RiskRecord:
     def _forget(self, names: Sequence[str]) -> None:
         """Drop nodes that no longer exist."""
         here = set(names)
-        kept = [row for row, name in enumerate(self.names) if name in here]
+        rows_here = [row for row, name in enumerate(self.names) if name in here]
         for issue in self.waiting:
             whole = np.full(len(self.names), np.nan, np.float32)
             whole[: len(issue.p)] = issue.p
-            issue.p = whole[kept]
-        self.names = [self.names[row] for row in kept]
+            issue.p = whole[rows_here]
+        self.names = [self.names[row] for row in rows_here]
         self.rows = {name: row for row, name in enumerate(self.names)}
 
     def _score(self, issue: Issue, faults: FaultLog) -> None:

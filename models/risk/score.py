@@ -99,13 +99,13 @@ def score_fleet(
     names = topology.names
     seen = fold_evidence(moment, state)
 
-    def told(risk: SiteRisk | None) -> SiteHazard | None:
+    def hazard_of(risk: SiteRisk | None) -> SiteHazard | None:
         return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
 
     expected = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
     history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit has its rate
     given = seen.signals, seen.known, now_ms, fit or shipped_fit(), history
-    risk = score_nodes(*given, topology, told(site))
+    risk = score_nodes(*given, topology, hazard_of(site))
     if site is not None:
         risk = replace(risk, model=site.name)
     warned = has_warning(risk.values[FAIL, HOUR], history[HOUR])
@@ -113,7 +113,7 @@ def score_fleet(
     state.record.step(risk.values, names, state.faults, now_ms)
     if shadow is not None:
         state.shadow = state.shadow if state.shadow.model == shadow.name else RiskRecord(model=shadow.name)
-        state.shadow.step(score_nodes(*given, None, told(shadow)).values, names, state.faults, now_ms)
+        state.shadow.step(score_nodes(*given, None, hazard_of(shadow)).values, names, state.faults, now_ms)
     return ScoredFleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, state.paces, now_ms))
 
 
@@ -124,7 +124,7 @@ def fold_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = fleet_evidence(moment, state)
-    state.faults.note(_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
+    state.faults.record(_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
     state.days.step(seen.signals.levels(len(names)), names, now_ms)
     return seen
 
@@ -146,7 +146,7 @@ def fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     Each outcome of a job counts once. Writes `outcomes`, `repairs`, `witnesses` and `streaks` of `state`.
     """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
-    state.outcomes.note(moment.events.ended, now_ms)
+    state.outcomes.record(moment.events.ended, now_ms)
     rows = {name: row for row, name in enumerate(names)}
     signals, gpu, port, known = _joined(moment.locals, rows)
     gangs = state.gangs.of(moment.events.running, moment.events.placements, gpu, port, names)
@@ -185,14 +185,14 @@ def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np
     no other pipeline has newer telemetry of the same kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
-    heard = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
+    newest_sample_ms = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
     newest = np.zeros((len(KINDS), len(rows) + 1), np.int64)  # the last is of those that are not in the topology
-    for told_ms, to in zip(heard, places, strict=True):
+    for newest_ms, to in zip(newest_sample_ms, places, strict=True):
         for kind in range(len(KINDS)):
-            np.maximum.at(newest[kind], to, told_ms[kind])
+            np.maximum.at(newest[kind], to, newest_ms[kind])
     return [
-        np.where(local.own | (told_ms >= newest[:, to] - BEHIND_MS), to, np.int32(-1))
-        for local, told_ms, to in zip(locals, heard, places, strict=True)
+        np.where(local.own | (newest_ms >= newest[:, to] - BEHIND_MS), to, np.int32(-1))
+        for local, newest_ms, to in zip(locals, newest_sample_ms, places, strict=True)
     ]
 
 

@@ -80,7 +80,7 @@ def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Se
     rows = {name: row for row, name in enumerate(names)}
     known = faults.history(rows).until(now_day)
     recent = np.bincount(known.node[known.start_day > now_day - 90], minlength=nodes)
-    told = np.zeros((nodes, 2))
+    predicted = np.zeros((nodes, 2))
     back_day = known.latest(known.end_day, nodes)
     for name, record in records.items():
         row = rows.get(name)
@@ -91,12 +91,12 @@ def event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Se
             if age_day < 0:
                 continue
             if event.type == "drain" and age_day < 90:
-                told[row, 0] += 1
+                predicted[row, 0] += 1
             elif event.type in ("xid", "health") and age_day < 7 and gravity(event) == "warning":
-                told[row, 1] += 1
+                predicted[row, 1] += 1
             elif event.type in ("undrain", "returned"):
                 back_day[row] = max(back_day[row], now_day - age_day)
-    columns = np.column_stack((np.log1p(recent), np.log1p(told), np.exp(-(now_day - back_day) / 30)))
+    columns = np.column_stack((np.log1p(recent), np.log1p(predicted), np.exp(-(now_day - back_day) / 30)))
     return np.concatenate((columns_at(known, now_day, nodes), columns), axis=1)
 
 

@@ -76,7 +76,7 @@ class FleetWatch:
     def apply_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
         """Fold one event, and return the attempts that it changed (see `JobFold.apply`)."""
         changed = self.fold.apply(event, now_ms)
-        self.ended.note(changed, now_ms)
+        self.ended.record(changed, now_ms)
         return changed
 
     def placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:

@@ -72,10 +72,10 @@ class Witnesses:
         self._confirmed = confirmed
         keep = ~np.isin(np.arange(len(signals)), [at for rows in unseen.values() for at in rows])
         of_confirmed = np.array([entity in confirmed for entity in signals.entity], bool)
-        kept = signals.where(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
+        remaining = signals.where(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
         totals = np.bincount(gpu.node[gpu.node >= 0], minlength=len(names)).tolist()
         partial = [_partial(signals, names[node], node, rows, totals[node]) for node, rows in unseen.items()]
-        return Signals.concat([kept, Signals.of(partial)]) if partial else kept
+        return Signals.concat([remaining, Signals.of(partial)]) if partial else remaining
 
     def _said(self, signals: Signals) -> set[str]:
         """Return the GPUs that an XID or a health check reports as failed.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 COPIES = (1 / 6, 1 / 2, 5 / 6)
-KEPT = 400  # points of a survival curve
+MAX_POINTS = 400  # points of a survival curve
 PARETO = 1.0  # beyond all that was seen, half of what has run t runs another t
 
 
@@ -80,8 +80,8 @@ class Survival:
         ends = np.bincount(where, ended, len(times))
         at_risk = np.cumsum(np.bincount(where, minlength=len(times))[::-1])[::-1]
         alive = np.asarray(np.cumprod(1 - ends / at_risk), np.float64)
-        if len(times) > KEPT:  # evenly by share, so that the tail keeps its points
-            wanted = np.concatenate((np.linspace(1, 0.02, KEPT // 2), np.geomspace(0.02, 1e-5, KEPT // 2)))
+        if len(times) > MAX_POINTS:  # evenly by share, so that the tail keeps its points
+            wanted = np.concatenate((np.linspace(1, 0.02, MAX_POINTS // 2), np.geomspace(0.02, 1e-5, MAX_POINTS // 2)))
             at = np.unique(np.concatenate((np.searchsorted(-alive, -wanted).clip(0, len(times) - 1), [len(times) - 1])))
             times, alive = times[at], alive[at]
         return cls(times, alive)

@@ -33,7 +33,7 @@ USUAL, POWER, MOST = 20, 0.7, 8.0  # an hour of n jobs counts (n / USUAL) ** POW
 FARTHEST = 3.0
 WEIGHT_STEP, MOST_WEIGHT = 0.02, 0.9
 MOST_APART = 1.0  # of a logarithm
-KINDS_KEPT = 4096
+MAX_KINDS = 4096
 _LEVELS = np.array(LEVELS)
 _NO_WEIGHT = np.zeros(len(LEVELS))
 
@@ -68,7 +68,7 @@ class RunTracker:
         weight = self._weight.pop(kind, _NO_WEIGHT)
         apart = np.nan_to_num((similar + self.offset - issued) / (1 - weight)).clip(-MOST_APART, MOST_APART)
         self._weight[kind] = (weight + WEIGHT_STEP * miss * apart).clip(0.0, MOST_WEIGHT)
-        if len(self._weight) > KINDS_KEPT:
+        if len(self._weight) > MAX_KINDS:
             del self._weight[next(iter(self._weight))]
         self._push += miss
         self._jobs += 1
@@ -87,8 +87,8 @@ class RunTracker:
             "weight": [[kind, row.tolist()] for kind, row in self._weight.items()],
         }
 
-    def load(self, kept: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any]) -> None:
         """Restore what `dump` returned."""
-        self.offset, self._push = (np.array(kept[name], np.float64) for name in ("offset", "push"))
-        self._jobs, self._since_s = kept["jobs"], kept["since_s"]
-        self._weight = {tuple(kind): np.array(row, np.float64) for kind, row in kept["weight"]}
+        self.offset, self._push = (np.array(saved[name], np.float64) for name in ("offset", "push"))
+        self._jobs, self._since_s = saved["jobs"], saved["since_s"]
+        self._weight = {tuple(kind): np.array(row, np.float64) for kind, row in saved["weight"]}

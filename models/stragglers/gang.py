@@ -77,7 +77,7 @@ class GangColumns:
         if keep.all():
             return replace(self, node=node)
         return GangColumns(
-            tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept),
+            tuple(name for name, stays in zip(self.names, keep.tolist(), strict=True) if stays),
             node[keep],
             {name: column[keep] for name, column in self.last.items()},
             {name: column[keep] for name, column in self.mean.items()},

@@ -51,15 +51,15 @@ class GangStreaks:
             if now_ms - last_ms > self._forget_ms:
                 first_ms = now_ms
             self._seen[signal.rule, signal.entity] = (first_ms, now_ms, signal)
-        kept = []
+        signals_left = []
         for key, (first_ms, last_ms, signal) in list(self._seen.items()):
             rule = BY_NAME[signal.rule]
             firm = last_ms - first_ms >= self._sustained_ms or rule.intended or rule.evidence is COUNT
             if now_ms - last_ms > (rule.clears_s * 1000 if firm else self._forget_ms):
                 del self._seen[key]
             elif firm:
-                kept.append(replace(signal, since_ms=first_ms))
-        return kept
+                signals_left.append(replace(signal, since_ms=first_ms))
+        return signals_left
 
     def lately(self, rule: str, now_ms: int) -> list[Signal]:
         """Return the signals of a rule that were seen within its `clears_s`.
@@ -107,8 +107,8 @@ def gang_signals(
     explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
     clocks = [one for one in _slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
     slow, dropping = untold_links(gangs, gpu, port, streaks.drops, now_ms)
-    told = {signal.entity for signal in dropping}
-    links = _compared_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in told]
+    dropped = {signal.entity for signal in dropping}
+    links = _compared_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in dropped]
     return Signals.of(streaks.sustained(caps + clocks + links + dropping, now_ms))
 
 

@@ -3,7 +3,7 @@
 A cap costs a gang time, and is no fault. `models.risk.gpu_signals.cap_evidence` states for each GPU how
 certain a cap is:
 
-    TOLD     by a reason bit, or by power at its stated limit
+    STATED     by a reason bit, or by power at its stated limit
     LIKELY   neither is exported, but its power is below its node's others' as its clock is
     WAITS    the bit is set, but it draws far less than its limit. Then its gang must draw less too
     OPEN     its power is no evidence either, and it is not hot. Then all working GPUs of the node must be
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from models.peers import Groups, middle
 from models.risk.detectors import reports
-from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, TOLD, WAITS
+from models.risk.gpu_signals import DENIED, LIKELY, LOW_CLOCK, OPEN, STATED, WAITS
 from models.risk.signals import Array, Mask, Signal
 from models.stragglers.gang import GangColumns, GangMembers
 from models.words import number
@@ -111,6 +111,8 @@ def _words(gpu: GangColumns, gangs: GangMembers, rows: NDArray[np.intp], node: i
     at = f"at {number(float(np.nanmedian(watts)))} W, " if np.isfinite(watts).any() else ""
     hosts = max(map(gangs.hosts, gangs.jobs_on(gangs.nodes[node])), default=1)
     untold = (
-        "" if np.isin(gpu.last["cap"][rows], (TOLD, WAITS)).any() else "; neither its limit nor the reason is exported"
+        ""
+        if np.isin(gpu.last["cap"][rows], (STATED, WAITS)).any()
+        else "; neither its limit nor the reason is exported"
     )
     return f"{at}{100 * lost:.0f} % slower{untold}" + (f"; the gang of {hosts} nodes waits for it" if hosts > 1 else "")

@@ -102,29 +102,29 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
 
     least: each stage's least share so far.
     """
-    told = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
-    if not told:
+    whole_steps = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
+    if not whole_steps:
         return Blame()
-    told = told[-FEWEST_STEPS:]
-    peers = [_peers(gang.ranks.values()) for gang in told]
+    whole_steps = whole_steps[-FEWEST_STEPS:]
+    peers = [_peers(gang.ranks.values()) for gang in whole_steps]
     slow = [_slow(groups) for groups in peers]
     found = _persistent(slow[-WINDOW:])
     if found:
         firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
-        return Blame(tuple(found), firm, begun_ms=_began_ms(told, slow, found[0].rank))
+        return Blame(tuple(found), firm, begun_ms=_began_ms(whole_steps, slow, found[0].rank))
     stages, table = _by_stage(peers)
     if not stages:
-        return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_start_ms(told[0]))
+        return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_start_ms(whole_steps[0]))
     shares = divide(table, table.mean(axis=1, keepdims=True), 1.0)
     usual = dict(zip(stages, _middle_row(shares).tolist(), strict=True))
     stage = _slow_stage(stages, table, usual, least or {})
-    grown = np.zeros(len(told), bool)
+    grown = np.zeros(len(whole_steps), bool)
     if stage is not None and stage.grown_s:
         grown = shares[:, stages.index(stage.stage)] >= SLOW_RATIO * (least or {})[stage.stage]
     return Blame(
         stage=stage,
         pauses=stage is None and _are_slow_in_turns(slow),
-        begun_ms=_start_ms(told[int(grown.argmax())]),
+        begun_ms=_start_ms(whole_steps[int(grown.argmax())]),
         stages=usual,
     )
 
@@ -196,10 +196,10 @@ def _persistent(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     return sorted(usual, key=lambda row: (-row.excess_s, row.rank))
 
 
-def _began_ms(told: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
+def _began_ms(whole_steps: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
     """Return when the first step in which the rank is slow began."""
     first = next(at for at, step in enumerate(slow) if rank in step)
-    return _start_ms(told[first])
+    return _start_ms(whole_steps[first])
 
 
 def _start_ms(gang: GangStep) -> int:

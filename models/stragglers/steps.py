@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.events import Step
-from fleet.job_steps import RANK_STEPS_KEPT, own_s
+from fleet.job_steps import MAX_RANK_STEPS, own_s
 from fleet.jobs import JobAttempt
 from models.peers import middle
 from models.stragglers.change_point import (
@@ -98,14 +98,14 @@ def pace_of(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
     duration = np.array([step.duration_s for step in steps])
     end_ms = np.array([step.time_ms for step in steps], np.int64)
     disturbed = _in_checkpoint(attempt, duration, end_ms)
-    kept = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
-    pace = _by_past(attempt, kept, duration[~disturbed], end_ms[~disturbed], before)
+    usual = [step for step, out in zip(steps, disturbed.tolist(), strict=True) if not out]
+    pace = _by_past(attempt, usual, duration[~disturbed], end_ms[~disturbed], before)
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s and not pace.slow:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
-    since_ms = max(steps[-RANK_STEPS_KEPT:][0].time_ms, attempt.placed_ms or 0)
+    since_ms = max(steps[-MAX_RANK_STEPS:][0].time_ms, attempt.placed_ms or 0)
     found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
     pace, found = _held_to_their_past(pace, attempt, found, before)
-    return _by_peers(pace, attempt, found, kept, before)
+    return _by_peers(pace, attempt, found, usual, before)
 
 
 def _by_past(

@@ -51,9 +51,9 @@ class SendingGpus:
 
     @classmethod
     def of_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
-        told = np.isin(gpu.node, port.node[(port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0)])
+        moves_bytes = np.isin(gpu.node, port.node[(port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0)])
         spans = gangs.spans
-        of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~told, gangs.of_gpu, -1).astype(np.int32)
+        of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~moves_bytes, gangs.of_gpu, -1).astype(np.int32)
         by_node = Groups(*numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1)))
         unknown = np.full(len(gpu.names), np.nan)
         last, mean = (

@@ -130,9 +130,9 @@ def recent_of(records: Iterable[Mapping[str, Any] | None]) -> Recent:
     n = sum(int(row["origins"]) for row in known)
 
     def mean(name: str) -> float | None:
-        told = [(float(row[name]), int(row["origins"])) for row in known if row.get(name) is not None]
-        weight = sum(origins for _, origins in told)
-        return sum(value * origins for value, origins in told) / weight if weight else None
+        scores = [(float(row[name]), int(row["origins"])) for row in known if row.get(name) is not None]
+        weight = sum(origins for _, origins in scores)
+        return sum(value * origins for value, origins in scores) / weight if weight else None
 
     return Recent(mean("coverage_80"), mean("wql_vs_best_naive"), n)
 

@@ -161,11 +161,11 @@ class Registry:
         """Return all promotions and rollbacks, oldest first. Skips a line that a crash cut short."""
         path = self._folder(kind) / LOG
         lines = path.read_bytes().splitlines() if path.exists() else []
-        kept = []
+        left = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                kept.append(msgspec.json.decode(line, type=Promotion))
-        return kept
+                left.append(msgspec.json.decode(line, type=Promotion))
+        return left
 
     def _served(self, kind: str) -> list[str]:
         """Return the version that serves, then those that served before it, newest first."""
@@ -292,9 +292,9 @@ class Registry:
 
         It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
         """
-        kept = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
+        left = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
         names = self.names(kind)
-        return [name for name in names[: max(0, len(names) - keep)] if name not in kept]
+        return [name for name in names[: max(0, len(names) - keep)] if name not in left]
 
     def prune(self, kind: str, keep: int) -> list[str]:
         """Delete old versions, and return their names."""

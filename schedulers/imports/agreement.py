@@ -26,13 +26,13 @@ def _check_alone(draft: Draft, path: str, queue: DraftQueue) -> None:
     if not 0 <= queue.weight <= MOST_WEIGHT:
         raise queue.line.refuse(f"the weight of {path!r} is {queue.weight:g}, must lie in 0..{MOST_WEIGHT:g}")
     if queue.weight < LEAST_WEIGHT:
-        draft.note(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
+        draft.record(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
         queue.weight = LEAST_WEIGHT
     for amounts in (queue.guaranteed, queue.limit, queue.lend, queue.borrow):
         amounts.update({name: 0.0 for name, gpus in amounts.items() if gpus < LEAST_GPUS})
     for name, gpus in queue.guaranteed.items():
         if gpus > queue.limit.get(name, math.inf):
-            draft.note("a guarantee above the limit was lowered to it", path)
+            draft.record("a guarantee above the limit was lowered to it", path)
             queue.guaranteed[name] = queue.limit[name]
 
 
@@ -46,7 +46,7 @@ def _fit_below(draft: Draft, path: str) -> None:
     for resource, most in draft.queues[path].limit.items():
         promised = _below(draft, path, resource)
         if promised > most:
-            draft.note("guarantees below it were lowered: they were above its limit", path)
+            draft.record("guarantees below it were lowered: they were above its limit", path)
         while promised > most:
             scale = most / promised
             for name in draft.descendants(path):
@@ -70,13 +70,13 @@ def _raise_to_children(draft: Draft, path: str) -> None:
         promised = math.fsum(amounts.get(resource, 0.0) for amounts in children)
         own = queue.guaranteed.get(resource)
         if own is not None and promised > own * (1 + 1e-9):
-            draft.note("a guarantee below that of its queues was raised to their sum", path)
+            draft.record("a guarantee below that of its queues was raised to their sum", path)
         queue.guaranteed[resource] = max(own or 0.0, promised)
     for name, gpus in queue.lend.items():
         if gpus > queue.guaranteed.get(name, 0.0):
             queue.lend[name] = queue.guaranteed.get(name, 0.0)
     if queue.credits and not queue.guaranteed:
-        draft.note("credits need a guarantee, and it has none", path)
+        draft.record("credits need a guarantee, and it has none", path)
         queue.credits = None
 
 
@@ -87,7 +87,7 @@ def _rename_classes(draft: Draft) -> None:
         other = f"{name}-class"
         while other in queues or other in draft.classes:
             other += "-"
-        draft.note("a class with the name of a queue has another name here", f"{name} is {other}")
+        draft.record("a class with the name of a queue has another name here", f"{name} is {other}")
         draft.classes[other] = draft.classes.pop(name)
         for found in draft.classes.values():
             found.preempts = tuple(other if one == name else one for one in found.preempts)
@@ -99,5 +99,5 @@ def _drop_unknown(draft: Draft) -> None:
     for name, found in draft.classes.items():
         unknown = [one for one in found.preempts if one not in draft.classes]
         if unknown:
-            draft.note("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
+            draft.record("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
         found.preempts = tuple(one for one in found.preempts if one in draft.classes)

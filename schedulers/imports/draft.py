@@ -82,7 +82,7 @@ class Draft:
     notes: dict[str, list[str]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)  # path → its children's
 
-    def note(self, what: str, whose: str = "") -> None:
+    def record(self, what: str, whose: str = "") -> None:
         found = self.notes.setdefault(what, [])
         if whose:
             found.append(whose)

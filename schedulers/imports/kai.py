@@ -29,7 +29,7 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
     """Return the draft of these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.note(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    draft.record(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = queues_of(draft, files, GROUP)
     paths = paths_of(
         parents_of(things, {name: thing.spec.text("parentQueue") for name, thing in things.items()}),
@@ -49,7 +49,7 @@ def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thin
     for file, text in files.items():
         for thing in read_things(file, text):
             if thing.kind != "Queue" or not thing.version.startswith(group):
-                draft.note(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
+                draft.record(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
             elif thing.name in found:
                 raise thing.line.refuse(f"{thing.top.name} is there twice, first in {found[thing.name].line}")
             else:
@@ -69,14 +69,14 @@ def parents_of(things: dict[str, Thing], parents: dict[str, str]) -> dict[str, s
 
 def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
     if not spec.has("resources"):
-        draft.note("queues without resources: no guarantee, no limit", path)
+        draft.record("queues without resources: no guarantee, no limit", path)
         return
     resources = spec.table("resources")
     for other in ("cpu", "memory"):
-        kept = resources.table(other)
-        kept.usual("quota", "-1", "0")
-        kept.usual("limit", "-1")
-        kept.drop("overQuotaWeight")
+        declared = resources.table(other)
+        declared.usual("quota", "-1", "0")
+        declared.usual("limit", "-1")
+        declared.drop("overQuotaWeight")
     gpu = resources.table("gpu")
     quota, limit = _bound(gpu, "quota"), _bound(gpu, "limit")
     queue.weight = gpu.amount("overQuotaWeight", 0.0, MOST_WEIGHT)
@@ -84,9 +84,9 @@ def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
         queue.weight = 1.0
         if quota is not None:
             queue.borrow = {ANY: 0.0}
-            draft.note("overQuotaWeight 0: nothing is borrowed", path)
+            draft.record("overQuotaWeight 0: nothing is borrowed", path)
     if quota is None:
-        draft.note("a quota of -1: no guarantee is without bound here, so it has none", path)
+        draft.record("a quota of -1: no guarantee is without bound here, so it has none", path)
     elif quota:
         queue.guaranteed = {ANY: quota}
     if limit is not None:
@@ -111,7 +111,7 @@ def set_priorities(draft: Draft, things: dict[str, Thing], usual: float) -> None
             raise things[path].line.refuse(f"priority {priority:g} of {path!r} is no priority")
     if len(set(found.values())) < 2:
         return
-    draft.note("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
+    draft.record("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
     for priority in sorted(set(found.values()), reverse=True):
         draft.classes[f"priority-{priority:.0f}"] = DraftClass(int(priority))
     for path, priority in found.items():

@@ -94,7 +94,7 @@ def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
 def _add(draft: Draft, found: _Kueue, thing: Thing) -> None:
     ours = thing.version.startswith(GROUP) or (thing.kind == "Configuration" and thing.version.startswith(CONFIG))
     if not ours or thing.kind not in KINDS:
-        draft.note(f"objects of the kind {thing.kind}", thing.name)
+        draft.record(f"objects of the kind {thing.kind}", thing.name)
         return
     if thing.version.rpartition("/")[2] not in VERSIONS:
         raise thing.line.refuse(f"{thing.top.name} is of {thing.version}; read are {', '.join(VERSIONS)}")
@@ -110,7 +110,7 @@ def report_unread(draft: Draft, thing: Thing) -> None:
     thing.top.drop("status")
     for key, value in thing.top.unread():
         if not key.startswith("metadata."):
-            draft.note(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
+            draft.record(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
 
 
 def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
@@ -118,7 +118,7 @@ def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
     for label in MODEL_LABELS:
         if model := labels.text(label):
             return spell(model)
-    draft.note("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
+    draft.record("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
     return ""
 
 
@@ -146,7 +146,7 @@ def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
     for name, thing in found.of("ClusterQueue").items():
         path = f"{paths[joins[name]]}/{part_of(name)}" if joins[name] else part_of(name)
         while path in draft.queues:
-            draft.note("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
+            draft.record("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
             path += "-queue"
         _fill(draft, found, path, draft.add(path, DraftQueue(thing.line, says=f"ClusterQueue {name}")), thing, models)
         _cluster_queue(draft, found, path, thing)
@@ -169,11 +169,11 @@ def _flavor(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> 
     for row in flavor.rows("resources"):
         resource = row.text("name")
         if not is_gpu(resource):
-            draft.note("quotas of other than GPUs", f"{path} ({resource} {row.text('nominalQuota', '0')} of {name})")
+            draft.record("quotas of other than GPUs", f"{path} ({resource} {row.text('nominalQuota', '0')} of {name})")
             row.drop("borrowingLimit", "lendingLimit")
             continue
         if name not in models:
-            draft.note("flavors without their ResourceFlavor among the files: GPUs of any model", name)
+            draft.record("flavors without their ResourceFlavor among the files: GPUs of any model", name)
         nominal = row.amount("nominalQuota", 0.0, MOST_GPUS)
         borrowing = row.amount("borrowingLimit", 0.0, MOST_GPUS) if row.has("borrowingLimit") else None
         lending = row.amount("lendingLimit", 0.0, MOST_GPUS) if row.has("lendingLimit") else None
@@ -194,10 +194,10 @@ def _cluster_queue(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None
     """Write the order and the stop policy of a ClusterQueue. The usual values need no word."""
     spec = thing.spec
     if spec.text("queueingStrategy") == "StrictFIFO":
-        draft.note("StrictFIFO: who does not fit lets others of his queue pass here", path)
+        draft.record("StrictFIFO: who does not fit lets others of his queue pass here", path)
     if (policy := spec.text("stopPolicy", "None")) != "None":
         draft.queues[path].is_closed = True
-        draft.note("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
+        draft.record("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
     if spec.table("admissionScope").text("admissionMode") == BY_USE:
         found.by_use[thing.name] = path
     preemption = spec.table("preemption")
@@ -255,7 +255,7 @@ def _add_local_queues(draft: Draft, found: _Kueue) -> None:
     for key, thing in found.of("LocalQueue").items():
         target = thing.spec.text("clusterQueue")
         if target not in paths:
-            draft.note("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
+            draft.record("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
             continue
         thing.spec.usual("stopPolicy", "None")
         weight = thing.spec.table("fairSharing").amount("weight", 1.0, MOST_WEIGHT)
@@ -263,7 +263,7 @@ def _add_local_queues(draft: Draft, found: _Kueue) -> None:
             path = f"{paths[target]}/{part_of(key).replace('|', '.', 1)}"
             draft.add(path, DraftQueue(thing.line, weight, says=f"LocalQueue {key}"))
         else:
-            draft.note(
+            draft.record(
                 "LocalQueues are no queues of their own: requests name the ClusterQueue's", f"{key} is {paths[target]}"
             )
 
@@ -275,16 +275,18 @@ def _policy(draft: Draft, found: _Kueue) -> None:
         if sharing.has("usageHalfLifeTime"):
             half_life_h = _hours(sharing.at("usageHalfLifeTime"), sharing.text("usageHalfLifeTime"))
         if not thing.top.has("fairSharing"):
-            draft.note("the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count")
+            draft.record("the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count")
         thing.top.held.clear()
         thing.top.below.clear()
     draft.policy["half_life_h"] = LONGEST_H
     if found.by_use and half_life_h:
         draft.policy["half_life_h"] = min(half_life_h, LONGEST_H)
     elif found.by_use:
-        draft.note("admission fair sharing by use: add Kueue's Configuration to the files, its half-life is not known")
+        draft.record(
+            "admission fair sharing by use: add Kueue's Configuration to the files, its half-life is not known"
+        )
     else:
-        draft.note(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+        draft.record(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
 
 
 def _hours(line: SourceLine, text: str) -> float:

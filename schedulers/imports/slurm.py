@@ -72,27 +72,29 @@ def _policy(draft: Draft, found: SlurmFiles) -> float:
     line, text = found.settings.get("prioritydecayhalflife", (SourceLine("slurm.conf"), "7-0"))
     half_life_s = seconds_of(line, text)
     if not found.has_settings:
-        draft.note("no slurm.conf among the files: half-life and longest wait are Slurm's defaults, 7 days")
+        draft.record("no slurm.conf among the files: half-life and longest wait are Slurm's defaults, 7 days")
     if half_life_s == 0:
-        draft.note(f"PriorityDecayHalfLife is 0, use is never forgotten: half_life_h is {LONGEST_H:.0f}")
+        draft.record(f"PriorityDecayHalfLife is 0, use is never forgotten: half_life_h is {LONGEST_H:.0f}")
         half_life_s = LONGEST_H * 3600
     draft.policy["half_life_h"] = min(half_life_s / 3600, LONGEST_H)
     line, text = found.settings.get("prioritymaxage", (SourceLine("slurm.conf"), "7-0"))
     if (longest_s := seconds_of(line, text)) > 0:
         draft.policy["max_wait_h"] = min(longest_s / 3600, LONGEST_H)
-        draft.note("PriorityMaxAge is max_wait_h: from then on a job's age counts no more there, and goes first here")
+        draft.record("PriorityMaxAge is max_wait_h: from then on a job's age counts no more there, and goes first here")
     for key, usual, what in NOT_HERE:
         if key in found.settings and found.settings[key][1].lower() not in usual:
-            draft.note(what, found.settings[key][1])
+            draft.record(what, found.settings[key][1])
     weights = [
         f"{name} {found.settings[key][1]}" for name in WEIGHED if (key := f"priorityweight{name}") in found.settings
     ]
     if weights:
-        draft.note("PriorityWeight…: queues go by share here, then jobs by wait; no sum of factors", ", ".join(weights))
+        draft.record(
+            "PriorityWeight…: queues go by share here, then jobs by wait; no sum of factors", ", ".join(weights)
+        )
     if found.has_settings and number_of(found.settings.get("priorityweightqos", (line, "0"))[1]) == 0:
-        draft.note("PriorityWeightQOS is 0, so QOS order no jobs there; here a request's class does")
+        draft.record("PriorityWeightQOS is 0, so QOS order no jobs there; here a request's class does")
     if "partitionname" in found.settings:
-        draft.note("partitions: their nodes, limits and tiers were not read")
+        draft.record("partitions: their nodes, limits and tiers were not read")
     return half_life_s
 
 
@@ -122,7 +124,7 @@ def _accounts(draft: Draft, found: SlurmFiles) -> dict[str, _Account]:
 def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, str]) -> None:
     """Add a user's association. If there are several partitions, the first one counts."""
     if any(row["user"] == known["user"] for _, known in account.users):
-        draft.note("a second association of a user in an account", f"{row['user']} of {row['account']}")
+        draft.record("a second association of a user in an account", f"{row['user']} of {row['account']}")
     else:
         account.users.append((line, row))
 
@@ -175,10 +177,12 @@ class _Tree:
 
     def _left_out(self, name: str, account: _Account) -> None:
         if name != ROOT:
-            self.draft.note("share parent: the account is no level of its own, what is below it is its parent's", name)
+            self.draft.record(
+                "share parent: the account is no level of its own, what is below it is its parent's", name
+            )
         for key in ("grptres", "grptresmins", "maxtres"):
             if account.row[key]:
-                self.draft.note(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
+                self.draft.record(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
 
     def _share_equally(self, users: list[tuple[SourceLine, dict[str, str]]]) -> bool:
         shares = {row["share"] for _, row in users}
@@ -190,8 +194,8 @@ class _Tree:
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"
         if row["share"] == PARENT:
-            self.draft.note("share parent of a user beside others with shares: weight 1", own)
-        self.draft.note("users that are queues, for their shares or limits differ: requests name them so", own)
+            self.draft.record("share parent of a user beside others with shares: weight 1", own)
+        self.draft.record("users that are queues, for their shares or limits differ: requests name them so", own)
         self._fill(self.draft.add(own, DraftQueue(line)), own, line, row)
 
     def _fill(self, queue: DraftQueue, path: str, line: SourceLine, row: dict[str, str]) -> None:
@@ -203,26 +207,26 @@ class _Tree:
         for gpus in queue.limit.values():
             line.amount("GrpTRES", gpus)
         if rest:
-            self.draft.note("GrpTRES of other than GPUs", f"{path} ({rest})")
+            self.draft.record("GrpTRES of other than GPUs", f"{path} ({rest})")
         self._budget(queue, path, line, row["grptresmins"])
         if row["maxtres"]:
-            self.draft.note("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
+            self.draft.record("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
         if row["qos"] not in ("", "normal"):
-            self.draft.note("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
+            self.draft.record("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
 
     def _budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
         minutes, rest = gpus_of_tres(line, text, self.spell)
         rest = ",".join([*filter(None, [rest]), *(f"{name}={gpus:g}" for name, gpus in minutes.items() if name != ANY)])
         if rest:
-            self.draft.note("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")
+            self.draft.record("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")
         if not minutes.get(ANY):
             if ANY in minutes:
-                self.draft.note("GrpTRESMins of 0 GPU-minutes", path)
+                self.draft.record("GrpTRESMins of 0 GPU-minutes", path)
             return
         steady = minutes[ANY] * 60 * math.log(2) / self.half_life_s
         queue.guaranteed = {ANY: line.amount("GrpTRESMins, as GPUs held for ever,", math.floor(steady * 1e6) / 1e6)}
         queue.credits = (1.0, minutes[ANY] / 60)
-        self.draft.note(
+        self.draft.record(
             "GrpTRESMins is a guarantee with credits here: it holds no job back", f"{path} ({minutes[ANY]:g})"
         )
 
@@ -238,4 +242,4 @@ def _class(draft: Draft, line: SourceLine, row: dict[str, str]) -> None:
     usual = {"gracetime": ("", "00:00:00"), "usagefactor": ("", "1", "1.000000")}
     for key in ("gracetime", "grptres", "maxtrespu", "usagefactor", "flags"):
         if row[key] not in usual.get(key, ("",)):
-            draft.note(f"{key} of a QOS", f"{name} ({row[key]})")
+            draft.record(f"{key} of a QOS", f"{name} ({row[key]})")

@@ -18,7 +18,7 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
     """Return the draft of these files (name → text). Raises ConfigError."""
     draft = Draft("Volcano")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.note(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    draft.record(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = queues_of(draft, files, GROUP)
     if len(things) > 1 and (root := things.pop(ROOT, None)):
         root.spec.drop("weight")
@@ -38,22 +38,22 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
 def _fill(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> None:
     spec = thing.spec
     queue.weight = spec.amount("weight", 1.0, MOST_WEIGHT)
-    kept = _gpus(spec.table("guarantee").table("resource"))
+    reserved = _gpus(spec.table("guarantee").table("resource"))
     deserved = _gpus(spec.table("deserved"))
     limit = _gpus(spec.table("capability"))
-    if deserved is not None or kept is not None:
-        whole = max(deserved or 0.0, kept or 0.0)
+    if deserved is not None or reserved is not None:
+        whole = max(deserved or 0.0, reserved or 0.0)
         queue.guaranteed = {ANY: whole}
-        queue.lend = {ANY: whole - (kept or 0.0)} if kept else {}
+        queue.lend = {ANY: whole - (reserved or 0.0)} if reserved else {}
     if limit is not None:
         queue.limit = {ANY: limit}
     if spec.text("reclaimable", "true") == "false":
-        draft.note(
+        draft.record(
             "reclaimable false: others get back nothing of what it borrowed there, and here no job is stopped", path
         )
     if (state := thing.top.table("status").text("state", "Open")) in STOPPED:
         queue.is_closed = True
-        draft.note("closed: the queue takes no requests (max_waiting = 0)", f"{path} ({state})")
+        draft.record("closed: the queue takes no requests (max_waiting = 0)", f"{path} ({state})")
 
 
 def _gpus(resources: Fields) -> float | None:

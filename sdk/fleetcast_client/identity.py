@@ -73,9 +73,9 @@ def _job(env: Mapping[str, str]) -> str:
 
 
 def _attempt(env: Mapping[str, str]) -> int:
-    told = _number(env.get("FLEETCAST_ATTEMPT"))
-    if told is not None:
-        return told
+    stated = _number(env.get("FLEETCAST_ATTEMPT"))
+    if stated is not None:
+        return stated
     if env.get("FLEETCAST_JOB") or env.get("SLURM_JOB_ID"):
         return (_number(env.get("SLURM_RESTART_COUNT")) or 0) + 1
     return (_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0) + 1

@@ -62,7 +62,7 @@ class Outbox:
         self._batch: list[Event] = []  # on its way
         self._counts = Counts()
         self._dropped = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._closing = False
         self._hurry = threading.Event()
         self._empty = threading.Event()
@@ -154,8 +154,8 @@ class Outbox:
         return True
 
     def _taken(self, answer: Any) -> None:
-        told = answer.get("rejected") if isinstance(answer, dict) else None
-        rejected: list[Any] = told if isinstance(told, list) else []
+        refusals = answer.get("rejected") if isinstance(answer, dict) else None
+        rejected: list[Any] = refusals if isinstance(refusals, list) else []
         self._counts = replace(self._counts, sent=self._counts.sent + len(self._batch) - len(rejected))
         if rejected:
             self._refused(len(rejected), str(rejected[0]))
@@ -171,8 +171,8 @@ class Outbox:
 
     def _say(self, once: str, text: str, *values: object) -> None:
         """Log a line for each new kind of trouble."""
-        if once not in self._told and len(self._told) < 20:
-            self._told.add(once)
+        if once not in self._reported and len(self._reported) < 20:
+            self._reported.add(once)
             logger.warning(text, *values)
 
 

@@ -83,10 +83,10 @@ def _decoded(raw: bytes, url: str) -> Any:
 
 def _problem(error: urllib.error.HTTPError) -> ApiError:
     try:
-        told = json.loads(error.read(2**20))
+        answer = json.loads(error.read(2**20))
     except (ValueError, OSError):
-        told = None
-    problem: dict[str, Any] = told if isinstance(told, dict) else {"detail": f"HTTP {error.code} {error.reason}"}
+        answer = None
+    problem: dict[str, Any] = answer if isinstance(answer, dict) else {"detail": f"HTTP {error.code} {error.reason}"}
     kind = {401: NotAllowed, 403: NotAllowed, 404: NotFound}.get(error.code, ApiError)
     return kind(error.code, problem, _seconds(error.headers.get("Retry-After", "")))
 

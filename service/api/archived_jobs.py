@@ -73,14 +73,14 @@ def look_up(files: ArchiveFiles, job: str, limit_s: float) -> Found:
         for hour in sorted(hours, reverse=True):
             if time.monotonic() >= until_s or table.position >= MOST_EVENTS:
                 return Found(table.get(job), day_ms(day) + (hour + 1) * HOUR_MS)
-            _fold(table, _told(files, day, hour, job))
+            _fold(table, _read_events(files, day, hour, job))
             latest = table.get(job)
             if latest is not None and latest.submission is not None:
                 return Found(latest)
     return Found(table.get(job))
 
 
-def _told(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
+def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
     """Return the records of a job in one hour's files.
 
     Compaction may replace files while they are read. Then all of them are read again.

@@ -23,7 +23,7 @@ from service.board.cache import BoardCache
 POLL_S = 0.1  # the least time between two boards
 HEARTBEAT_S = 15.0
 MAX_CLIENTS = 256
-HARD_KEPT = 256
+MAX_HARD_REASONS = 256
 
 
 class EventBroadcaster:
@@ -40,7 +40,7 @@ class EventBroadcaster:
         self._heartbeat_s = heartbeat_s
         self._board: bytes = b""
         self._boards = 0
-        self._hard: deque[tuple[int, Any]] = deque(maxlen=HARD_KEPT)
+        self._hard: deque[tuple[int, Any]] = deque(maxlen=MAX_HARD_REASONS)
         self._hard_count = 0
         self._urgent_raw = b""
         self._urgent: list[Any] = []

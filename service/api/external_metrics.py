@@ -70,7 +70,7 @@ def create_external_metrics(answerers: Answerers, names: tuple[str, ...], metric
         return answerers.answer(SECTION, "value", msgspec.json.encode(asked))[0]
 
     async def refused(request: Request, error: Exception) -> Response:
-        code, message = _told(error)
+        code, message = _describe_error(error)
         metrics.observe(f"/apis/{GROUP}", request.method, code, 0.0)
         body = msgspec.json.encode(failure(code, REASONS.get(code, "Unknown"), message))
         headers = {"retry-after": RETRY_AFTER_S} if code == 503 else {}
@@ -97,7 +97,7 @@ def _admit(request: Request, names: tuple[str, ...]) -> None:
     logger.debug("asked by %s", request.headers["x-remote-user"])
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _describe_error(error: Exception) -> tuple[int, str]:
     match error:
         case HTTPException():
             return error.status_code, error.detail

@@ -20,13 +20,13 @@ from fleet.errors import StaleError
 from schedulers.keda import ScalerActivity, ScalerQuestion, ScalerSpec, ScalerValue
 from service.api.grpc_service import Ask, GrpcService, encoded
 
-LOOK_S = 0.5  # wall; for a crossing of the activation
+CHECK_INTERVAL_S = 0.5  # wall; for a crossing of the activation
 
 
 def metric_spec(ask: Ask, body: bytes) -> bytes:
-    told = msgspec.json.decode(ask("metric_spec", _question(_ref(body))), type=ScalerSpec)
-    size = told.target_size
-    spec = MetricSpec(metricName=told.metric_name, targetSize=math.ceil(size), targetSizeFloat=size)
+    reply = msgspec.json.decode(ask("metric_spec", _question(_ref(body))), type=ScalerSpec)
+    size = reply.target_size
+    spec = MetricSpec(metricName=reply.metric_name, targetSize=math.ceil(size), targetSizeFloat=size)
     return encoded(GetMetricSpecResponse(metricSpecs=[spec]))
 
 
@@ -34,8 +34,8 @@ def metrics(ask: Ask, body: bytes) -> bytes:
     asked = GetMetricsRequest()
     asked.ParseFromString(body)
     answer = ask("metrics", _question(asked.scaledObjectRef, asked.metricName))
-    told = msgspec.json.decode(answer, type=ScalerValue)
-    value = MetricValue(metricName=told.metric_name, metricValue=math.ceil(told.value), metricValueFloat=told.value)
+    reply = msgspec.json.decode(answer, type=ScalerValue)
+    value = MetricValue(metricName=reply.metric_name, metricValue=math.ceil(reply.value), metricValueFloat=reply.value)
     return encoded(GetMetricsResponse(metricValues=[value]))
 
 
@@ -48,14 +48,14 @@ async def stream_is_active(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
 
     Yields nothing while the activity is unknown. A caller that polls receives that error.
     """
-    question, told = _question(_ref(body)), None
+    question, reply = _question(_ref(body)), None
     while True:
         with contextlib.suppress(StaleError):
             active = _activity(ask, question)
-            if active is not told:
-                told = active
+            if active is not reply:
+                reply = active
                 yield encoded(IsActiveResponse(result=active))
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 def _ref(body: bytes) -> ScaledObjectRef:

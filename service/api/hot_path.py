@@ -29,7 +29,7 @@ ANSWER_HEADERS = (
     f"content-type: {JSON}\r\ncache-control: {NO_STORE}\r\n"
     "age: %d\r\nx-fleetcast-board: %d\r\ncontent-length: %d\r\n\r\n"
 ).encode()
-MAX_KEPT, MAX_KEPT_BYTES = 1024, 4096  # blocks of headers
+MAX_CACHED, MAX_CACHED_BYTES = 1024, 4096  # blocks of headers
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -85,7 +85,7 @@ class HotPath:
 
         Returns None if they are special, or name a host that the ordinary path refuses.
         """
-        if len(block) > MAX_KEPT_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
+        if len(block) > MAX_CACHED_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
         pairs = (line.partition(b":") for line in block.split(b"\r\n") if line)
         headers = [(name.lower(), value.strip()) for name, _, value in pairs]
@@ -93,7 +93,7 @@ class HotPath:
             self.context.access.check_site("GET", headers)
         except Problem:
             return None
-        if len(self._in_order) >= MAX_KEPT:
+        if len(self._in_order) >= MAX_CACHED:
             self._in_order.clear()
         self._in_order[block] = headers
         return headers

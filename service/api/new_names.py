@@ -28,7 +28,7 @@ from service.config import LimitsConfig
 
 LIVE_JOBS, UNKNOWN_NODES, NAMES = "live_jobs", "unknown_nodes", "names_per_minute"
 OVERDUE_MS = 60_000  # a name that no board shows by then was refused by the pipeline, or is over
-CALLERS_KEPT = 4096
+MAX_CALLERS = 4096
 CALLER_MS = 3_600_000  # since a caller sent its last new name; then it has no share any more
 LEAST_SHARE = 10  # every caller may fill so many parts of a bound
 LONGEST_WAIT_S = 60.0
@@ -97,7 +97,7 @@ class _Owned:
         """Record that a caller brought a new name, and forget callers that brought none for an hour."""
         self.callers[caller] = now_ms
         self.callers.move_to_end(caller)
-        while len(self.callers) > CALLERS_KEPT or next(iter(self.callers.values())) < now_ms - CALLER_MS:
+        while len(self.callers) > MAX_CALLERS or next(iter(self.callers.values())) < now_ms - CALLER_MS:
             self.callers.popitem(last=False)
 
     def add(self, name: str, caller: str) -> None:
@@ -146,7 +146,7 @@ class NewNames:
 
     def body(self, caller: str) -> "NamesOfBody":
         """Return the judge for the records of one body."""
-        self._look()
+        self._check()
         return NamesOfBody(self, caller)
 
     def used(self, bound: str) -> int:
@@ -213,11 +213,11 @@ class NewNames:
         purse.tokens = min(most, purse.tokens + max(0, now_ms - purse.at_ms) * self.limits.names_per_minute / 60_000)
         purse.at_ms = now_ms
         self._purses.move_to_end(caller)
-        if len(self._purses) > CALLERS_KEPT:
+        if len(self._purses) > MAX_CALLERS:
             self._purses.popitem(last=False)
         return purse
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Read the newest board. Names on it are no longer new."""
         board = self._feed.latest()
         key = None if board is None else (board.as_of_ms, board.sequence)

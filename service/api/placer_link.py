@@ -14,7 +14,7 @@ from fleet.errors import SourceError
 
 TIMEOUT_S = 15.0
 RETRY_AFTER_S = 2.0
-KEPT_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "etag", "location"})
+FORWARDED_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "etag", "location"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class PlacerLink:
             async with self._session.request(
                 method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
-                kept = {name.lower(): value for name, value in response.headers.items()}
-                kept = {name: value for name, value in kept.items() if name in KEPT_HEADERS}
-                answer = Forwarded(response.status, kept, await response.read())
+                forwarded = {name.lower(): value for name, value in response.headers.items()}
+                forwarded = {name: value for name, value in forwarded.items() if name in FORWARDED_HEADERS}
+                answer = Forwarded(response.status, forwarded, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SourceError(await self._why_away(error), RETRY_AFTER_S) from None
         if answer.status == 401:  # we let the caller in, so it is not the caller's fault

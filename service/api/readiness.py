@@ -70,8 +70,8 @@ def _ended(context: Context) -> str:
     if context.mirror is not None:
         return ""
     roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
-    told = {role: read_exit_reason(context.config.folder, role) for role in roles}
-    return "".join(f"; {role} ended: {words}" for role, words in told.items() if words)
+    reasons = {role: read_exit_reason(context.config.folder, role) for role in roles}
+    return "".join(f"; {role} ended: {words}" for role, words in reasons.items() if words)
 
 
 def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
@@ -94,8 +94,8 @@ def _sources(context: Context) -> ReadinessCheck:
     Without the inbox, the occupancy is unknown, which is another check.
     """
     board = context.cache.latest()
-    told = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
-    failing = [f"{row['name']} fails ({row['last_error']})" for row in told if row.get("failing")]
+    reasons = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
+    failing = [f"{row['name']} fails ({row['last_error']})" for row in reasons if row.get("failing")]
     sentence = f"{'; '.join(failing)}: started again at most a minute later" if failing else "no source fails"
     return ReadinessCheck("sources", True, sentence)
 

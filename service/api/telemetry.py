@@ -131,7 +131,7 @@ class ApiMetrics:
                 "fleetcast_tls_certificate_expiry_timestamp_seconds",
                 "When the certificate that clients are shown expires.",
                 registry=self.registry,
-            ).set_function(lambda: min(told() for told in self._certificates))
+            ).set_function(lambda: min(named() for named in self._certificates))
 
     def page(self) -> str:
         return generate_latest(self.registry).decode()
@@ -277,8 +277,8 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     fields = CounterMetricFamily(
         "fleetcast_source_unknown_fields", "Fields of read records that nothing reads.", labels=labels
     )
-    told = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
-    for label, row in told.items():
+    named = {(str(row.get("name", "")), str(row.get("kind", ""))): row for row in rows}
+    for label, row in named.items():
         if row.get("up") is not None:
             up.add_metric(label, float(bool(row["up"])))
         if isinstance(row.get("bad"), int | float):

@@ -232,7 +232,7 @@ class BoardWriter:
         for left in folder.glob(".*.tmp"):  # by a process that was killed while it wrote; there is one writer
             with contextlib.suppress(OSError):  # a disk that is read-only now is said at each publication
                 left.unlink()
-        self._kept: dict[str, Section] = {}
+        self._sections_before: dict[str, Section] = {}
         last = _map(folder / "board")
         self.sequence = last.sequence if last else 0  # of the last one that was published
         self._numbers = count(self.sequence + 1)  # a restart goes on counting: readers cache by it
@@ -240,8 +240,8 @@ class BoardWriter:
 
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board. It may run in a thread while another calls `publish_urgent`."""
-        self._kept.update((section.name, section) for section in sections)
-        self._replace("board", [*self._kept.values()], as_of_ms, standing)
+        self._sections_before.update((section.name, section) for section in sections)
+        self._replace("board", [*self._sections_before.values()], as_of_ms, standing)
         with contextlib.suppress(OSError, ValueError):  # ValueError: somebody has emptied the file
             self._open.append(files.mapped(self.folder / "board"))
 

@@ -16,7 +16,7 @@ from service.board.urgent import state_of, struck
 from service.http.problems import warming
 
 T = TypeVar("T")
-MAX_KEPT = 256
+MAX_CACHED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class BoardCache:
         self._hold_s = hold_s
         self._polled_s = -1e9
         self._board: Board | None = None
-        self._kept: dict[Any, Any] = {}
+        self._cached: dict[Any, Any] = {}
         self._node_names = b""
         self._node_rows: dict[bytes, int] = {}
 
@@ -68,7 +68,7 @@ class BoardCache:
         self._polled_s = time.monotonic()
         board = self._reader.latest()
         if board is not self._board:
-            self._board, self._kept = board, {}
+            self._board, self._cached = board, {}
         return self._board
 
     def board(self) -> Board:
@@ -97,11 +97,11 @@ class BoardCache:
         """Return `make()`, called once for each board and key."""
         if board is not self._board:
             return make()
-        if key not in self._kept:
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = make()
-        found: T = self._kept[key]
+        if key not in self._cached:
+            if len(self._cached) >= MAX_CACHED:
+                self._cached.clear()
+            self._cached[key] = make()
+        found: T = self._cached[key]
         return found
 
     def as_of_ms(self, board: Board, name: str) -> int:

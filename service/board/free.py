@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from placement.view import Hearing, may_place
 from service.board.board import Board
-from service.board.gpu_use import KEEPS, NOBODY, Occupant, gpu_use
+from service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, gpu_use
 from service.config import PlacerConfig
 
 IGNORE = "ignore"
@@ -34,7 +34,7 @@ def use_on(board: Board) -> NDArray[np.int8]:
     holder = board.array("gpu.job")
     unknown = board.array("gpu.unknown_use") if "gpu.unknown_use" in board else np.zeros(holder.shape, bool)
     nothing = np.full(len(holder), Occupant.NOTHING, np.int8)
-    return gpu_use(holder, np.full(holder.shape, NOBODY, np.int32), unknown, nothing)
+    return gpu_use(holder, np.full(holder.shape, NO_HOLDER, np.int32), unknown, nothing)
 
 
 def unheld(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
@@ -62,7 +62,7 @@ def promises_on(board: Board, row: int) -> dict[str, int]:
     return {names[number]: count for number, count in sorted(Counter(promise.tolist()).items())}
 
 
-def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
+def windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
     """Return (n,) whether a window or a reservation keeps each node now.
 
     It is False for every node if the board does not state it.
@@ -74,7 +74,7 @@ def kept_on(board: Board, n: int) -> NDArray[np.bool_]:
     return found
 
 
-def kept_words(board: Board, node: str) -> str:
+def describe_window(board: Board, node: str) -> str:
     """Return a description of what keeps a node, or an empty text if nothing does."""
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY = -1
+NO_HOLDER = -1
 
 
 class Occupant(IntEnum):
@@ -38,10 +38,10 @@ def gpu_use(
 ) -> NDArray[np.int8]:
     """Return (n, g) Occupant.
 
-    holder, promise: (n, g) number of the job and of the request, or NOBODY. unknown_use: (n, g). kept: (n,)
+    holder, promise: (n, g) number of the job and of the request, or NO_HOLDER. unknown_use: (n, g). kept: (n,)
     WINDOW, RESERVATION or NOTHING for each node.
     """
-    uses = [holder != NOBODY, promise != NOBODY, unknown_use]
+    uses = [holder != NO_HOLDER, promise != NO_HOLDER, unknown_use]
     return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
 
 

@@ -21,7 +21,7 @@ XID = metric_row(EntityKind.GPU, "xid")
 AWAY = {"drain": "drained", "lost": "lost"}  # event -> state of the node from then on
 BACK = frozenset({"undrain", "returned"})
 MESSAGE_SHOWN = 300
-ROWS_KEPT = 50
+MAX_ROWS = 50
 
 decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
 
@@ -99,8 +99,8 @@ class UrgentRows:
     def publish(self, rows: Sequence[HardSignal], now_ms: int) -> None:
         """Publish rows as of now. A row that was published before moves to the end."""
         fresh = {row.identity: msgspec.structs.replace(row, taken_ms=now_ms) for row in rows}
-        kept = [row for row in self._rows if row.identity not in fresh]
-        self._rows = [*kept, *fresh.values()][-ROWS_KEPT:]
+        others = [row for row in self._rows if row.identity not in fresh]
+        self._rows = [*others, *fresh.values()][-MAX_ROWS:]
         document = msgspec.json.encode(UrgentSignals(now_ms, self._rows))
         with log_disk_errors("publish a hard signal", "the next tick scores it"):
             self._board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)

@@ -160,9 +160,9 @@ class Access:
         if isinstance(caller, Caller) and caller.by_certificate:
             if not self._link:
                 return {}
-            told = f"{','.join(sorted(caller.scopes))} {caller.name}"
+            stated = f"{','.join(sorted(caller.scopes))} {caller.name}"
             bound = {VOUCHED_QUEUES: quote(",".join(caller.queues), safe=",/")} if caller.queues else {}
-            return {"authorization": f"Bearer {self._link}", VOUCHED: told, **bound}
+            return {"authorization": f"Bearer {self._link}", VOUCHED: stated, **bound}
         return {name: value for name, value in request.headers.items() if name == "authorization"}
 
     def check(
@@ -257,8 +257,8 @@ def vouched_for(headers: Headers) -> Caller:
 
     Raises problem 401 if the api names none.
     """
-    told = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
-    queues = tuple(queue for value in told for queue in value.split(","))
+    stated = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
+    queues = tuple(queue for value in stated for queue in value.split(","))
     for name, value in headers:
         if name == VOUCHED.encode():
             scopes, _, who = value.decode("latin-1").partition(" ")

@@ -35,12 +35,12 @@ def client_certificate(tls: Any) -> ClientCertificate | None:
 
     Returns None without TLS, or without a certificate.
     """
-    told = tls.getpeercert() if tls is not None else None
-    if not told:
+    peer = tls.getpeercert() if tls is not None else None
+    if not peer:
         return None
-    common = [value for part in told.get("subject", ()) for name, value in part if name == "commonName"]
-    others = [value for kind, value in told.get("subjectAltName", ()) if kind in ALTERNATIVES]
-    return ClientCertificate((*common, *others), ssl.cert_time_to_seconds(told["notAfter"]))
+    common = [value for part in peer.get("subject", ()) for name, value in part if name == "commonName"]
+    others = [value for kind, value in peer.get("subjectAltName", ()) if kind in ALTERNATIVES]
+    return ClientCertificate((*common, *others), ssl.cert_time_to_seconds(peer["notAfter"]))
 
 
 def validity_s(pem: str) -> tuple[float, float]:

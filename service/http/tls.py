@@ -17,7 +17,7 @@ from service.http.certificates import validity_s
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # wall
+CHECK_INTERVAL_S = 2.0  # wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class Tls:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Reload the files when they change, while the context is open."""
-        work = asyncio.ensure_future(self._look_forever())
+        work = asyncio.ensure_future(self._watch_files())
         try:
             yield
         finally:
             work.cancel()
 
-    async def _look_forever(self) -> None:
+    async def _watch_files(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             await asyncio.to_thread(self.look)
 
 
@@ -129,50 +129,50 @@ def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1
     return Made(context, until_s, stamp)
 
 
-def _ask_for_certificates(context: ssl.SSLContext, told: str, path: str) -> None:
+def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
     """Ask clients for certificates, which are optional. Those of other authorities are refused.
 
-    `told`, here and below: key and path.
+    `label`, here and below: key and path.
     """
-    _read(told, path)
+    _read(label, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         why = error.reason or error
-        raise ConfigError(f"{told}: expected certificates in PEM ({why})") from None
+        raise ConfigError(f"{label}: expected certificates in PEM ({why})") from None
     context.verify_mode = ssl.CERT_OPTIONAL
 
 
-def _check_dates(told: str, path: str) -> float:
+def _check_dates(label: str, path: str) -> float:
     """Return until when the certificate is valid. Raises ConfigError if it has expired."""
     try:
-        from_s, until_s = validity_s(_read(told, path))
+        from_s, until_s = validity_s(_read(label, path))
     except ValueError as error:
-        raise ConfigError(f"{told}: {error}; expected a certificate in PEM") from None
+        raise ConfigError(f"{label}: {error}; expected a certificate in PEM") from None
     now_s = time.time()
     if until_s < now_s:
-        raise ConfigError(f"{told}: expired on {date_of(until_s)}: put a new certificate there")
+        raise ConfigError(f"{label}: expired on {date_of(until_s)}: put a new certificate there")
     if from_s > now_s:
-        logger.warning("%s: is valid from %s on, which is later than now", told, date_of(from_s))
+        logger.warning("%s: is valid from %s on, which is later than now", label, date_of(from_s))
     return until_s
 
 
-def _check_key(told: str, path: str) -> None:
-    _read(told, path)
+def _check_key(label: str, path: str) -> None:
+    _read(label, path)
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & 0o077:
-        logger.warning("%s: others than its owner may use it (mode %04o): chmod 600 it", told, mode)
+        logger.warning("%s: others than its owner may use it (mode %04o): chmod 600 it", label, mode)
 
 
-def _read(told: str, path: str) -> str:
+def _read(label: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"{told}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
 
 
-def _refuse_passphrase(told: str) -> NoReturn:
-    raise ConfigError(f"{told}: is encrypted, and nobody is here to type its passphrase: decrypt it")
+def _refuse_passphrase(label: str) -> NoReturn:
+    raise ConfigError(f"{label}: is encrypted, and nobody is here to type its passphrase: decrypt it")
 
 
 def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
@@ -183,10 +183,10 @@ def stamp_of(keys: TlsKeys) -> tuple[Any, ...]:
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):
         try:
-            told = Path(path).stat() if path else None
+            status = Path(path).stat() if path else None
         except OSError:
-            told = None
-        stamps.append(told and (told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size))
+            status = None
+        stamps.append(status and (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
     return tuple(stamps)
 
 

@@ -151,16 +151,16 @@ def gpu_answers(
     """
     node, index = np.nonzero(np.arange(rows.shape[1])[None, :] < gpus[:, None])
     entity = rows[node, index]
-    heard = (entity >= 0) & (entity < len(gpu.values))
+    has_row = (entity >= 0) & (entity < len(gpu.values))
     named = [jobs[number] if number >= 0 else None for number in holder[node, index].tolist()]
     answers = list(map(GpuAnswer, index.tolist(), named))
-    if heard.any():
-        at, told = np.flatnonzero(heard).tolist(), entity[heard]
+    if has_row.any():
+        at, gpu_rows = np.flatnonzero(has_row).tolist(), entity[has_row]
         columns = [
-            np.round(gpu.column(name)[told].astype(np.float64), DIGITS.get(name, 0)).tolist() for name in READINGS
+            np.round(gpu.column(name)[gpu_rows].astype(np.float64), DIGITS.get(name, 0)).tolist() for name in READINGS
         ]
         for place, answer in zip(
-            at, map(GpuAnswer, index[heard].tolist(), map(named.__getitem__, at), *columns), strict=True
+            at, map(GpuAnswer, index[has_row].tolist(), map(named.__getitem__, at), *columns), strict=True
         ):
             answers[place] = answer
     of_each = use[node, index]
@@ -201,8 +201,8 @@ def host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
     known = np.isfinite(columns)
     known[:, SHARES] &= columns[:, SHARES] <= MOST_SHARE
     for row in np.flatnonzero(known.any(axis=1)).tolist():
-        told = zip(HOST, columns[row].tolist(), known[row].tolist(), strict=True)
-        answers[row] = HostAnswer(**{name: float(f"{value:.4g}") for name, value, there in told if there})
+        readings = zip(HOST, columns[row].tolist(), known[row].tolist(), strict=True)
+        answers[row] = HostAnswer(**{name: float(f"{value:.4g}") for name, value, there in readings if there})
     return answers
 
 
@@ -294,20 +294,20 @@ def job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobD
 
 def asked_of(attempt: JobAttempt) -> Asks:
     """Return the resources that the job's submission asks for. Returns empty Asks without a submission."""
-    told = attempt.submission
-    if told is None:
+    spec = attempt.submission
+    if spec is None:
         return Asks()
     return Asks(
-        request_id=told.labels.get(REQUEST_LABEL, msgspec.UNSET) if attempt.source == "queue" else msgspec.UNSET,
-        gang=told.gang,
-        gpus_per_node=told.gpus_per_node,
-        priority=told.priority,
-        gpu_model=told.gpu_model,
-        gpu_models=told.gpu_models,
-        gpu_share=told.gpu_share if told.gpus_per_node == 1 else None,  # a request is for a part of one GPU alone
-        pool=told.pool,
-        cpus=told.cpus or None,
-        limit_s=told.limit_s or None,
+        request_id=spec.labels.get(REQUEST_LABEL, msgspec.UNSET) if attempt.source == "queue" else msgspec.UNSET,
+        gang=spec.gang,
+        gpus_per_node=spec.gpus_per_node,
+        priority=spec.priority,
+        gpu_model=spec.gpu_model,
+        gpu_models=spec.gpu_models,
+        gpu_share=spec.gpu_share if spec.gpus_per_node == 1 else None,  # a request is for a part of one GPU alone
+        pool=spec.pool,
+        cpus=spec.cpus or None,
+        limit_s=spec.limit_s or None,
     )
 
 

@@ -295,10 +295,10 @@ def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple
 
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
     """Add the slow jobs, and return how many of them have no series of their own."""
-    told = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
-    running = [row for row in tick.events.running if row.job in told]
+    slow_jobs = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
+    running = [row for row in tick.events.running if row.job in slow_jobs]
     gpus = {row.job: tick.sizes.get((row.job, row.attempt), row.gpus) for row in running}
-    slow = {job: body for job, body in told.items() if job in gpus}
+    slow = {job: body for job, body in slow_jobs.items() if job in gpus}
     causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
     shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]
     page.gauge(

@@ -28,7 +28,7 @@ from service.pipeline.inventory import both_stated
 logger = logging.getLogger(__name__)
 
 FIRST_S, LONGEST_S = 1.0, 60.0  # wall, of waiting between two starts
-NOTE_S = 1.0  # wall; how often the position is noted
+POSITION_INTERVAL_S = 1.0  # wall; how often the position is noted
 SETTLES_S = 5.0  # wall; a source that was started again and has not failed for so long is up
 CLOSE_S = 10.0  # wall; how long one that failed may take to give back what it holds
 ERROR_CHARACTERS = 300
@@ -167,7 +167,7 @@ class GuardedSource:
         try:
             if self._broken:
                 await self._start_again()
-            elif self._now_s() >= self._noted_s + NOTE_S:
+            elif self._now_s() >= self._noted_s + POSITION_INTERVAL_S:
                 self.position()  # what `next` gave before is folded by now
             batch = await self._source.next()  # no await from here on: a position covers what was returned
             if not isinstance(batch, Batch):
@@ -213,14 +213,14 @@ class GuardedSource:
         failing = bool(self.trouble())
         if failing:
             rows = [{**row, "up": False} for row in rows]
-        told = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
-        told["records"] = self._tally.document(self._ask("pending", lambda: _tally_of(self._source.pending)))
-        return [{**rows[0], **told}, *rows[1:]]
+        reply = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
+        reply["records"] = self._tally.document(self._ask("pending", lambda: _tally_of(self._source.pending)))
+        return [{**rows[0], **reply}, *rows[1:]]
 
     def models(self) -> dict[str, str]:
         """Return node → GPU model. While the source fails, return its last answer."""
-        told = self._ask("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
-        self._models = self._models if told is None else told
+        reply = self._ask("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
+        self._models = self._models if reply is None else reply
         return self._models
 
     def nodes(self) -> Mapping[str, NodeSpec]:
@@ -252,7 +252,7 @@ class GuardedSource:
         try:
             return ask()
         except Exception as error:
-            self._note(where, error)
+            self._record(where, error)
             return None
 
     async def _start_again(self) -> None:
@@ -268,21 +268,21 @@ class GuardedSource:
         try:
             await asyncio.wait_for(source.close(), CLOSE_S)
         except Exception as error:
-            self._note("close()", error)
+            self._record("close()", error)
 
     def _fail(self, error: BaseException) -> SourceError:
         """Mark the source as broken, and return the error to raise.
 
         A minute without an error resets the back-off.
         """
-        self._note("next()", error)
+        self._record("next()", error)
         now_s = self._now_s()
         rested = now_s > self._failed_s + self._back_off_s + LONGEST_S
         self._back_off_s = FIRST_S if rested else min(LONGEST_S, 2 * self._back_off_s)
         self._broken, self._failed_s = True, now_s
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
-    def _note(self, where: str, error: BaseException) -> None:
+    def _record(self, where: str, error: BaseException) -> None:
         """Count an error. Log the traceback if the error differs from the last one.
 
         Every client may read `last_error` at `/readyz`.

@@ -59,16 +59,16 @@ class JobFiles:
             if not earlier or attempt.job in changed:
                 awake.setdefault(attempt.job, []).append(attempt.copy())
         resting = jobs.resting if not earlier else {job: jobs.resting[job] for job in changed & jobs.resting.keys()}
-        names, kept = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
+        names, rows_at_rest = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
 
         def write() -> list[str]:
-            rows = (_encode(_Row(job, True, kept[at])) for at, job in enumerate(names))
-            more = (_encode(_Row(job, False, encode_job(told))) for job, told in awake.items())
+            rows = (_encode(_Row(job, True, rows_at_rest[at])) for at, job in enumerate(names))
+            more = (_encode(_Row(job, False, encode_job(awake_attempt))) for job, awake_attempt in awake.items())
             folder.mkdir()
             files = [link(path, folder) for path in earlier]
             newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
             _write_rows(newest, chain(rows, more), len(names) + len(awake))
-            for copies in (names, kept, awake):
+            for copies in (names, rows_at_rest, awake):
                 copies.clear()  # here, and not in the loop
             self._files = [becomes / path.name for path in (*files, newest)]
             return [path.name for path in self._files]

@@ -63,8 +63,8 @@ class JobMetrics:
         """
         self._intervals.renew(tick, print_of)
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
-            told = {section.name: section.data for section in sections if section.name in READ}
-            read = {name: msgspec.json.decode(data) for name, data in told.items() if isinstance(data, bytes)}
+            documents = {section.name: section.data for section in sections if section.name in READ}
+            read = {name: msgspec.json.decode(data) for name, data in documents.items() if isinstance(data, bytes)}
             self._made_ms, self._page = tick.now_ms, job_page(tick, read, self._intervals.of)
         return self._page
 
@@ -92,7 +92,7 @@ class Intervals:
         if examined == EXAMINED:
             return
         running = {(attempt.job, attempt.attempt) for attempt in tick.events.running}
-        self.of = {key: told for key, told in self.of.items() if key in running}
+        self.of = {key: interval for key, interval in self.of.items() if key in running}
         self._turn = iter(tick.events.running)
 
     def _renew(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
@@ -114,17 +114,17 @@ class Intervals:
         return True
 
 
-def job_page(tick: Tick, told: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
+def job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
     """Make the page of job metrics.
 
-    told: the decoded documents named in READ. Any of them may be missing.
+    documents: the decoded documents named in READ. Any of them may be missing.
     """
     page = Page()
     left = {
         "gangs": _add_gangs(page, tick),
         "checkpoints": _add_checkpoints(page, tick, intervals),
-        "idle_jobs": _add_use(page, told.get("doc.utilisation", [])),
-        "spikes": _add_spikes(page, told.get("doc.spikes", [])),
+        "idle_jobs": _add_use(page, documents.get("doc.utilisation", [])),
+        "spikes": _add_spikes(page, documents.get("doc.spikes", [])),
     }
     rows = [({"what": what}, count) for what, count in left.items()]
     page.gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
@@ -191,7 +191,7 @@ def _add_checkpoints(page: Page, tick: Tick, intervals: Mapping[Attempt, Checkpo
     Returns how many are left out.
     """
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
-    found = [(told.lost, told.ratio, job) for job, told in known if told is not None]
+    found = [(interval.lost, interval.ratio, job) for job, interval in known if interval is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
     page.gauge(
         "checkpoint_interval_ratio",

@@ -81,7 +81,7 @@ class Rates:
         self.samples_per_s = 0.0
         self.events_per_s = 0.0
 
-    def note(self, now_ms: int, samples: int, events: int) -> None:
+    def record(self, now_ms: int, samples: int, events: int) -> None:
         if self._points and now_ms < self._points[-1][0]:  # the clock was set back
             self._points.clear()
         self._points.append((now_ms, samples, events))

@@ -32,7 +32,7 @@ from service.pipeline.tick import Tick
 SECTION = "timeline.node"
 HORIZONS_S = (3600, 86_400)
 MOST_STEPS, MOST_POINTS, MOST_SPELLS, MOST_STAYS = 128, 16, 32, 48
-KEPT_MS = 7 * 86_400_000
+RETENTION_MS = 7 * 86_400_000
 PAUSE_MS = 60_000  # a signal that is back so soon is the same one
 SHORTEST_STEP, SHARE_OF_STEP = 0.005, 0.15  # of a probability: as much as moves a row of the console's ranking
 LEAST_MOVE = 0.03  # of a value, beside its usual one
@@ -182,7 +182,7 @@ class NodePasts(Capability, Stateful):
 
     def _piece(self, name: str, now_ms: int) -> bytes:
         past = self.of[name]
-        _forget(past, now_ms - KEPT_MS)
+        _forget(past, now_ms - RETENTION_MS)
         record = self._records.get(name)
         fields = {field: getattr(past, field) for field in NodePast.__struct_fields__}
         return encode(Shown(**fields, node=name, events=record.events if record else ()))
@@ -235,8 +235,8 @@ class NodePasts(Capability, Stateful):
         changed = set()
         for name in reasons.keys() | (self._active & self.of.keys()):
             past, action = self.of[name], actions.get(name, documents.NO_ACTION)
-            told = _begin_span(past.actions, action.code, action.sentence, now_ms)
-            if _follow(past.signals, reasons.get(name, ()), now_ms) or told:
+            span = _begin_span(past.actions, action.code, action.sentence, now_ms)
+            if _follow(past.signals, reasons.get(name, ()), now_ms) or span:
                 changed.add(name)
         self._active = set(reasons)
         return changed

@@ -352,9 +352,11 @@ def parts_on(board: Board) -> NDArray[np.int32]:
 
 def _attempt_on_board(row: RunningJobRow, places: Sequence[tuple[str, tuple[int, ...], int]]) -> JobAttempt:
     job, number, started_ms = row.job, row.attempt, row.started_ms
-    told = Submitted(job=job, attempt=number, sequence=0, time_ms=started_ms or 0, queue=row.queue, limit_s=row.limit_s)
+    submitted = Submitted(
+        job=job, attempt=number, sequence=0, time_ms=started_ms or 0, queue=row.queue, limit_s=row.limit_s
+    )
     ranks = tuple(
         RankPlacement(rank, node, gpus, milli if milli < WHOLE_GPU else msgspec.UNSET)
         for rank, (node, gpus, milli) in enumerate(places)
     )
-    return JobAttempt(job, number, submission=told, started_ms=started_ms, ranks=ranks)
+    return JobAttempt(job, number, submission=submitted, started_ms=started_ms, ranks=ranks)

@@ -68,14 +68,14 @@ class OtherPipeline:
         try:
             report = read_local(board, self.report)
             _check(report)
-            told = _urgent_rows(board)
+            urgent_rows = _urgent_rows(board)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
             return []
         if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
             self.gpus = gpu_counts(report.local.gpu.names)
         self.report = report
-        fresh = self._fresh(told)
+        fresh = self._fresh(urgent_rows)
         return self.urgent if first else fresh  # at our start, what its scores know of is old
 
     def _fresh(self, rows: list[HardSignal]) -> list[HardSignal]:
@@ -283,15 +283,15 @@ def _joined_gpus(
     for report in reports:
         node = _places(report, rows)[report.local.gpu.node] if len(report.gpu) else report.local.gpu.node
         index = np.array([_index(name) for name in report.local.gpu.names], np.int32)
-        told_s = _ages(report.gpu, GPU)
+        ages_s = _ages(report.gpu, GPU)
         inside = np.flatnonzero((node >= 0) & (index >= 0) & (index < at.shape[1]))
         before = at[node[inside], index[inside]]
         known_s = np.append(age_s, np.inf)[before]  # -1, none yet, is the last
-        better = inside[(before < 0) | (told_s[inside] < known_s)]
+        better = inside[(before < 0) | (ages_s[inside] < known_s)]
         at[node[better], index[better]] = offset + better
         values.append(report.gpu)
         nodes.append(node)
-        age_s = np.append(age_s, told_s)
+        age_s = np.append(age_s, ages_s)
         offset += len(report.gpu)
     return _frame(GPU, np.concatenate(values), np.concatenate(nodes).astype(np.int32), inputs.now_ms), at
 

@@ -219,7 +219,7 @@ def _running_rows(tick: Tick) -> list[msgspec.Raw]:
 def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
     submission = attempt.submission
     limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
-    kept = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
+    ends_ms = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
     return RunningJobRow(
         job=attempt.job,
         attempt=attempt.attempt,
@@ -230,7 +230,7 @@ def _running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
         user=user,
         class_=attempt.class_,
         placed_ms=attempt.placed_ms,
-        kept_ms=kept[-1] if kept else None,
+        kept_ms=ends_ms[-1] if ends_ms else None,
         held=held,
     )
 

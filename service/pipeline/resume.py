@@ -57,7 +57,7 @@ class StateMonitor:
         board, ledger = board_part(self._config.board), ledger_part(self._config.ledger)
         file = read_identity(self._config.inbox)
         if file and _was_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
-            self._take_as_whole()
+            self._accept_all()
             saved.positions["inbox"] = folded = within(folded, inbox.end)
             snapshot = Part(there, file.identity, saved.number, folded=folded)
             board = board if board.identity == file.identity else Part(board.there)
@@ -74,7 +74,7 @@ class StateMonitor:
         if not self._saved.occupancy_known and self._saved.lost is None:
             self._saved.lost = Doubt(SNAPSHOT, UNKNOWN, self.seen.time_ms)
 
-    def _take_as_whole(self) -> None:
+    def _accept_all(self) -> None:
         self.is_accepted = True
         self._saved.lost = self._board_lost = None
         self._saved.occupancy_known = True
@@ -101,7 +101,7 @@ class StateMonitor:
             return
         accepted = file.accepted is not None and file.accepted.time_ms >= self._began_ms
         if accepted:
-            self._take_as_whole()
+            self._accept_all()
         if accepted or not self.identity:
             logger.info("the state is %s from now on", file.identity)
             self.identity, self.seen = file.identity, PartView(identity=file.identity, time_ms=now_ms)
@@ -119,7 +119,7 @@ class StateMonitor:
             write_seen(self._config.inbox, seen)
 
 
-def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) -> bool:
+def _was_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView]) -> bool:
     """Return whether an operator has accepted the restored snapshot.
 
     If there is no snapshot, return whether the operator accepted that, and none was written since.
@@ -128,7 +128,7 @@ def _was_accepted(file: StateFile, saved: SavedState, told: Sequence[PartView]) 
         return False
     if saved.number:
         return (saved.number, saved.saved_ms) in file.accepted.snapshots
-    since = any(seen.snapshot for seen in told if seen.identity == file.identity)
+    since = any(seen.snapshot for seen in views if seen.identity == file.identity)
     return not file.accepted.snapshots and not since
 
 

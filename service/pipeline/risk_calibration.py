@@ -22,7 +22,7 @@ from service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 3600.0  # of fleet time
+CHECK_INTERVAL_S = 3600.0  # of fleet time
 
 
 class RiskCalibration(Capability):
@@ -43,7 +43,7 @@ class RiskCalibration(Capability):
 
     async def work(self, state: FleetState) -> None:
         while True:
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(CHECK_INTERVAL_S)
             await refit(self._memory, self._free, state.topology.names, self._clock.now_ms())
 
 

@@ -70,8 +70,8 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
 
 def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
     """Return the sum over the instances that report this value. Returns None if no instance does."""
-    told = [value for one in instances if (value := getattr(one, name)) is not None]
-    return number(sum(told)) if told else None
+    reported = [value for one in instances if (value := getattr(one, name)) is not None]
+    return number(sum(reported)) if reported else None
 
 
 def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
@@ -84,10 +84,10 @@ def ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
     mean = sum(one.ttft_s or 0.0 for one in telling) / requests if requests > 0 else None
     edges, counts = [], []
     for at, edge_ms in enumerate(TTFT_EDGES_MS):
-        told = [one.ttft_le[at] for one in telling]
-        if telling and None not in told:
+        reported = [one.ttft_le[at] for one in telling]
+        if telling and None not in reported:
             edges.append(edge_ms / 1000)
-            counts.append(sum(value or 0.0 for value in told))
+            counts.append(sum(value or 0.0 for value in reported))
     quantiles = (quantile(edges, counts, q * requests) for q in QUANTILES)
     return TimeToFirstToken(None if mean is None else number(mean), *quantiles)
 

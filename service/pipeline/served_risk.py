@@ -36,10 +36,10 @@ class ServedRisk:
 
         Reads two small files.
         """
-        self._serving = self._look(self._registry.current_version, self._serving, self._serve)
-        self._challenger = self._look(self._registry.challenger, self._challenger, self._run_beside)
+        self._serving = self._judge(self._registry.current_version, self._serving, self._serve)
+        self._challenger = self._judge(self._registry.challenger, self._challenger, self._run_beside)
 
-    def _look(
+    def _judge(
         self, ask: Callable[[str], str | None], known: str | None, load: Callable[[str | None], None]
     ) -> str | None:
         try:

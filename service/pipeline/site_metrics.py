@@ -43,16 +43,16 @@ def _add_waits(page: Page, tick: Tick) -> None:
     for (queue, _), waits in found.items():
         sizes[queue] += len(waits)
     shown = largest(sizes, QUEUES_SHOWN)
-    told: dict[tuple[str, str], list[float]] = defaultdict(list)
+    reported: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (queue, class_), waits in found.items():
-        told[queue if queue in shown else OTHER, class_] += waits
+        reported[queue if queue in shown else OTHER, class_] += waits
     page.add(
         "summary",
         "class_started_wait_seconds",
         "How long the jobs of a queue and class that started within the last hour had waited.",
         [
             ({"queue": queue, "class": class_, "quantile": f"{q:g}"}, value)
-            for (queue, class_), waits in sorted(told.items())
+            for (queue, class_), waits in sorted(reported.items())
             for q, value in zip(WAIT_QUANTILES, np.quantile(waits, WAIT_QUANTILES).tolist(), strict=True)
         ],
     )
@@ -68,13 +68,13 @@ def _add_pools(page: Page, tick: Tick) -> None:
     for row, kind in enumerate(kinds):
         rows_of[kind if kind in shown else (OTHER, OTHER)].append(row)
     states, busy = gpu_states(tick), tick.gpu_column("gpu_util")
-    told = [({"pool": pool, "gpu_model": model}, rows) for (pool, model), rows in sorted(rows_of.items())]
+    reported = [({"pool": pool, "gpu_model": model}, rows) for (pool, model), rows in sorted(rows_of.items())]
     page.gauge(
         "pool_gpus",
         "GPUs of a pool and model by state.",
         [
             ({**labels, "state": state}, int(mask[rows].sum()))
-            for labels, rows in told
+            for labels, rows in reported
             for state, mask in states.items()
         ],
     )
@@ -83,7 +83,7 @@ def _add_pools(page: Page, tick: Tick) -> None:
         "Mean utilization of the GPUs in use of a pool and model, and of all of them.",
         [
             ({**labels, "gpus": name}, _mean(busy[rows], mask[rows]))
-            for labels, rows in told
+            for labels, rows in reported
             for name, mask in (("running", states["running"]), ("all", tick.exists))
         ],
     )

@@ -38,7 +38,7 @@ from service.thread_work import in_thread
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_VERSION = 3  # another one when what is written changes its shape; snapshots of another one are not read
-KEPT = 2
+MAX_SNAPSHOTS = 2
 MISSED_TICKS = 3  # what was before them is known; nobody looked since
 Work = Callable[[], object]
 
@@ -83,14 +83,14 @@ class Snapshot:
         """Return the newest readable snapshot, or an empty state."""
         for number in reversed(self.numbers()):
             try:
-                kept = self._load(self.folder / str(number), config, topology)
+                saved = self._load(self.folder / str(number), config, topology)
             except UNREADABLE as error:
                 logger.error("snapshot %d cannot be used (%s), going on with what was before it", number, error)
                 continue
-            self.whole = {number: kept.positions}
-            if now_ms - kept.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
-                kept.parts[NodePasts].missed(kept.saved_ms)
-            return kept
+            self.whole = {number: saved.positions}
+            if now_ms - saved.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
+                saved.parts[NodePasts].missed(saved.saved_ms)
+            return saved
         store = _new_store(Entities(), config)
         state = FleetState(store.entities, store, topology, config.limits)
         return SavedState(state=state, parts=Parts(self._kinds, config, state), positions={}, began_ms=now_ms)
@@ -111,10 +111,10 @@ class Snapshot:
         header = msgspec.convert(document, SnapshotHeader)
         awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
         logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)
-        told = {row.name: getattr(header, row.name) for row in fields(header)}
-        return SavedState(state=state, parts=parts, number=int(folder.name), **told)
+        header_fields = {row.name: getattr(header, row.name) for row in fields(header)}
+        return SavedState(state=state, parts=parts, number=int(folder.name), **header_fields)
 
-    def save(self, kept: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
+    def save(self, saved: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
         """Copy the tables at once, and return a coroutine that writes them. The coroutine raises OSError.
 
         The state may change while the coroutine runs. It returns the positions up to which a source may delete
@@ -122,9 +122,9 @@ class Snapshot:
         DemandForecaster that a thread made, if the forecaster has not changed since.
         """
         number = max([0, *self.numbers()]) + 1
-        dumps = kept.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
-        works = self._works(kept, dumps, self.folder / str(number))
-        return self._write(number, kept.positions, next(works), works)
+        dumps = saved.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
+        works = self._works(saved, dumps, self.folder / str(number))
+        return self._write(number, saved.positions, next(works), works)
 
     async def _write(
         self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
@@ -132,23 +132,23 @@ class Snapshot:
         while work is not None:
             await in_thread(work)
             work = next(works, None)
-        self.whole = dict([*self.whole.items(), (number, positions)][-KEPT:])
+        self.whole = dict([*self.whole.items(), (number, positions)][-MAX_SNAPSHOTS:])
         await in_thread(self._tidy)
-        return next(iter(self.whole.values())) if len(self.whole) == KEPT else None
+        return next(iter(self.whole.values())) if len(self.whole) == MAX_SNAPSHOTS else None
 
-    def _works(self, kept: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
+    def _works(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
         """Yield steps of the save.
 
         Fetching the next step copies data. Calling it writes, in any thread.
         """
         beside = folder.with_name(f".{folder.name}.tmp")
-        yield self._tables(kept, dumps, beside, folder)
-        yield from kept.state.store.saving(beside / "store", becomes=folder / "store")
+        yield self._tables(saved, dumps, beside, folder)
+        yield from saved.state.store.saving(beside / "store", becomes=folder / "store")
         yield lambda: _become(beside, folder)
 
-    def _tables(self, kept: SavedState, dumps: dict[str, Dump], beside: Path, becomes: Path) -> Callable[[], None]:
-        state = kept.state
-        document = {row.name: msgspec.to_builtins(getattr(kept, row.name)) for row in fields(SnapshotHeader)} | {
+    def _tables(self, saved: SavedState, dumps: dict[str, Dump], beside: Path, becomes: Path) -> Callable[[], None]:
+        state = saved.state
+        document = {row.name: msgspec.to_builtins(getattr(saved, row.name)) for row in fields(SnapshotHeader)} | {
             "version": SNAPSHOT_VERSION,
             "jobs_position": state.jobs.position,
             "nodes_position": state.nodes.position,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ended_jobs import ENDED_KEPT_MS, MOST_ENDED
+from features.ended_jobs import ENDED_RETENTION_MS, MOST_ENDED
 from features.store import WindowStore
 from fleet.entities import Entities
 from fleet.errors import RecordError
@@ -42,11 +42,11 @@ Named = TypeVar("Named", NodeEvent, NodeLost, Failed, RankPlacement, Phase, Step
 logger = logging.getLogger(__name__)
 
 PAST_MS = 300_000  # an event that is told so late is of the past
-RESTS_AFTER_MS = 2 * ENDED_KEPT_MS
+RESTS_AFTER_MS = 2 * ENDED_RETENTION_MS
 SILENT_JOB_MS = 1_800_000  # longer than compiling, loading and checkpoints take as a rule
 MOST_RESTING = 1_000_000  # jobs; their names and a few hundred bytes each
-BAD_SAMPLES_KEPT = 20
-REASONS_KEPT = 200  # senders may tell reasons of their own; the rest are "other"
+MAX_BAD_SAMPLES = 20
+MAX_REASONS = 200  # senders may tell reasons of their own; the rest are "other"
 
 
 @dataclass(slots=True)
@@ -97,7 +97,9 @@ class FleetState:
         self.archive: Archive | None = None  # gets what is accepted
         self.promises: PromiseReader | None = None  # of the placer; its attempts pass every limit
         self.labelled, self.label_jobs = LabelledGpus(entities), LabelJobs()
-        self._told_ms: dict[tuple[str, int], int] = {}  # when something came in of an attempt that nobody said started
+        self._first_seen_ms: dict[
+            tuple[str, int], int
+        ] = {}  # when something came in of an attempt that nobody said started
         self._listens_ms: int | None = None
         self._copies: dict[tuple[str, int], JobAttempt] = {}  # of attempts that nothing was told of since
         self._node_copies: dict[str, NodeRecord] = {}
@@ -119,7 +121,7 @@ class FleetState:
                 if count:
                     counts.bad[reason] += count
             for error in written.implausible:
-                self._note_bad(error)
+                self._count_bad_record(error)
             if len(samples):
                 newest = int(samples.time_ms.max())
                 if newest <= now_ms + self.store.span.future_ms:
@@ -130,7 +132,9 @@ class FleetState:
             is_placed = self._is_placed(event)
             if not (is_placed or self._has_room(event, batch.is_acknowledged)):
                 live = f"{self.jobs.live:,} jobs wait or run, limits.live_jobs are"
-                self._note_bad(RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}"))
+                self._count_bad_record(
+                    RecordError("too_many_jobs", f"{live} {self.limits.live_jobs:,}: {event.job[:80]!r}")
+                )
                 continue
             event = self._on_known_nodes(event)
             changed = self.watch.apply_event(event, now_ms)
@@ -143,17 +147,17 @@ class FleetState:
             counts.past_events += event.time_ms < now_ms - PAST_MS
             counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
             if "started" not in changed[0].written:
-                self._told_ms[event.job, event.attempt] = now_ms
+                self._first_seen_ms[event.job, event.attempt] = now_ms
             if not changed[0].is_shown:
                 counts.noted["unknown_job"] += 1
             if changed[0].ends_before_start and isinstance(event, Started | EndEvent):
-                self._note_bad(_backwards(changed[0]))
+                self._count_bad_record(_backwards(changed[0]))
             if self.archive is not None:
                 self.archive.add_event(event)
             for attempt in changed:
                 self._copies.pop((attempt.job, attempt.attempt), None)
         for error in batch.bad:
-            self._note_bad(error)
+            self._count_bad_record(error)
         return self._apply_node_events(batch.node_events)
 
     def _has_room(self, event: JobEvent, is_acknowledged: bool) -> bool:
@@ -188,7 +192,7 @@ class FleetState:
         alone = {
             (row.job, row.attempt): row for row in self.jobs.running() if row.submission is None and row.source == "sdk"
         }
-        self._told_ms = {key: self._told_ms.get(key, self._listens_ms) for key in alone}
+        self._first_seen_ms = {key: self._first_seen_ms.get(key, self._listens_ms) for key in alone}
         why = f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes"
         return [
             Failed(
@@ -200,7 +204,7 @@ class FleetState:
                 message=why,
             )
             for key, row in alone.items()
-            if now_ms - self._told_ms[key] >= SILENT_JOB_MS
+            if now_ms - self._first_seen_ms[key] >= SILENT_JOB_MS
         ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
@@ -210,11 +214,11 @@ class FleetState:
             try:
                 event = self._placed(_renamed(stated, node_name(stated.node, self.entities)))
             except RecordError as error:
-                self._note_bad(error)
+                self._count_bad_record(error)
                 continue
             if not self.nodes.has_room(event):
                 many = f"{event.node[:80]} is told of by {MAX_SOURCES_PER_NODE} sources already: {event.source[:80]!r}"
-                self._note_bad(RecordError("too_many_sources", many))
+                self._count_bad_record(RecordError("too_many_sources", many))
             elif self.nodes.apply(event) is None:
                 self.counts.duplicates += 1
             else:
@@ -297,11 +301,11 @@ class FleetState:
         room = self.entities.room
         return 0 if room is None else room.used[EntityKind.GPU]
 
-    def _note_bad(self, error: RecordError) -> None:
+    def _count_bad_record(self, error: RecordError) -> None:
         counts = self.counts
-        is_shown = error.reason in counts.bad or len(counts.bad) < REASONS_KEPT
+        is_shown = error.reason in counts.bad or len(counts.bad) < MAX_REASONS
         counts.bad[error.reason if is_shown else "other"] += error.count
-        if len(counts.bad_examples) < BAD_SAMPLES_KEPT or error.reason in counts.bad_examples:
+        if len(counts.bad_examples) < MAX_BAD_SAMPLES or error.reason in counts.bad_examples:
             counts.bad_examples[error.reason] = error.detail[:200]
 
     def _on_known_nodes(self, event: JobEvent) -> JobEvent:
@@ -347,7 +351,7 @@ class FleetState:
         """Register the nodes that telemetry and schedulers report. See `FleetInventory.refresh`."""
         self.topology = self._inventory.refresh(self.topology, models, gpus, stated)
         for error in self._inventory.faults:
-            self._note_bad(error)
+            self._count_bad_record(error)
         self._inventory.faults.clear()
         nodes = self.entities[EntityKind.NODE]
         if nodes.alias_changes != self._alias_changes:

@@ -47,7 +47,7 @@ class PartKind:
 
     name: str  # of its file
     make: Callable[[Config, FleetState], Stateful]
-    begins_anew: bool = False
+    starts_empty: bool = False
 
 
 STATEFUL: tuple[PartKind, ...] = (
@@ -57,13 +57,13 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("memory", lambda config, state: state.memory),
     PartKind("peaks", lambda config, state: JobPeaks()),
     PartKind("told", lambda config, state: RunTimeRecord()),
-    PartKind("co_runs", lambda config, state: CoRuns(), begins_anew=True),
-    PartKind("pasts", lambda config, state: NodePasts(), begins_anew=True),
-    PartKind("verdicts", lambda config, state: Verdicts(), begins_anew=True),
-    PartKind("gpu_times", lambda config, state: GpuTimes(), begins_anew=True),
-    PartKind("labelled", lambda config, state: state.labelled, begins_anew=True),
-    PartKind("label_jobs", lambda config, state: state.label_jobs, begins_anew=True),
-    PartKind("unknown_use", lambda config, state: UnknownUse(), begins_anew=True),
+    PartKind("co_runs", lambda config, state: CoRuns(), starts_empty=True),
+    PartKind("pasts", lambda config, state: NodePasts(), starts_empty=True),
+    PartKind("verdicts", lambda config, state: Verdicts(), starts_empty=True),
+    PartKind("gpu_times", lambda config, state: GpuTimes(), starts_empty=True),
+    PartKind("labelled", lambda config, state: state.labelled, starts_empty=True),
+    PartKind("label_jobs", lambda config, state: state.label_jobs, starts_empty=True),
+    PartKind("unknown_use", lambda config, state: UnknownUse(), starts_empty=True),
 )
 
 
@@ -94,7 +94,7 @@ class Parts:
             try:
                 part.load(*_read(folder / f"{name}.arrays"))
             except UNREADABLE as error:
-                if not self._kinds[name].begins_anew:
+                if not self._kinds[name].starts_empty:
                     raise
                 logger.warning("%s of snapshot %s cannot be used (%s) and begins anew", name, folder.name, error)
                 self._made[name] = self._kinds[name].make(*self._made_of)

@@ -30,10 +30,10 @@ from placement.tree import Window
 from placement.view import Hearing, may_place
 from service.answers.fleet import BoardMeta, Ingestion
 from service.answers.risk import StateName
-from service.board.gpu_use import NOBODY, Occupant, gpu_use
+from service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
-from service.pipeline.kept_nodes import KeptNodes
+from service.pipeline.kept_nodes import ClosedNodes
 from service.pipeline.occupancy import Occupancy, held_by_node
 from service.pipeline.open_requests import OpenView, beside_jobs
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
@@ -142,14 +142,14 @@ class Tick(TickInputs):
         """(n,) Hearing: whether telemetry confirms what runs on the GPUs of each node."""
         age_s = np.nan_to_num(self.gpu_column("age_s"), nan=np.inf)
         youngest_s = np.where(self.exists, age_s, np.inf).min(axis=1, initial=np.inf)
-        was_heard = np.isfinite(youngest_s)
-        if not (self.has_exporters or was_heard.any()):
+        has_reported = np.isfinite(youngest_s)
+        if not (self.has_exporters or has_reported.any()):
             return np.full(len(self.topology), Hearing.UNCONFIRMED, np.int8)
         up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
         limit_s = np.where(
             up <= 0, MISSED_SCRAPES * self.interval_s, max(NODE_SILENT_S, SILENT_INTERVALS * self.interval_s)
         )
-        cases = (self.topology.gpus <= 0, ~was_heard, youngest_s > limit_s)
+        cases = (self.topology.gpus <= 0, ~has_reported, youngest_s > limit_s)
         found = np.select(cases, (Hearing.UNCONFIRMED, Hearing.UNHEARD, Hearing.STALE), Hearing.FRESH)
         return found.astype(np.int8)
 
@@ -224,7 +224,7 @@ class Tick(TickInputs):
         """
         lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
         for row in np.flatnonzero(counts).tolist():
-            free = np.flatnonzero(self.exists[row] & ~self.held[row] & (self.promise[row] == NOBODY))
+            free = np.flatnonzero(self.exists[row] & ~self.held[row] & (self.promise[row] == NO_HOLDER))
             ordered = free[np.argsort(~at_work[row, free], kind="stable")]
             lent[row, ordered[: counts[row]]] = True
         return lent
@@ -283,8 +283,8 @@ class Tick(TickInputs):
 
     @cached_property
     def promise(self) -> NDArray[np.int32]:
-        """Index in `open.requests` of the request to which each GPU is promised, or NOBODY, (n, g) int32."""
-        found, width = np.full(self.gpu_rows.shape, NOBODY, np.int32), self.gpu_rows.shape[1]
+        """Index in `open.requests` of the request to which each GPU is promised, or NO_HOLDER, (n, g) int32."""
+        found, width = np.full(self.gpu_rows.shape, NO_HOLDER, np.int32), self.gpu_rows.shape[1]
         for number, request in enumerate(self.open.requests):
             for rank in request.ranks:
                 if (row := self.rows.get(rank.node)) is not None:
@@ -292,9 +292,9 @@ class Tick(TickInputs):
         return found
 
     @cached_property
-    def kept(self) -> KeptNodes:
+    def kept(self) -> ClosedNodes:
         """The nodes that a window or a reservation withholds now."""
-        return KeptNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
+        return ClosedNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:

@@ -127,7 +127,7 @@ class InputCollector:
 
     def _ingestion(self, now_ms: int) -> Ingestion:
         state, metrics = self._saved.state, self._metrics
-        metrics.rates.note(now_ms, state.counts.samples, state.counts.events)
+        metrics.rates.record(now_ms, state.counts.samples, state.counts.events)
         found = metrics.ingestion(now_ms, state.counts, self._sources)
         found.archive, found.limits = self._archive_writer.health(), state.used()
         found.labels = state.labelled.counts()

@@ -24,7 +24,7 @@ class TickRest:
 
     def __init__(self, entities: Entities, wake: asyncio.Event) -> None:
         self._entities, self._wake = entities, wake
-        self._is_heard = np.zeros(0, np.bool_)  # (node,)
+        self._has_reported = np.zeros(0, np.bool_)  # (node,)
         self._waits = False  # a node had its first samples since the last tick began
         self._may_wake = False
         self._began = time.monotonic()
@@ -32,15 +32,17 @@ class TickRest:
     def record(self, batches: Sequence[SampleBatch]) -> None:
         """Record which nodes have sent samples. Wakes the tick for a new node, unless the tick must rest."""
         nodes = len(self._entities[EntityKind.NODE])
-        if len(self._is_heard) < nodes:
-            self._is_heard = np.concatenate([self._is_heard, np.zeros(nodes - len(self._is_heard), np.bool_)])
-        elif self._is_heard.all():
+        if len(self._has_reported) < nodes:
+            self._has_reported = np.concatenate(
+                [self._has_reported, np.zeros(nodes - len(self._has_reported), np.bool_)]
+            )
+        elif self._has_reported.all():
             return
         for samples in batches:
             owner = self._entities[samples.kind].node[samples.entity]
             owner = owner[owner >= 0]
-            if not self._is_heard[owner].all():
-                self._is_heard[owner] = True
+            if not self._has_reported[owner].all():
+                self._has_reported[owner] = True
                 self._waits = True
         if self._waits and self._may_wake:
             self._wake.set()

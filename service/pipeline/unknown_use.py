@@ -51,10 +51,10 @@ def _read_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArr
 
 def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
     """Return (n, g) the values of a column by row, `fill` if there is no row."""
-    heard = (rows >= 0) & (rows < len(column))
+    has_row = (rows >= 0) & (rows < len(column))
     if not len(column):
         return np.full(rows.shape, fill, column.dtype)
-    return np.where(heard, column[np.where(heard, rows, 0)], column.dtype.type(fill))
+    return np.where(has_row, column[np.where(has_row, rows, 0)], column.dtype.type(fill))
 
 
 class UnknownUse(Stateful):
@@ -134,14 +134,14 @@ class UnknownUse(Stateful):
                 setattr(self, name, new)
         self._names = names
         for row, name in enumerate(names) if self._restored else ():
-            if kept := self._restored.pop(name, None):
-                for column, values in zip((self._verdict, self._lately), kept, strict=True):
+            if restored := self._restored.pop(name, None):
+                for column, values in zip((self._verdict, self._lately), restored, strict=True):
                     known = values[: shape[1]]
                     column[row, : len(known)] = known
 
     def dump(self) -> Dump:
-        told = np.flatnonzero((self._verdict >= 0).any(axis=1)).tolist()
-        known = {self._names[row]: (self._verdict[row].tolist(), self._lately[row].tolist()) for row in told}
+        judged = np.flatnonzero((self._verdict >= 0).any(axis=1)).tolist()
+        known = {self._names[row]: (self._verdict[row].tolist(), self._lately[row].tolist()) for row in judged}
         every = {**self._restored, **known}
         width = max((len(lately) for _, lately in every.values()), default=0)
         padded = [lately + [0] * (width - len(lately)) for _, lately in every.values()]

@@ -44,13 +44,13 @@ class ChargedClock:
         self._board_ms = None if self._board_ms is None else self._board_ms + by_ms
         waiting = {entry.request.request_id for entry in self._ledger.queued()}
         self._queued_ms = {name: self._queued_ms.get(name, 0) + by_ms for name in waiting}
-        book = self._ledger.charges
-        charges, banks = list(book.opened().values()), dict(book.banks())
+        totals = self._ledger.charges
+        charges, banks = list(totals.opened().values()), dict(totals.banks())
         logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
         with self._ledger.transaction():
-            book.keep_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
+            totals.keep_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
             for charge in charges:
-                book.change(_later(charge, by_ms))
+                totals.change(_later(charge, by_ms))
             moved = self._moved()
             self._remember({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 

@@ -47,22 +47,22 @@ class Charging:
         self.time.follow()
         if board is self._followed:
             return
-        book = self.ledger.charges
+        totals = self.ledger.charges
         changes: list[tuple[Callable[[Charge], Any], Charge]] = []
         running = _running_rows(board.raw("jobs.running"))
         ended = _ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else []
         seen = _gpu_time_rows(board.raw("jobs.gpu_time")) if "jobs.gpu_time" in board else []
         self._gpu_time = {(row.job, row.attempt): row for row in seen}
         for row in running:
-            known = book.opened().get((row.job, row.attempt))
+            known = totals.opened().get((row.job, row.attempt))
             changes += self._runs(row, known, observed.view, tree, now_ms)
         for row in ended:
-            known = book.opened().get((row.job, row.attempt))
+            known = totals.opened().get((row.job, row.attempt))
             if known is not None and (parts := self._resized(known, row, observed.view, now_ms)):
-                changes += [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
+                changes += [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
             elif known is not None:
-                changes.append((book.change, self._ended(known, row, now_ms)))
-            elif row.started_ms is not None and not book.has_charged(row.job, row.attempt):
+                changes.append((totals.change, self._ended(known, row, now_ms)))
+            elif row.started_ms is not None and not totals.has_charged(row.job, row.attempt):
                 new, ended_ms = self._new(row, observed.view, tree, row.started_ms), self.time.unseen_end(row)
                 row = msgspec.structs.replace(row, ended_ms=ended_ms)
                 changes.append((self._open_and_close(row, now_ms), new))
@@ -78,12 +78,12 @@ class Charging:
     def _runs(
         self, row: RunningJobRow, known: Charge | None, view: ClusterView, tree: QueueTree | None, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
-        book = self.ledger.charges
+        totals = self.ledger.charges
         if known is None:
             started_ms = row.started_ms or now_ms
             return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
         if parts := self._resized(known, row, view, now_ms):
-            return [(book.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
+            return [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
         is_news = row.held != self._held_before.get((row.job, row.attempt))
         if known.started_ms is not None and row.held and is_news and not row.displaced:
             return self._follow_occupancy(known, self._held(row, view), now_ms)
@@ -91,7 +91,7 @@ class Charging:
             held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
             begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
             self.time.record_start(begun, row.started_ms)
-            return [(book.change, begun)]
+            return [(totals.change, begun)]
         return []
 
     def _open(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
@@ -191,7 +191,7 @@ class Charging:
         closed = _ended(charge, row, self.time.ended(charge, row.ended_ms, now_ms))
         return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
 
-    def told(self, charge: Charge, until_ms: int) -> Charge:
+    def as_of(self, charge: Charge, until_ms: int) -> Charge:
         """Return an open charge with the use that telemetry saw until a time.
 
         A closed charge is returned unchanged.
@@ -215,13 +215,13 @@ class Charging:
         """Return changes that close the charges of attempts that no board and no promise names any more."""
         alive = {(row.job, row.attempt) for row in (*running, *ended)}
         alive |= {(intent.job, intent.attempt) for intent in self.ledger.active_intents()}
-        book = self.ledger.charges
+        totals = self.ledger.charges
         return [
             (
-                book.change,
+                totals.change,
                 replace(charge, ended_ms=max(self.time.last_board_ms(now_ms), charge.held_ms), outcome=UNSEEN),
             )
-            for key, charge in book.opened().items()
+            for key, charge in totals.opened().items()
             if key not in alive and key not in observed.seen
         ]
 

@@ -26,7 +26,7 @@ from service.placer.body import decode
 from service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
 from service.placer.metrics import PlacerMetrics
 from service.placer.own_queues import OwnQueues
-from service.placer.queue_desk import QueueDesk
+from service.placer.queue_desk import QueueAdmin
 from service.placer.service import PlacementService
 from service.placer.start_times import StartTimeSampler
 
@@ -61,11 +61,11 @@ class PlacerContext:
     metrics: PlacerMetrics
     queue_changed: Callable[[], None]
     prefix: str = "/v1"
-    desk: QueueDesk = field(init=False)
+    admin: QueueAdmin = field(init=False)
     _damage: str = field(default="", init=False)  # of the ledger, as logged last
 
     def __post_init__(self) -> None:
-        self.desk = QueueDesk(self.service)
+        self.admin = QueueAdmin(self.service)
 
     def caller(self, request: Request) -> str:
         return caller_of(request)
@@ -155,9 +155,9 @@ async def health(request: Request, context: PlacerContext, query: Query) -> Resp
 async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.active_intents()))
     with contextlib.suppress(StaleError):
-        context.metrics.tell_fragments(fragmentation(context.service.observed().view, context.service.options()))
-        context.metrics.tell_queues(context.desk.queues().rows)
-        context.metrics.tell_charges(context.desk.day())
+        context.metrics.set_fragments(fragmentation(context.service.observed().view, context.service.options()))
+        context.metrics.set_queues(context.admin.queues().rows)
+        context.metrics.set_charges(context.admin.day())
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

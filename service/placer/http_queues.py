@@ -25,7 +25,7 @@ CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 async def queues(request: Request, context: Any, query: Query) -> Response:
     own = OwnQueues(request, context.service)
-    answer = own.queues(context.desk.queues(own.caller.queues))
+    answer = own.queues(context.admin.queues(own.caller.queues))
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 
@@ -38,7 +38,7 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
     if not generation:
         raise RequestError("If-Match is missing: send the generation that GET /v1/queues told, or *", "If-Match")
     dry_run = query["dry_run"] == "true"
-    change = await context.desk.put(text, generation, context.caller(request), dry_run)
+    change = await context.admin.put(text, generation, context.caller(request), dry_run)
     if not dry_run:
         context.queue_changed()
     return Response(encode(change), media_type=JSON)
@@ -47,13 +47,13 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
 async def why(request: Request, context: Any, query: Query) -> Response:
     own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
     own.check(request_id)
-    answer = own.why(context.desk.why(request_id, context.starts.blockers))
+    answer = own.why(context.admin.why(request_id, context.starts.blockers))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 
 async def charges(request: Request, context: Any, query: Query) -> Response:
     own = OwnQueues(request, context.service).charges
-    answer: Charges = context.desk.charges(query["by"], query["from"], query["to"], own)
+    answer: Charges = context.admin.charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
         return Response(charges_csv(answer), 200, NOW, media_type=CSV)
     return Response(encode(answer), 200, NOW, media_type=JSON)

@@ -153,7 +153,7 @@ class PlacerMetrics:
         """Count a connection that the placer refused or closed, by its status or reason."""
         self.refused_connections.labels(str(reason)).inc()
 
-    def tell_fragments(self, pools: Sequence[PoolFragments]) -> None:
+    def set_fragments(self, pools: Sequence[PoolFragments]) -> None:
         """Set the metrics of fragmentation. Pools that no longer exist lose their series."""
         self.fragments.clear()
         self.largest_gang.clear()
@@ -164,7 +164,7 @@ class PlacerMetrics:
             for level, most in row.largest_gang.items():
                 self.largest_gang.labels(row.pool, level).set(most)
 
-    def tell_queues(self, rows: Sequence[QueueState]) -> None:
+    def set_queues(self, rows: Sequence[QueueState]) -> None:
         """Set the state of queues.
 
         Queues that no longer exist, or are not among the largest, lose their series.
@@ -173,22 +173,22 @@ class PlacerMetrics:
         self.queue_share.clear()
         size = {row.queue: max(row.held.get(ANY, 0.0), row.guaranteed.get(ANY, 0.0)) for row in rows}
         for row in sorted(rows, key=lambda row: (-size[row.queue], row.queue))[:QUEUES_SHOWN]:
-            told = {"held": row.held, "guaranteed": row.guaranteed, "limit": row.limit, "borrowed": row.borrowed}
-            for kind, amounts in {**told, "lent": row.lent, "waiting": {ANY: row.waiting_gpus}}.items():
+            values = {"held": row.held, "guaranteed": row.guaranteed, "limit": row.limit, "borrowed": row.borrowed}
+            for kind, amounts in {**values, "lent": row.lent, "waiting": {ANY: row.waiting_gpus}}.items():
                 if ANY in amounts:
                     self.queue_gpus.labels(row.queue, kind).set(amounts[ANY])
             self.queue_share.labels(row.queue).set(row.share)
 
-    def tell_charges(self, day: Mapping[str, ChargeSum]) -> None:
+    def set_charges(self, day: Mapping[str, ChargeSum]) -> None:
         """Set the last day's showback by queue."""
         self.charged.clear()
         self.charged_money.clear()
         for name in sorted(day, key=lambda name: (-day[name].granted, name))[:QUEUES_SHOWN]:
             row = day[name]
-            told = {"granted": row.granted, "lost": row.lost, "preempted": row.preempted, "waited": row.waited}
+            values = {"granted": row.granted, "lost": row.lost, "preempted": row.preempted, "waited": row.waited}
             if row.seen:
-                told |= {"used": row.used, "idle": max(0.0, row.seen - row.used)}
-            for kind, gpu_s in told.items():
+                values |= {"used": row.used, "idle": max(0.0, row.seen - row.used)}
+            for kind, gpu_s in values.items():
                 self.charged.labels(name, kind).set(gpu_s)
             if row.money is not None:
                 self.charged_money.labels(name).set(row.money)

@@ -17,14 +17,14 @@ from placement.turns import TreeTurns
 from service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
 from service.placer.queue_answers import change_of, charges_answer, queues_answer
 from service.placer.queue_file import ServedText, digest_of
-from service.placer.queue_week import DAY_MS, KEPT_MS, WEEK_MS, QueueWeek, week_of
+from service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, week_of
 from service.placer.service import PlacementService
 from service.placer.why_waiting import why_waiting
 
 READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
 
-class QueueDesk:
+class QueueAdmin:
     """The placer's answers about queues, computed from what the service knows."""
 
     def __init__(self, service: PlacementService) -> None:
@@ -56,7 +56,7 @@ class QueueDesk:
 
         They change slowly, and take long to read.
         """
-        if self._week is None or not 0 <= now_ms - self._week[0] < KEPT_MS:
+        if self._week is None or not 0 <= now_ms - self._week[0] < RETENTION_MS:
             charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
             self._week = now_ms, week_of(charges, now_ms)
         return self._week[1]
@@ -64,11 +64,11 @@ class QueueDesk:
     def day(self) -> dict[str, ChargeSum]:
         """Return queue → the sum of the last day's charges, read once a minute."""
         service, now_ms = self._service, self._service.clock.now_ms()
-        if self._day is None or not 0 <= now_ms - self._day[0] < KEPT_MS:
+        if self._day is None or not 0 <= now_ms - self._day[0] < RETENTION_MS:
             charging, tree = service.queues.charging, service.queues.tree
             charges = service.ledger.charges.between(now_ms - DAY_MS, now_ms)
-            told = [charging.told(row, now_ms) for row in charges]
-            self._day = now_ms, sums(told, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
+            charged = [charging.as_of(row, now_ms) for row in charges]
+            self._day = now_ms, sums(charged, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
         return self._day[1]
 
     async def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
@@ -97,9 +97,9 @@ class QueueDesk:
         if dry_run:
             return change
         service.watch.refuse()
-        service.queues.settle_banks()
+        service.queues.close_banks()
         file.put(found, generation, service.clock.now_ms(), caller)
-        service.queues.settle_banks()
+        service.queues.close_banks()
         return structs.replace(change, applied=True)
 
     async def _checked(
@@ -147,5 +147,5 @@ class QueueDesk:
         tree = service.queues.tree
         until_ms = min(to_ms, now_ms)
         charges = own(service.ledger.charges.between(from_ms, to_ms))
-        found = [service.queues.charging.told(row, until_ms) for row in charges]
+        found = [service.queues.charging.as_of(row, until_ms) for row in charges]
         return charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)

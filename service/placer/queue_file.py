@@ -92,11 +92,11 @@ class QueueFile:
                 raise ConfigError(f"placer.queues = {str(path)!r}: {error}") from None
             self._serving, self.refused = stored, str(error)
             serves = f"{self._digest} of before serves" if stored else "all requests wait in one line"
-            self._note(now_ms, "placer", f"queues: {path} was refused, {serves}: {error}")
+            self._record(now_ms, "placer", f"queues: {path} was refused, {serves}: {error}")
             return
         if known != self._digest:
             self._before, self._is_confirmed = stored, False
-            self._note(now_ms, "placer", f"queues: {self._digest} serves, before it {known or 'none'}")
+            self._record(now_ms, "placer", f"queues: {self._digest} serves, before it {known or 'none'}")
 
     def _stored(self, text: str) -> ServedText | None:
         try:
@@ -105,11 +105,11 @@ class QueueFile:
             logger.error("the file of queues that served before is refused: %s", error)
             return None
 
-    def _note(self, now_ms: int, caller: str, sentence: str) -> None:
+    def _record(self, now_ms: int, caller: str, sentence: str) -> None:
         with self._ledger.transaction():
             if self._serving is not None:
                 self._ledger.remember(queues=self._digest, queues_text=self._serving.text)
-            self._ledger.note("", now_ms, caller, "queues", sentence)
+            self._ledger.record("", now_ms, caller, "queues", sentence)
         logger.info("%s", sentence)
 
     def has_changed(self) -> bool:
@@ -150,14 +150,14 @@ class QueueFile:
 
     def audit_refusal(self, now_ms: int, caller: str, digest: str, why: str) -> None:
         """Record in the audit trail that a file was refused."""
-        self._note(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
+        self._record(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
 
     def _serve(self, found: ServedText, now_ms: int, caller: str) -> None:
         before = self._digest
         if self._is_confirmed:
             self._before = self._serving
         self._serving, self.refused, self._is_confirmed = found, "", False
-        self._note(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
+        self._record(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
 
     def confirm(self) -> None:
         """Record that a pass has succeeded with the serving tree."""

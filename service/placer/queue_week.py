@@ -14,7 +14,7 @@ from placement.charges import Charge, parts_of
 DAY_MS = 86_400_000
 DAYS = 7
 WEEK_MS = DAYS * DAY_MS
-KEPT_MS = 60_000
+RETENTION_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def week_of(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
                 waits.setdefault(name, []).append((charge.held_ms - charge.queued_ms) / 1000)
     whole = _shares(sum(days, Counter[str]()))
     by_day = [_shares(held) for held in days]
-    told = {name: [day.get(name, 0.0) if day else None for day in by_day] for name in whole}
-    return QueueWeek(whole, told, {name: _quantiles(rows) for name, rows in waits.items()})
+    by_name = {name: [day.get(name, 0.0) if day else None for day in by_day] for name in whole}
+    return QueueWeek(whole, by_name, {name: _quantiles(rows) for name, rows in waits.items()})
 
 
 def _shares(held: Counter[str]) -> dict[str, float]:

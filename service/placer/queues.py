@@ -32,8 +32,8 @@ class ServedQueues:
         self.reads_in_thread = False  # set by the worker, which then reads the file when it changes
         self.time = ChargedClock(ledger, clock, round(tick_s * 1000))
         self.charging = Charging(ledger, self.time)
-        ledger.charges.before_change = self.settle_banks
-        self.settle_banks()
+        ledger.charges.before_change = self.close_banks
+        self.close_banks()
 
     @property
     def tree(self) -> QueueTree | None:
@@ -55,17 +55,17 @@ class ServedQueues:
         return found.found is not None
 
     def _serve(self, found: ReadQueues) -> None:
-        self.settle_banks()
+        self.close_banks()
         self.file.apply(found, self.clock.now_ms())
-        self.settle_banks()
+        self.close_banks()
 
     def withdraw_tree(self, why: str) -> None:
         """Serve the previous tree again, if no pass has succeeded with the present one."""
-        self.settle_banks()
+        self.close_banks()
         self.file.withdraw(self.clock.now_ms(), why)
-        self.settle_banks()
+        self.close_banks()
 
-    def settle_banks(self) -> None:
+    def close_banks(self) -> None:
         """Update the banks of queues with credits to now, before anything that they depend on changes."""
         self.time.follow()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()

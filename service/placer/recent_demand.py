@@ -3,7 +3,7 @@
 from placement.ledger import Ledger
 from placement.shapes import RecentShapes, ShapeDemand, demand_of, member_shape
 
-KEPT = 2000  # requests that are remembered
+MAX_REQUESTS = 2000  # requests that are remembered
 FEWEST = 50  # below it nothing is packed for
 SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter of the requests, within these
 
@@ -31,9 +31,9 @@ class RecentDemand:
         return self._known
 
     def _made(self) -> ShapeDemand | None:
-        recent = RecentShapes(KEPT)
+        recent = RecentShapes(MAX_REQUESTS)
         waiting = [entry.request for entry in self._ledger.queued()]
-        for request in (*self._ledger.newest_requests(KEPT), *waiting[:KEPT]):
+        for request in (*self._ledger.newest_requests(MAX_REQUESTS), *waiting[:MAX_REQUESTS]):
             recent.add(member_shape(request), request.members.desired)
         self._requests = len(recent)
         return demand_of(recent.counted(), self._models) if self._requests >= FEWEST else None

@@ -82,7 +82,7 @@ class QueueWorker:
 
         A stale board leaves the queue as it is.
         """
-        fresh = await self.service.look()
+        fresh = await self.service.refresh_in_thread()
         now_ms = self.service.clock.now_ms()
         if not fresh and now_ms < self._next_ms:
             return
@@ -112,14 +112,14 @@ class QueueWorker:
         return self.service.end_pass(begun, thought)
 
 
-async def tell_head_daily(service: PlacementService) -> None:
+async def publish_head_daily(service: PlacementService) -> None:
     """Log the head of the audit trail now and once a day, so that it exists outside the ledger."""
     while True:
-        tell_head(service)
+        publish_head(service)
         await service.clock.sleep(DAY_S)
 
 
-def tell_head(service: PlacementService) -> None:
+def publish_head(service: PlacementService) -> None:
     with contextlib.suppress(LedgerError):  # who asks it for anything is told
         head = service.ledger.head
         logger.info("the audit trail's head: %s", head)
@@ -165,7 +165,7 @@ async def serve(config: Config) -> None:
             started = partial(announce_ready, config.folder, "placer")
             await _serve(LimitedServer(settings, sock, pool, on_started=started), worker, starts, service)
     finally:
-        tell_head(service)
+        publish_head(service)
         service.ledger.close()
     logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))
 
@@ -186,7 +186,7 @@ async def _serve(
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.run())
         group.create_task(starts.run())
-        heads = group.create_task(tell_head_daily(service))
+        heads = group.create_task(publish_head_daily(service))
         await server.serve()
         worker.stop()
         starts.stop()

@@ -115,19 +115,19 @@ class PlacementService:
     def refresh(self) -> bool:
         """Load the newest board, if there is a new one. Returns whether there was."""
         board = self._new_board()
-        self.watch.look(self.board if board is None else board)
-        return board is not None and self._take(board, self._observer.attempt(board))
+        self.watch.check(self.board if board is None else board)
+        return board is not None and self._adopt_board(board, self._observer.attempt(board))
 
-    async def look(self) -> bool:
+    async def refresh_in_thread(self) -> bool:
         """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
         has_new_queues = await self.queues.read_in_thread(self._observed[1] if self._observed else None)
         board = self._new_board()
-        self.watch.look(self.board if board is None else board)
+        self.watch.check(self.board if board is None else board)
         if board is None:
             return has_new_queues
         self._observing = True
         try:
-            return self._take(board, await asyncio.to_thread(self._observer.attempt, board)) or has_new_queues
+            return self._adopt_board(board, await asyncio.to_thread(self._observer.attempt, board)) or has_new_queues
         finally:
             self._observing = False
 
@@ -137,7 +137,7 @@ class PlacementService:
         board = self.reader.latest()
         return None if self._observed and board is self._observed[0] else board
 
-    def _take(self, board: Board, observed: Observed | None) -> bool:
+    def _adopt_board(self, board: Board, observed: Observed | None) -> bool:
         if observed is None:
             return False
         self._observed, self._view = (board, observed), None
@@ -160,7 +160,7 @@ class PlacementService:
         promises = self._promises()
         if not self.watch.doubts:
             expired = self._expiry.expired(promises, board, now_ms)
-            self.ledger.settle(settled(promises, base, expired), now_ms)
+            self.ledger.end_promises(settled(promises, base, expired), now_ms)
             self.metrics.show_paused(self._expiry.paused)
             self.queues.follow(board, base)
         if self._view is None or self._view.version != self.ledger.version:
@@ -238,7 +238,7 @@ class PlacementService:
         leaf, allowed = self.queues.leaf(request), self.queues.turns(observed).allow(request)
         began = time.perf_counter()
         if isinstance(allowed, str):
-            decision = self._note(request, "refused", f"refused: {allowed}", self.clock.now_ms())
+            decision = self._record(request, "refused", f"refused: {allowed}", self.clock.now_ms())
         else:
             decision = decide(allowed, observed.view, self.options())
             decision = self._completed(request, decision)
@@ -269,7 +269,7 @@ class PlacementService:
         now_ms = self.clock.now_ms()
         before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
         others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
-        decision = self._note(request, "queued", f"queued: {others} before it", now_ms)
+        decision = self._record(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
@@ -309,7 +309,7 @@ class PlacementService:
             raise ConflictError(f"{request_id!r} does not wait any more: it was {outcome}")
         sentence = "refused: withdrawn from the queue"
         self.ledger.commit(
-            entry.request, self._note(entry.request, "refused", sentence, now_ms), now_ms, caller, "withdraw"
+            entry.request, self._record(entry.request, "refused", sentence, now_ms), now_ms, caller, "withdraw"
         )
         self.waits.pop(request_id, None)
         return Settled(request_id, "withdrawn", "withdrawn from the queue")
@@ -320,7 +320,7 @@ class PlacementService:
         state = self.ledger.intent_state(request_id)
         if state is IntentState.ACTIVE:
             self._refuse_if_started(request_id)
-            self.ledger.settle([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
+            self.ledger.end_promises([(request_id, IntentState.CANCELLED)], self.clock.now_ms(), caller)
         elif state is None:
             if self.ledger.is_queued(request_id):
                 raise ConflictError(f"{request_id!r} still waits: withdraw it with DELETE /queue/{request_id}")
@@ -341,7 +341,7 @@ class PlacementService:
         if not self._expiry.acknowledged(intent, self.board) <= WAITING:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
-    def _note(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
+    def _record(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
         """Build a decision for which no node was considered."""
         return Decision(
             request_id=request.request_id,
@@ -458,7 +458,7 @@ class PlacementService:
             why = self._taken(entry.request, observed, promised) if is_taken else ""
             if why:
                 now_ms = self.clock.now_ms()
-                decision = self._note(entry.request, "refused", f"refused: {why}", now_ms)
+                decision = self._record(entry.request, "refused", f"refused: {why}", now_ms)
                 self.ledger.commit(entry.request, decision, now_ms, "queue", "refuse")
                 self.metrics.decisions.labels("refused", "queue").inc()
             elif gone := self.queues.gone(entry.request):

@@ -53,7 +53,7 @@ from service.placer.view import everything_waiting
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0  # of the fleet
-LOOK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 SHARE = 0.2  # of the time, at most, that sampling may take
 MOST_FOLLOWED = 1000  # decisions, at a time
 NEWCOMER = "a newcomer, of whom the room is told"
@@ -72,7 +72,7 @@ class StartTimeSampler:
         self._at_s = -1e9
         self._at_ms = 0
         self._room: RoomForecast | None = None
-        self.record = kept_record(service.ledger)
+        self.record = load_start_record(service.ledger)
         self._seen: tuple[Any, ...] = ()
         self._releases: tuple[JobRelease, ...] = ()
 
@@ -89,7 +89,7 @@ class StartTimeSampler:
             except Exception as error:  # start times grow old, and requests are placed all the same
                 self.service.failures.record(START_TIMES, error)
                 self._at_s = time.monotonic()
-            await wait_for_event(self._stopped, LOOK_S)
+            await wait_for_event(self._stopped, CHECK_INTERVAL_S)
 
     async def refresh(self) -> Timelines:
         """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""
@@ -115,9 +115,11 @@ class StartTimeSampler:
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
             queue = turns.in_order(everything_waiting(board, own, promised))[:MOST_PLAYED]
-            told = RunTimesTold(board)
+            left_times = RunTimeLookup(board)
             coming = arrivals_of(board, observed.run_times) if board is not None else None
-            paths = timelines(queue, observed.view, observed.running, observed.run_times, options, told, coming, turns)
+            paths = timelines(
+                queue, observed.view, observed.running, observed.run_times, options, left_times, coming, turns
+            )
             lowest = min([0, *(entry.request.priority for entry in queue)])
             newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)
             return paths, releases(paths), estimate_start(newcomer, paths)
@@ -142,7 +144,7 @@ class StartTimeSampler:
         planned = self.service.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
-            self.service.claims.look(head, holds_p(planned.reservation, paths))
+            self.service.claims.observe(head, holds_p(planned.reservation, paths))
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
@@ -158,7 +160,7 @@ class StartTimeSampler:
 
         paths = await self._refresh_if(are_old)
         now_ms = self.service.clock.now_ms()
-        return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._told)
+        return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._adjust)
 
     def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
         """Return the jobs that a request of the queue waits for, according to the latest futures."""
@@ -166,9 +168,9 @@ class StartTimeSampler:
             return ()
         now_ms = self.service.clock.now_ms()
         start_ms = self.service.start_ms(request.request_id, now_ms)
-        return blockers_of(request, self.paths, now_ms, start_ms, self._told)
+        return blockers_of(request, self.paths, now_ms, start_ms, self._adjust)
 
-    def _told(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
+    def _adjust(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """Return the start times that the queue shows for a waiting request.
 
         Those of a newcomer are corrected by the record, unless it starts now.
@@ -290,21 +292,21 @@ def _answer(found: StartShares) -> dict[str, Any]:
     return {"n": n, "n_p50": n_p50, "n_p90": n_p90} | dict(zip(("by_p10", "by_p50", "by_p90"), shares, strict=True))
 
 
-def kept_record(ledger: Ledger) -> StartRecord:
+def load_start_record(ledger: Ledger) -> StartRecord:
     """Return the record that the ledger has stored, or a new one if there is no readable one."""
-    record, kept = StartRecord(), ledger.mark("start_times")
+    record, stored = StartRecord(), ledger.mark("start_times")
     record.cursor = ledger.cursor
-    if kept is not None:
+    if stored is not None:
         try:
             found = StartRecord()
-            found.load(kept)
+            found.load(stored)
             return found
         except (LookupError, TypeError, ValueError) as error:
             logger.warning("the record of start times cannot be read (%r): it begins anew", error)
     return record
 
 
-class RunTimesTold:
+class RunTimeLookup:
     """A function that returns quantiles of a request's run time from a board's table of kinds.
 
     It returns None if the table has none.

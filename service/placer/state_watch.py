@@ -45,7 +45,7 @@ class StateWatch:
         self.doubts: list[Doubt] = []
         self._judge()
 
-    def look(self, board: Board | None) -> None:
+    def check(self, board: Board | None) -> None:
         """Compare the parts if it is time. Raises LedgerError as `refuse` does."""
         fresh = board is not self._board
         again = self.doubts and self._clock.steady_ms() - self._looked_ms >= AGAIN_MS
@@ -112,11 +112,11 @@ class StateWatch:
     def _accept(self) -> None:
         file = read_identity(self._config.inbox)
         board = self._board.standing if self._board and self._board.standing else None
-        if file and take_over(self._ledger, file, [board.seen if board else PartView()], self._clock.now_ms()):
+        if file and adopt_identity(self._ledger, file, [board.seen if board else PartView()], self._clock.now_ms()):
             logger.warning("%s", file.accepted.sentence if file.accepted else "")
 
 
-def take_over(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
+def adopt_identity(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
     """Write the state's new identity into the ledger, and audit it. Returns whether it did.
 
     The identity must have been accepted for this very ledger, and no other ledger may have it.
@@ -128,7 +128,7 @@ def take_over(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: i
     if replaced or accepted.ledger != (ledger.identity, ledger.position):
         return False
     with ledger.transaction():
-        ledger.set_identity(file.identity, anew=True)
+        ledger.set_identity(file.identity, rebuilt=True)
         ledger.remember(seen={})
         if accepted.expect_head:
             ledger.remember(**{ACCEPTED_HEAD: accepted.expect_head})

@@ -21,7 +21,7 @@ from placement.slots import HeldParts, less_parts, milli_of
 from placement.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, occupy
 from placement.view import Advice, ClusterView, Inventory, RiskByTime
 from service.board.board import Board
-from service.board.free import hearing, kept_on, unknown_use
+from service.board.free import hearing, unknown_use, windowed_nodes
 from service.board.urgent import AWAY, forbids, struck
 from service.config import PlacerConfig
 from service.pipeline.occupancy import parts_on
@@ -149,7 +149,7 @@ class ViewDecoder:
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
             hearing=hearing(board, n, self._placer),
-            kept=kept_on(board, n),
+            kept=windowed_nodes(board, n),
             inventory=self._inventory,
             advice=_rows(advice, n, Advice.NONE),
         )
@@ -171,13 +171,15 @@ def running_of(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, Run
         left_s = board.array("jobs.running.left_s")
     except KeyError:
         left_s = np.zeros((0, len(RUN_LEVELS)), np.float32)
-    told = np.isfinite(left_s).all(axis=1) & (left_s[:, -1] > 0) if left_s.shape[1] == len(RUN_LEVELS) else np.zeros(0)
+    is_known = (
+        np.isfinite(left_s).all(axis=1) & (left_s[:, -1] > 0) if left_s.shape[1] == len(RUN_LEVELS) else np.zeros(0)
+    )
     return {
         row["job"]: RunningJob(
             row["started_ms"] or board.as_of_ms,
             row["gpus"],
             row.get("limit_s"),
-            tuple(left_s[at].tolist()) if at < len(told) and told[at] else None,
+            tuple(left_s[at].tolist()) if at < len(is_known) and is_known[at] else None,
         )
         for at, row in enumerate(rows)
     }

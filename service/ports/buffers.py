@@ -129,7 +129,7 @@ class BuffersPort:
         self._api = api
         self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._path, annotated_buffer)
         self._namespace = namespace
-        self._told: dict[str, str] = {}  # mistakes by key
+        self._reported: dict[str, str] = {}  # mistakes by key
 
     async def _path(self) -> str:
         return _path(self._namespace)
@@ -138,9 +138,9 @@ class BuffersPort:
         """Return the buffers that opt in, and those that still hold something of ours."""
         known = await self._buffers.all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
-        for key in (key for key, mistake in mistakes.items() if self._told.get(key) != mistake):
+        for key in (key for key, mistake in mistakes.items() if self._reported.get(key) != mistake):
             logger.warning("buffer %s is left alone: %s", key, mistakes[key])
-        self._told = mistakes
+        self._reported = mistakes
         return {key: buffer.values for key, buffer in known.items() if buffer.values.keys() - {THEIRS}}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:

@@ -35,10 +35,10 @@ class KubeObject(Protocol):
     def version(self) -> str: ...
 
 
-Kept = TypeVar("Kept", bound=KubeObject)
+AnyObject = TypeVar("AnyObject", bound=KubeObject)
 
 
-class KubeObjects(Generic[Kept]):
+class KubeObjects(Generic[AnyObject]):
     """A follower of the collection at `path`, which starts with the first call of `all`.
 
     It skips objects for which `decode` raises SourceError. path: called again whenever the server has
@@ -46,17 +46,17 @@ class KubeObjects(Generic[Kept]):
     """
 
     def __init__(
-        self, api: KubeApi, path: Callable[[], Awaitable[str]], decode: Callable[[bytes | msgspec.Raw], Kept]
+        self, api: KubeApi, path: Callable[[], Awaitable[str]], decode: Callable[[bytes | msgspec.Raw], AnyObject]
     ) -> None:
         self._api, self._path, self._decode = api, path, decode
-        self._objects: dict[str, Kept] = {}
+        self._objects: dict[str, AnyObject] = {}
         self._follower: asyncio.Task[None] | None = None
         self._known = asyncio.Event()  # something is: the objects, or why not
         self._error: Exception | None = None
         self.path = ""  # of the last list
         self.changes = 0  # moves with each object of which something changes that we look at
 
-    async def all(self) -> Mapping[str, Kept]:
+    async def all(self) -> Mapping[str, AnyObject]:
         """Return the objects by key. Raises SourceError while the server is away."""
         if self._follower is None:
             self._follower = asyncio.ensure_future(self._follow())
@@ -67,10 +67,10 @@ class KubeObjects(Generic[Kept]):
             raise SourceError(f"cannot follow {self.path or 'it'}: {self._error}")
         return self._objects
 
-    def get(self, key: str) -> Kept | None:
+    def get(self, key: str) -> AnyObject | None:
         return self._objects.get(key)
 
-    def keep(self, thing: Kept) -> None:
+    def keep(self, thing: AnyObject) -> None:
         """Store an object unless the stored one is newer.
 
         The answer to a patch may arrive before an older event.
@@ -125,7 +125,7 @@ class KubeObjects(Generic[Kept]):
                 version = ""
             except (SourceError, KubeRefused) as error:
                 version = "" if isinstance(error, KubeRefused) else version
-                self._tell(error)
+                self._report(error)
                 await asyncio.sleep(RETRY_S)
 
     async def _list(self) -> str:
@@ -134,11 +134,11 @@ class KubeObjects(Generic[Kept]):
         things = filter(None, map(self._decoded, bodies))
         self._objects = {thing.key: thing for thing in things}
         self.changes += 1
-        self._tell(None)
+        self._report(None)
         return version
 
     def _change(self, kind: str, body: msgspec.Raw) -> None:
-        self._tell(None)
+        self._report(None)
         thing = None if kind == "BOOKMARK" else self._decoded(body)
         if thing is not None and kind == "DELETED":
             self._objects.pop(thing.key, None)
@@ -146,14 +146,14 @@ class KubeObjects(Generic[Kept]):
         elif thing is not None:
             self.keep(thing)
 
-    def _decoded(self, body: msgspec.Raw) -> Kept | None:
+    def _decoded(self, body: msgspec.Raw) -> AnyObject | None:
         try:
             return self._decode(body)
         except SourceError as error:  # asked for again, it would be no other
             logger.warning("%s: %s", self.path, error)
             return None
 
-    def _tell(self, error: Exception | None) -> None:
+    def _report(self, error: Exception | None) -> None:
         if error is not None and self._error is None:
             logger.warning("%s: %s", self.path or "a list", error)
         self._error = error

@@ -192,9 +192,9 @@ def _answered(check: Mapping[str, Any], write: Write) -> dict[str, Any]:
         return {**check, "message": (write.value or "")[:LONGEST]}
     assert write.field == HOLD
     state, _, seconds = (write.value or READY).partition(" ")
-    kept = {key: value for key, value in check.items() if key != "requeueAfterSeconds"}
+    fields = {key: value for key, value in check.items() if key != "requeueAfterSeconds"}
     after = {"requeueAfterSeconds": int(seconds)} if seconds else {}
-    return {**kept, "state": state, "message": write.why[:LONGEST], **_now(), **after}
+    return {**fields, "state": state, "message": write.why[:LONGEST], **_now(), **after}
 
 
 def _now() -> dict[str, str]:

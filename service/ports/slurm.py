@@ -333,8 +333,8 @@ def _with_risk(extra: str, risk: str | None) -> str:
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
     """
     held = {key: value for key, value in (_object(extra) or {}).items() if key != RISK}
-    told = held if risk is None else {**held, RISK: int(risk)}
-    return json.dumps(told) if told else ""
+    values_of = held if risk is None else {**held, RISK: int(risk)}
+    return json.dumps(values_of) if values_of else ""
 
 
 def job_values(job: ControlledJob) -> dict[str, str]:

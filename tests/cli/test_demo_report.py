@@ -34,7 +34,7 @@ def reason(feature: str, entity: str, sentence: str, value: float = 1.0) -> dict
 
 def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> Watch:
     watch = Watch()
-    watch.note([row(node)], since_ms)
+    watch.update([row(node)], since_ms)
     watch.record(node, evidence_of(list(reasons)), since_ms)
     return watch
 
@@ -53,10 +53,10 @@ def report(faults: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
 
 def test_a_fault_is_detected_when_its_node_is_flagged_for_it() -> None:
     watch = Watch()
-    watch.note([row("n1", "none")], 10)
-    assert watch.note([row("n1")], 20) == [("n1", "hot")]
+    watch.update([row("n1", "none")], 10)
+    assert watch.update([row("n1")], 20) == [("n1", "hot")]
     watch.record("n1", evidence_of([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
-    assert watch.note([row("n1")], 30) == []
+    assert watch.update([row("n1")], 30) == []
     watch.record("n1", evidence_of([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
     assert (judged["detected_ms"], judged["reason"]) == (30, THROTTLES)
@@ -113,8 +113,8 @@ def test_a_healthy_node_that_a_visitor_reports_lost_is_not_held_against_the_serv
 
 def test_a_flag_that_ended_before_the_fault_detects_nothing() -> None:
     watch = Watch()
-    watch.note([row("n1")], 10)
-    watch.note([], 20)
+    watch.update([row("n1")], 10)
+    watch.update([], 20)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
     assert judged["detected_ms"] is None
     assert false_nodes([fault("n1", 15)], watch) == ["n1"]
@@ -122,7 +122,7 @@ def test_a_flag_that_ended_before_the_fault_detects_nothing() -> None:
 
 def test_a_node_without_a_fault_or_with_a_benign_one_is_false() -> None:
     watch = Watch()
-    watch.note([row("n1"), row("n2"), row("n3")], 50)
+    watch.update([row("n1"), row("n2"), row("n3")], 50)
     assert false_nodes([fault("n1", 10), fault("n2", 10, benign=True)], watch) == ["n2", "n3"]
 
 
@@ -130,7 +130,7 @@ def test_an_invisible_fault_excuses_a_flag_but_is_not_counted_as_missed() -> Non
     watch = Watch()
     hidden = fault("n1", 0, visible=False)
     assert verdict(report(judge_faults([hidden], watch, 10 * MINUTE)), 10 * MINUTE) == []
-    watch.note([row("n1")], 50)
+    watch.update([row("n1")], 50)
     assert false_nodes([hidden], watch) == []
 
 
@@ -147,25 +147,25 @@ def test_every_broken_promise_is_named() -> None:
 
 def test_flags_of_a_pipeline_that_began_anew_are_not_told_again() -> None:
     watch = Watch()
-    assert watch.note([row("n1"), row("n2")], 10 * MINUTE)
-    watch.note([row("n1")], 12 * MINUTE)
-    watch.note([], 13 * MINUTE)
+    assert watch.update([row("n1"), row("n2")], 10 * MINUTE)
+    watch.update([row("n1")], 12 * MINUTE)
+    watch.update([], 13 * MINUTE)
     watch.restarted(13 * MINUTE)
-    assert watch.note([row("n1"), row("n2"), row("n3")], 20 * MINUTE) == [("n2", "hot"), ("n3", "hot")]
+    assert watch.update([row("n1"), row("n2"), row("n3")], 20 * MINUTE) == [("n2", "hot"), ("n3", "hot")]
     assert [(flag.since_ms, flag.until_ms) for flag in watch.flags["n1"]] == [(10 * MINUTE, 20 * MINUTE)]
 
 
 def test_without_a_restart_a_flag_that_comes_back_is_a_new_one() -> None:
     watch = Watch()
-    watch.note([row("n1")], 10 * MINUTE)
-    watch.note([], 11 * MINUTE)
-    assert watch.note([row("n1")], 12 * MINUTE) == [("n1", "hot")]
+    watch.update([row("n1")], 10 * MINUTE)
+    watch.update([], 11 * MINUTE)
+    assert watch.update([row("n1")], 12 * MINUTE) == [("n1", "hot")]
 
 
 def test_counters_go_on_over_the_lives_of_a_pipeline() -> None:
     totals = Totals()
     lives = [(100, 3), (200, 5), (40, 1), (90, 4)]
-    began = [totals.note(ingestion(samples, scrape=bad)) for samples, bad in lives]
+    began = [totals.update(ingestion(samples, scrape=bad)) for samples, bad in lives]
     assert began == [False, False, True, False]
     assert (totals["samples_total"], totals["bad_telemetry"], totals.restarts) == (290, 9, 1)
 
@@ -177,7 +177,7 @@ def ingestion(samples: int, **bad: int) -> dict[str, Any]:
 
 def test_bad_records_that_a_visitor_pushes_are_not_counted_against_the_injected_ones() -> None:
     totals = Totals()
-    totals.note(ingestion(100, scrape=3, inbox=500))
+    totals.update(ingestion(100, scrape=3, inbox=500))
     assert totals["bad_telemetry"] == 3
 
 

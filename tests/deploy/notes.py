@@ -44,7 +44,7 @@ def forecast_of(key: DemandKey) -> DemandRow:
     """Of a service that serves the model `served` in the queue `serve`. Raises UnknownEntity for a series that it never
     has."""
     requests = RequestSeries()
-    requests.note(NOW_MS, {("serve", "served"): (5.0, 1)})
+    requests.record(NOW_MS, {("serve", "served"): (5.0, 1)})
     found = read_requests(requests, NOW_MS).keys
     keys = [DemandKey(one.queue, one.class_, one.group, "request_rate", one.pool) for one in found]
     demand = {one: row(one, 5.0, [[5.0, 5.0, 5.0]] * 3) for one in keys}

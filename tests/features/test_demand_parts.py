@@ -93,7 +93,7 @@ def test_who_is_cancelled_unstarted_gave_up() -> None:
 
 
 def test_records_are_bounded_and_survive_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records, "KEPT", 5)
+    monkeypatch.setattr(job_records, "MAX_RECORDS", 5)
     records = told(*(Submitted(job=f"j{n}", sequence=1, time_ms=T0 + n) for n in range(9)))
     assert [row.arrived_ms - T0 for row in records.rows()] == [4, 5, 6, 7, 8]
     again = JobRecords()
@@ -104,15 +104,17 @@ def test_records_are_bounded_and_survive_a_restart(monkeypatch: pytest.MonkeyPat
 
 def test_residency_is_shares_of_held_gpu_time_of_about_a_day() -> None:
     residency = GpuResidency()
-    residency.note(T0, {("q", "inference"): (8, 8, 0)})
+    residency.record(T0, {("q", "inference"): (8, 8, 0)})
     assert residency.shares() == {}  # one look stands for no time
-    residency.note(T0 + 10_000, {("q", "inference"): (8, 8, 2)})
-    residency.note(T0 + 10_000, {("q", "inference"): (8, 0, 0)})
+    residency.record(T0 + 10_000, {("q", "inference"): (8, 8, 2)})
+    residency.record(T0 + 10_000, {("q", "inference"): (8, 0, 0)})
     everything = {(pool, class_) for pool in ("q", "all") for class_ in ("inference", "all")}
     assert residency.shares() == dict.fromkeys(everything, (1.0, 0.25))
     again = GpuResidency()
     again.load(json.loads(json.dumps(residency.dump())))
-    again.note(T0 + 10_000 + 86_400_000, {("q", "inference"): (8, 4, 0)})  # after a day of silence, a look is a minute
+    again.record(
+        T0 + 10_000 + 86_400_000, {("q", "inference"): (8, 4, 0)}
+    )  # after a day of silence, a look is a minute
     loaded, active = again.shares()["q", "inference"]
     assert (loaded, active) == (pytest.approx((40 + 240) / (40 + 480)), pytest.approx(10 / (40 + 480)))
 
@@ -134,7 +136,7 @@ def test_a_rate_told_twice_is_told_once_and_ten_minutes_are_the_mean_of_their_mi
     series = RequestSeries()
     for minute in range(20):
         for _ in range(2):
-            series.note(T0 + minute * MINUTE_MS, {("q", "llama"): (float(minute), 2)})
+            series.record(T0 + minute * MINUTE_MS, {("q", "llama"): (float(minute), 2)})
     now_ms = T0 + 19 * MINUTE_MS
     assert series.series("q", "llama", now_ms, 60, 3).tolist() == [17.0, 18.0, 19.0]
     assert series.series("q", "llama", now_ms, 600, 3)[1:].tolist() == [4.5, 14.5]
@@ -144,8 +146,8 @@ def test_a_rate_told_twice_is_told_once_and_ten_minutes_are_the_mean_of_their_mi
 
 def test_silence_is_unknown_and_all_is_the_sum_of_what_is_known() -> None:
     series = RequestSeries()
-    series.note(T0, {("q", "a"): (1.0, 1), ("p", "b"): (2.0, 1)})
-    series.note(T0 + MINUTE_MS, {("q", "a"): (4.0, 1)})
+    series.record(T0, {("q", "a"): (1.0, 1), ("p", "b"): (2.0, 1)})
+    series.record(T0 + MINUTE_MS, {("q", "a"): (4.0, 1)})
     now_ms = T0 + 2 * MINUTE_MS
     assert series.series("all", "all", now_ms, 60, 3)[:2].tolist() == [3.0, 4.0]
     assert np.isnan(series.series("all", "all", now_ms, 60, 3)[2])
@@ -159,12 +161,12 @@ def test_silence_is_unknown_and_all_is_the_sum_of_what_is_known() -> None:
 def test_rates_survive_a_restart() -> None:
     series = RequestSeries()
     for minute in range(30):
-        series.note(T0 + minute * MINUTE_MS, {("q", "llama"): (float(minute), 1)})
+        series.record(T0 + minute * MINUTE_MS, {("q", "llama"): (float(minute), 1)})
     about, arrays = series.dump()
     again = RequestSeries()
     again.load(json.loads(json.dumps(about)), arrays)
     for one in (series, again):
-        one.note(T0 + 30 * MINUTE_MS, {("q", "llama"): (30.0, 1)})
+        one.record(T0 + 30 * MINUTE_MS, {("q", "llama"): (30.0, 1)})
     for bin_s in (60, 600):
         now_ms = T0 + 31 * MINUTE_MS
         np.testing.assert_array_equal(*(one.series("q", "llama", now_ms, bin_s, 40) for one in (series, again)))

@@ -3,7 +3,7 @@
 import pytest
 
 from features import ended_jobs
-from features.ended_jobs import ENDED_KEPT_MS, EndedJobs
+from features.ended_jobs import ENDED_RETENTION_MS, EndedJobs
 from features.job_fold import JobFold
 from fleet.events import Failed, Finished, JobEvent, Started, Step
 
@@ -26,7 +26,7 @@ class Watched:
 
     def take(self, *events: JobEvent, now_ms: int = T0) -> None:
         for event in events:
-            self.ended.note(self.fold.apply(event), now_ms)
+            self.ended.record(self.fold.apply(event), now_ms)
 
     def names(self, now_ms: int = T0) -> list[str]:
         return [row.job for row in self.ended.lately(now_ms)]
@@ -47,9 +47,9 @@ def test_what_waits_or_runs_has_not_ended() -> None:
 def test_after_an_hour_they_are_dropped_and_old_ends_are_not_taken() -> None:
     work = Watched()
     work.take(finished("a", 0), finished("b", 60_000))
-    assert work.names(T0 + ENDED_KEPT_MS + 1) == ["b"]
+    assert work.names(T0 + ENDED_RETENTION_MS + 1) == ["b"]
     assert work.names() == ["b"]
-    work.take(finished("c", 0), now_ms=T0 + ENDED_KEPT_MS + 1)
+    work.take(finished("c", 0), now_ms=T0 + ENDED_RETENTION_MS + 1)
     assert work.names() == ["b"]
 
 

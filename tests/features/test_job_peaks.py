@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from features.job_peaks import GIB, MOST_KINDS, RUNS_KEPT, JobPeaks
+from features.job_peaks import GIB, MAX_RUNS, MOST_KINDS, JobPeaks
 from features.past_runs import JobShape
 from features.similarity import kinds, shape_of
 from fleet.events import Submitted
@@ -116,11 +116,11 @@ def test_what_failed_or_vanished_says_nothing() -> None:
 
 def test_the_newest_runs_of_a_kind_speak() -> None:
     peaks = JobPeaks()
-    for number in range(2 * RUNS_KEPT):
+    for number in range(2 * MAX_RUNS):
         job = attempt(f"a-{number}")
-        see(peaks, [job], [[0]], [80.0 if number < RUNS_KEPT else 10.0], [100])
+        see(peaks, [job], [[0]], [80.0 if number < MAX_RUNS else 10.0], [100])
         peaks.finish([attempt(f"a-{number}", outcome="finished")])
-    assert likely(peaks, attempt("a-9")) == [10.0, 100.0, RUNS_KEPT]
+    assert likely(peaks, attempt("a-9")) == [10.0, 100.0, MAX_RUNS]
 
 
 def test_kinds_are_bounded_and_the_one_used_longest_ago_goes() -> None:

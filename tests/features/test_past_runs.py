@@ -181,7 +181,7 @@ def test_a_restored_history_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KEYS_KEPT", "ENDED_KEPT", "LIVE_KEPT", "UNSTARTED_KEPT"):
+    for name in ("MAX_KEYS", "MAX_ENDED", "MAX_LIVE", "MAX_UNSTARTED"):
         monkeypatch.setattr(f"features.past_runs.{name}", 5)
     history = PastRuns()
     for number in range(40):

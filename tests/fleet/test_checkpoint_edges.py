@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from features.episodes import Episode, episodes
-from fleet.checkpoint_edges import EDGES_KEPT, Edges, keep_edge
+from fleet.checkpoint_edges import MAX_EDGES, Edges, keep_edge
 from fleet.events import Checkpoint
 from fleet.jobs import JobAttempt, JobTable, decode_job, encode_job
 
@@ -38,7 +38,7 @@ def test_a_gang_whose_ranks_each_tell_keeps_its_newest_checkpoints(ranks: int) -
 
 
 def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
-    events, rng = gang_told(3, 2 * EDGES_KEPT), np.random.default_rng(3)
+    events, rng = gang_told(3, 2 * MAX_EDGES), np.random.default_rng(3)
     found = []
     for _ in range(3):
         kept: list[Edges] = []
@@ -46,15 +46,15 @@ def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
             keep_edge(kept, events[at])
         found.append(kept)
     assert found[0] == found[1] == found[2]
-    assert len(found[0]) == EDGES_KEPT
+    assert len(found[0]) == MAX_EDGES
     begins = [edge.time_ms for edge in found[0] if edge.edge == "begin"]
-    assert begins == [600_000 * n for n in range(2 * EDGES_KEPT - len(begins), 2 * EDGES_KEPT)]
+    assert begins == [600_000 * n for n in range(2 * MAX_EDGES - len(begins), 2 * MAX_EDGES)]
 
 
 def test_within_a_second_they_lie_by_time_and_what_was_dropped_does_not_come_back_in_part() -> None:
     events = [
         Checkpoint(job="a", sequence=4 * second + at, time_ms=1000 * second + ms, edge=edge, bytes=1)
-        for second in range(EDGES_KEPT // 2 + 1)
+        for second in range(MAX_EDGES // 2 + 1)
         for at, (ms, edge) in enumerate(((100, "end"), (200, "end"), (900, "begin"), (950, "begin")))
         if second or (ms, edge) != (200, "end")
     ]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.events import Step, StepParts
-from fleet.job_steps import RANK_STEPS_KEPT, RANKS_KEPT, STEPS_KEPT
+from fleet.job_steps import MAX_RANK_STEPS, MAX_RANKS, MAX_STEPS
 from fleet.jobs import JobAttempt
 from tests.fuzz.bounds import examples
 
@@ -25,10 +25,10 @@ def fold(*events: Step) -> JobAttempt:
 
 
 def test_a_large_gang_keeps_as_many_steps_as_a_small_one_and_ranks_of_the_newest():
-    ranks, numbers = 40, range(STEPS_KEPT + 10)
+    ranks, numbers = 40, range(MAX_STEPS + 10)
     attempt = fold(*(of_rank(rank, number, 1.0 + (rank == 7)) for number in numbers for rank in range(ranks)))
     assert [(step.step, step.rank) for step in attempt.steps] == [(number, 7) for number in numbers[10:]]
-    assert sorted(attempt.rank_steps) == list(numbers[-RANK_STEPS_KEPT:])
+    assert sorted(attempt.rank_steps) == list(numbers[-MAX_RANK_STEPS:])
     assert all(len(row.ranks) == ranks for row in attempt.rank_steps.values())
 
 
@@ -55,5 +55,5 @@ def test_steps_done_again_after_a_rollback_are_new_ones():
 
 
 def test_a_rank_beyond_all_measure_is_timed_and_not_kept_apart():
-    attempt = fold(of_rank(RANKS_KEPT, 1))
+    attempt = fold(of_rank(MAX_RANKS, 1))
     assert (len(attempt.steps), attempt.rank_steps) == (1, {})

@@ -21,8 +21,8 @@ from fleet.events import (
     Step,
     Submitted,
 )
-from fleet.job_steps import STEPS_KEPT
-from fleet.jobs import EVENTS_KEPT, JobAttempt, JobTable
+from fleet.job_steps import MAX_STEPS
+from fleet.jobs import MAX_EVENTS, JobAttempt, JobTable
 from fleet.nodes import NodeTable
 from fleet.requests import Gang, RankPlacement
 from fleet.sequences import SeenSequences
@@ -156,10 +156,10 @@ def test_rank_0_tells_the_phase_of_the_job_as_the_client_library_does() -> None:
 
 
 def test_only_the_newest_steps_and_events_are_kept() -> None:
-    events = [Step(job="a", sequence=i, time_ms=i, step=i, duration_s=1.0) for i in range(STEPS_KEPT + 50)]
+    events = [Step(job="a", sequence=i, time_ms=i, step=i, duration_s=1.0) for i in range(MAX_STEPS + 50)]
     attempt = attempt_of(*reversed(events))
-    assert attempt.steps == events[-STEPS_KEPT:]
-    assert attempt.events == events[-EVENTS_KEPT:]
+    assert attempt.steps == events[-MAX_STEPS:]
+    assert attempt.events == events[-MAX_EVENTS:]
 
 
 # -- the table ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from fleet.clock import ManualClock
 from fleet.topology import Level, NodeSpec, Topology
 from placement.ledger import Ledger
 from service.api.app import create_app
-from service.api.placer_link import KEPT_HEADERS, Forwarded, PlacerLink
+from service.api.placer_link import FORWARDED_HEADERS, Forwarded, PlacerLink
 from service.config import ApiConfig, Config
 from service.http.access import Access
 from service.pipeline.demand.forecasts import DemandForecasts
@@ -50,7 +50,7 @@ class Corridor(PlacerLink):
     ) -> Forwarded:
         told = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items())
         answered = await ask(self.placer, Asked(method, path, told, (body or b"",)))
-        kept = {name: value for name, value in answered.headers.items() if name in KEPT_HEADERS}
+        kept = {name: value for name, value in answered.headers.items() if name in FORWARDED_HEADERS}
         return Forwarded(answered.status, kept, answered.body)
 
 

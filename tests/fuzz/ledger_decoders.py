@@ -59,7 +59,7 @@ def use(path: Path) -> None:
             lambda: ledger.intent_state("placed"),
             lambda: ledger.audit(10),
             lambda: ledger.audit(10, after=0, request_id="placed"),
-            lambda: ledger.settle([("placed", IntentState.CANCELLED)], 3_000),
+            lambda: ledger.end_promises([("placed", IntentState.CANCELLED)], 3_000),
             lambda: ledger.commit(WAITING, _decision(WAITING, "placed"), 4_000, "queue", "place"),
             lambda: ledger.enqueue(NEW, _decision(NEW, "queued"), 5_000, "ada"),
         ):

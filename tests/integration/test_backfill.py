@@ -50,7 +50,7 @@ def test_what_prometheus_has_recorded_lands_in_the_archive_once(tmp_path: Path) 
             kept = rows(state)
             again = backfill(state, writer.url, "--from", str(int(until) - 1800), "--to", until)
             (state / "backfill.json").unlink()  # as if the run had been cut short before it could note anything
-            anew = backfill(state, writer.url, "--from", "1h", "--to", until, "--window", "10m")
+            rebuilt = backfill(state, writer.url, "--from", "1h", "--to", until, "--window", "10m")
             stepped = backfill(tmp_path / "other", writer.url, "--from", "10m", "--step", "1s", "--match", 'gpu="1"')
         finally:
             writer.stop()
@@ -61,7 +61,7 @@ def test_what_prometheus_has_recorded_lands_in_the_archive_once(tmp_path: Path) 
     assert len({(*row[:2], row[3]) for row in kept}) == len(series), "the page says the same each time"
     assert "0 written" in again.stdout
     assert "were done before" in again.stderr
-    assert anew.returncode == 0, anew.stderr
+    assert rebuilt.returncode == 0, rebuilt.stderr
     assert rows(state) == kept
     assert stepped.returncode == 0, stepped.stderr
     assert {name.rpartition("/")[2] for name, *_ in rows(tmp_path / "other")} == {"1"}

@@ -127,9 +127,9 @@ def test_all_that_can_run_start_and_charges_are_the_integral_of_what_was_held(ro
     assert np.isfinite(start_s).all()
     held = sum(row.gpus * row.run_s for row in rows)
     held += sum(300.0 * rows[job].gpus * tries for job, tries in replay._tries.items())
-    assert plan.book is not None
-    assert not plan.book.opened
-    charged = sum(charge.held_gpu_s(0, 10**12) for charge in plan.book.closed)
+    assert plan.played is not None
+    assert not plan.played.opened
+    charged = sum(charge.held_gpu_s(0, 10**12) for charge in plan.played.closed)
     assert charged == pytest.approx(held, abs=1e-6)
 
 
@@ -137,9 +137,9 @@ def test_all_that_can_run_start_and_charges_are_the_integral_of_what_was_held(ro
 @given(scenes)
 def test_credits_are_conserved(rows: list[Job]) -> None:
     plan, replay = played(rows)
-    assert plan.book is not None
+    assert plan.played is not None
     for now_s in replay.steps():
-        for bank in plan.book.banks.values():
+        for bank in plan.played.banks.values():
             assert bank.banked == pytest.approx(bank.earned - bank.spent - bank.expired, abs=1e-6)
             assert 0 <= bank.banked <= 360.0 + 1e-6
             assert bank.earned <= 0.5 * 3 * now_s + 1e-6
@@ -150,9 +150,9 @@ def test_credits_are_conserved(rows: list[Job]) -> None:
 def test_the_same_input_gives_the_same_bytes(rows: list[Job]) -> None:
     (one, first), (two, second) = played(rows), played(rows)
     assert first.play().tobytes() == second.play().tobytes()
-    assert one.book is not None
-    assert two.book is not None
-    assert one.book.closed == two.book.closed
+    assert one.played is not None
+    assert two.played is not None
+    assert one.played.closed == two.played.closed
 
 
 @few

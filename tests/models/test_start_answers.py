@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from models.start_answers import KEPT, LEVELS, AnsweredRequest, AnsweredRequests, Times
+from models.start_answers import MAX_REQUESTS, LEVELS, AnsweredRequest, AnsweredRequests, Times
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
@@ -21,7 +21,7 @@ def test_requests_leave_a_full_record_by_their_issued_times_alone() -> None:
     """Each level holds as often as it says. Neither an early start nor a late one lets a request leave sooner."""
     record, starts, judged = AnsweredRequests(), list[tuple[int, AnsweredRequest]](), 0
     issued = [wait_ms(level) for level in LEVELS]
-    for number in range(4 * KEPT):
+    for number in range(4 * MAX_REQUESTS):
         now_ms = NOW_MS + number * MINUTE_MS // 8
         for start_ms, one in [row for row in starts if row[0] <= now_ms]:
             one.end(start_ms, has_started=True)
@@ -33,7 +33,7 @@ def test_requests_leave_a_full_record_by_their_issued_times_alone() -> None:
             starts.append((now_ms + wait_ms(level), one_added))
         if number % 40 == 0:
             found = record.judge(now_ms).by_age[0]
-            assert found.requests[0] <= KEPT
+            assert found.requests[0] <= MAX_REQUESTS
             for requests, share, level in zip(found.requests, found.shares, LEVELS, strict=True):
                 if requests >= 50:
                     judged += 1
@@ -43,7 +43,7 @@ def test_requests_leave_a_full_record_by_their_issued_times_alone() -> None:
 
 def test_a_full_record_waits_for_a_p90_to_pass_before_it_adds_another_request() -> None:
     record = AnsweredRequests()
-    added = [record.add(TOLD, NOW_MS) for _ in range(KEPT)]
+    added = [record.add(TOLD, NOW_MS) for _ in range(MAX_REQUESTS)]
     for one in added[:100]:
         assert one is not None
         one.end(NOW_MS + MINUTE_MS, has_started=True)
@@ -51,14 +51,14 @@ def test_a_full_record_waits_for_a_p90_to_pass_before_it_adds_another_request() 
     later: Times = (NOW_MS + 70 * MINUTE_MS,) * 3
     assert record.add(later, NOW_MS + 61 * MINUTE_MS) is not None
     found = record.judge(NOW_MS + 71 * MINUTE_MS).by_age[0]
-    assert found.requests.tolist() == [KEPT, KEPT, KEPT]
-    assert found.shares[2] == pytest.approx(99 / KEPT)
+    assert found.requests.tolist() == [MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS]
+    assert found.shares[2] == pytest.approx(99 / MAX_REQUESTS)
 
 
 def test_a_request_with_many_hours_to_its_p90_does_not_stop_a_full_record() -> None:
     record = AnsweredRequests()
     record.add((NOW_MS, NOW_MS, NOW_MS + 10**9), NOW_MS)
-    for _ in range(KEPT - 1):
+    for _ in range(MAX_REQUESTS - 1):
         record.add(TOLD, NOW_MS)
     assert record.add(TOLD, NOW_MS + 61 * MINUTE_MS) is not None
-    assert record.judge(NOW_MS + 61 * MINUTE_MS).by_age[0].requests.tolist() == [KEPT, KEPT, KEPT - 1]
+    assert record.judge(NOW_MS + 61 * MINUTE_MS).by_age[0].requests.tolist() == [MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS - 1]

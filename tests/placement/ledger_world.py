@@ -31,7 +31,7 @@ def fill(ledger: Ledger) -> None:
     for request in (*WAITING, MOVED):
         ledger.enqueue(request, decision(request, "queued"), 3_000, "bob")
     ledger.commit(MOVED, decision(MOVED, "placed"), 4_000, "queue", "place")
-    ledger.settle([("seen", IntentState.SEEN), ("left", IntentState.CANCELLED)], 5_000, "ada")
+    ledger.end_promises([("seen", IntentState.SEEN), ("left", IntentState.CANCELLED)], 5_000, "ada")
     ledger.accept("the board was lost", 6_000, "ada")
 
 

@@ -76,7 +76,7 @@ class SlowPass:
                 return self.known.get(form, "room")
         return ""
 
-    def take_turn(self, entry: Waiting) -> None:
+    def try_entry(self, entry: Waiting) -> None:
         request = entry.request
         code = self.code_of(request)
         if not code:
@@ -154,9 +154,9 @@ def slow_plan(
     mine = SlowPass(view, dict(running), run_times, options, turns)
     ordered = turns.in_order(queue)
     for at, entry in enumerate(ordered):
-        mine.take_turn(entry)
+        mine.try_entry(entry)
         if mine.head is not None:
             for behind in turns.behind(ordered[at + 1 :]):
-                mine.take_turn(behind)
+                mine.try_entry(behind)
             break
     return mine

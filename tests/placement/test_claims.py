@@ -15,28 +15,28 @@ def test_a_claim_is_dropped_once_a_look_and_hard_in_the_end() -> None:
     claims = Claims()
     assert claims.dropped(["head"]) == ""
     for _ in range(MOST_DROPS):
-        claims.look("head", LEAST_P / 2)
+        claims.observe("head", LEAST_P / 2)
         assert claims.dropped(["head"]) == "head"
         assert claims.dropped(["head"]) == ""
-    claims.look("head", 0.0)
+    claims.observe("head", 0.0)
     assert claims.dropped(["head"]) == ""
 
 
 def test_a_claim_that_holds_or_that_no_future_knows_is_kept() -> None:
     claims = Claims()
     for holds_p in (LEAST_P, 1.0, None):
-        claims.look("head", 0.0)
-        claims.look("head", holds_p)
+        claims.observe("head", 0.0)
+        claims.observe("head", holds_p)
         assert claims.dropped(["head"]) == ""
 
 
 def test_who_waits_no_more_is_forgotten() -> None:
     claims = Claims()
     for _ in range(MOST_DROPS):
-        claims.look("head", 0.0)
+        claims.observe("head", 0.0)
         claims.dropped(["head"])
     claims.dropped([])
-    claims.look("head", 0.0)
+    claims.observe("head", 0.0)
     assert claims.dropped(["head"]) == "head"
 
 

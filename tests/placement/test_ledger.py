@@ -73,13 +73,13 @@ def test_an_intent_holds_until_it_is_settled(ledger: Ledger) -> None:
     for name in ("a", "b"):
         ledger.commit(PlacementRequest(request_id=name), placed(name), 1, "", "place")
     before = ledger.version
-    ledger.settle([("a", IntentState.SEEN), ("nobody", IntentState.SEEN)], 2)
+    ledger.end_promises([("a", IntentState.SEEN), ("nobody", IntentState.SEEN)], 2)
     assert ledger.version > before
     assert [intent.request_id for intent in ledger.active_intents()] == ["b"]
     assert ledger.intent_state("a") is IntentState.SEEN
     assert ledger.intent_state("nobody") is None
-    assert ledger.settle([("b", IntentState.EXPIRED)], 3) == 1
-    assert ledger.settle([], 4) == 0
+    assert ledger.end_promises([("b", IntentState.EXPIRED)], 3) == 1
+    assert ledger.end_promises([], 4) == 0
     assert "did not start in time" in ledger.audit(1)[0]["sentence"]
 
 
@@ -149,7 +149,7 @@ def test_the_audit_trail_is_append_only(ledger: Ledger, path: Path) -> None:
 
 def test_the_end_of_a_placement_is_audited_with_the_decision_that_it_ends(ledger: Ledger) -> None:
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 11, "alice", "place")
-    ledger.settle([("a", IntentState.CANCELLED)], 12, "bob")
+    ledger.end_promises([("a", IntentState.CANCELLED)], 12, "bob")
     ended, began = ledger.audit(10)
     assert (ended["caller"], ended["action"], ended["time_ms"]) == ("bob", "cancelled", 12)
     for column in ("request_id", "decision_id", "board_as_of_ms", "models"):
@@ -160,10 +160,10 @@ def test_what_could_not_be_rolled_back_in_memory_is_read_from_the_file_again(led
     ledger.commit(PlacementRequest(request_id="a"), placed("a"), 1, "", "place")
     ledger._db.execute("CREATE TEMP TRIGGER full BEFORE INSERT ON main.audit BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(LedgerError, match="full"):
-        ledger.settle([("a", IntentState.EXPIRED)], 2)
+        ledger.end_promises([("a", IntentState.EXPIRED)], 2)
     assert [intent.request_id for intent in ledger.active_intents()] == ["a"]
     ledger._db.execute("DROP TRIGGER full")
-    assert ledger.settle([("a", IntentState.EXPIRED)], 3) == 1
+    assert ledger.end_promises([("a", IntentState.EXPIRED)], 3) == 1
 
 
 def test_a_row_that_is_no_request_is_damage(path: Path) -> None:

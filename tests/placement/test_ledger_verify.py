@@ -400,7 +400,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(state=st.sampled_from(list(IntentState)[1:]))
     def settle(self, state: IntentState) -> None:
-        self.ledger.settle([(row.request_id, state) for row in self.ledger.active_intents()[:2]], 7)
+        self.ledger.end_promises([(row.request_id, state) for row in self.ledger.active_intents()[:2]], 7)
         self._kept()
 
     @rule(mark=st.integers())

@@ -231,7 +231,7 @@ def test_no_blocker_ends_after_the_start_that_waits_for_it(
     issued = start_times(futures)
     newcomer = PlacementRequest(request_id="new", queue="a", **columns)
     for one in [newcomer, *(entry.request for entry in queue)]:
-        estimate = estimate_start(one, futures, told=told)
+        estimate = estimate_start(one, futures, adjust=told)
         start_ms = issued.get(one.request_id)
         pairs = [(estimate.start_ms, estimate.blocked_by)]
         if start_ms is not None:

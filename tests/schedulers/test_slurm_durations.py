@@ -1,5 +1,5 @@
 from schedulers.adapter import Seen
-from schedulers.slurm_durations import DAY_MS, FILE, KEPT_DAYS, MINUTES, UNTIL, VALID_S, JobDurations
+from schedulers.slurm_durations import DAY_MS, FILE, MINUTES, RETENTION_DAYS, UNTIL, VALID_S, JobDurations
 from schedulers.weather import JobOutlook, Weather
 from tests.schedulers.small_fleet import NOW_MS, job
 
@@ -34,7 +34,7 @@ def test_a_small_change_waits_and_a_name_that_still_runs_is_renewed_once_a_week(
 
 
 def test_names_that_were_not_seen_for_long_go_and_there_are_never_too_many() -> None:
-    old = {"eve old": {MINUTES: f"1 2 {TODAY - KEPT_DAYS}"}}
+    old = {"eve old": {MINUTES: f"1 2 {TODAY - RETENTION_DAYS}"}}
     assert told({"1": job()}, old) == {"ada train": f"60 90 {TODAY}", "eve old": None}
     many = {f"eve {number:05}": {MINUTES: f"1 2 {TODAY - number % 2}"} for number in range(20_000)}
     assert told({"1": job()}, many) == {"ada train": f"60 90 {TODAY}", "eve 19999": None}

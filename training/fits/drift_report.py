@@ -99,9 +99,9 @@ def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
 
 
 def _drift(name: str, names: Sequence[str], before: NDArray[np.float32], now: NDArray[np.float32]) -> FeatureDrift:
-    kept = [at for at, feature in enumerate(names) if feature not in CLOCKS]
-    chosen = tuple(names[at] for at in kept)
-    then, later = before[..., kept].astype(np.float64), now[..., kept].astype(np.float64)
+    columns = [at for at, feature in enumerate(names) if feature not in CLOCKS]
+    chosen = tuple(names[at] for at in columns)
+    then, later = before[..., columns].astype(np.float64), now[..., columns].astype(np.float64)
     return FeatureDrift(name, moved(chosen, then, later), chosen, then, later)
 
 

@@ -25,7 +25,7 @@ UNAVAILABLE = 0.023
 FEWEST_EVENTS = 30
 FEWEST_ROWS_OF_RULE = 10
 INVERSE_PENALTY = 10.0
-POINTS_KEPT = 24
+MAX_POINTS = 24
 LARGEST_P = 0.98
 
 Array = NDArray[np.float64]
@@ -109,8 +109,8 @@ def calibrate(
     isotonic = IsotonicRegression(y_min=0.0, y_max=LARGEST_P, out_of_bounds="clip")
     isotonic.fit(raw, labels, sample_weight=weights_of(labels, kind))
     x, y = isotonic.X_thresholds_, isotonic.y_thresholds_
-    if len(x) > POINTS_KEPT:
-        at = np.unique(np.linspace(0, len(x) - 1, POINTS_KEPT).round().astype(int))
+    if len(x) > MAX_POINTS:
+        at = np.unique(np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int))
         x, y = x[at], y[at]
     return tuple(round(float(value), 6) for value in x), tuple(round(float(value), 6) for value in y)
 

@@ -168,6 +168,6 @@ def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitRes
     if model.fitted_until_ms is None:
         raise FleetcastError(f"{name}: {len(table):,} jobs, too few of them ended to fit on")
     span = FitSpan(name, round(float(table.submit_s.min()) * 1000), round(until_s * 1000), len(table))
-    kept = {name: value for name, value in PARAMETERS.items() if name != "verbose"}
-    settings = {**kept, "trees": TREES, "leaf_rows": LEAF_ROWS, "rows": ROWS_FITTED, "held_out": HELD_OUT}
+    parameters = {name: value for name, value in PARAMETERS.items() if name != "verbose"}
+    settings = {**parameters, "trees": TREES, "leaf_rows": LEAF_ROWS, "rows": ROWS_FITTED, "held_out": HELD_OUT}
     return FitResult(model, model.fitted_until_ms, (span,), FEATURES, settings)

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT = 30  # newest runs of a key: recent ones tell more than many
+MAX_RUNS = 30  # newest runs of a key: recent ones tell more than many
 FEWEST = 3
 SHARED = 0.6  # of the variance is common to jobs of one kind: a sweep is long or short as a whole
 NORMAL = NormalDist()
@@ -24,7 +24,7 @@ class RunPools:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_RUNS))
 
     def ended(self, kinds: Sequence[Key], run_s: float) -> None:
         """Record that a job of these kinds ran for `run_s`."""

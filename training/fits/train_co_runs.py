@@ -119,8 +119,8 @@ def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
 
 def pairs_of(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
     """Return the inputs of the interference model for these co-runs, and their measured speeds."""
-    told = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
-    return Pairs.of(told), np.array([row.co_run.speed for row in rows], np.float64)
+    predicted = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
+    return Pairs.of(predicted), np.array([row.co_run.speed for row in rows], np.float64)
 
 
 def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
@@ -128,8 +128,8 @@ def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
     past, speed = pairs_of(known[-MOST:])
     taught = learn(past, speed - np.nan_to_num(gpu_prior(past), nan=1.0))
     pairs, came = pairs_of(later)
-    told = predict(pairs, gpu_prior(pairs), taught).p50
-    return np.abs(np.where(np.isnan(told), 1.0, told) - came)
+    predicted = predict(pairs, gpu_prior(pairs), taught).p50
+    return np.abs(np.where(np.isnan(predicted), 1.0, predicted) - came)
 
 
 def train_interference(

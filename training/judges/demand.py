@@ -263,8 +263,8 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     methods = {name: table[names.index(name)][:, :, len(warm) :] for name in BASELINES}
     for forecaster in (RollingMedian(), *further):
         methods[forecaster.name] = forecaster.forecast(panel, judged, steps)
-    told = {name: np.maximum(rows, 0.0) for name, rows in methods.items()}
-    return JudgedForecasts(one.dataset, panel, judged, steps, {"ours": values, **told}, model, seasonal_scale(one))
+    clipped = {name: np.maximum(rows, 0.0) for name, rows in methods.items()}
+    return JudgedForecasts(one.dataset, panel, judged, steps, {"ours": values, **clipped}, model, seasonal_scale(one))
 
 
 def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:

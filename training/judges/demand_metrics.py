@@ -121,8 +121,8 @@ def _scored(
 
 def _stood_in(judged: JudgedForecasts, at: int, method: str, share: float, n: int) -> ResultRow:
     lead_s = judged.steps[at] * judged.panel.bin_s
-    told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, "stood_in")
-    return ResultRow(*told, share, None, None, n)
+    identity = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, "stood_in")
+    return ResultRow(*identity, share, None, None, n)
 
 
 def _pooled(
@@ -131,8 +131,8 @@ def _pooled(
     """Return a metric over all series, without an interval."""
     top, below = (float(np.nansum(part)) for part in parts[metric])
     n, lead_s = int(np.isfinite(parts[metric][0]).sum()), judged.steps[at] * judged.panel.bin_s
-    told = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, metric)
-    return ResultRow(*told, top / below if below else None, None, None, n)
+    identity = (judged.dataset, judged.panel.target, POOLED, lead_s, method, method, metric)
+    return ResultRow(*identity, top / below if below else None, None, None, n)
 
 
 def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:

@@ -79,11 +79,11 @@ def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
         )
         model = DurationModel(seed).fit(past.of(table), window.begin_s)
         mine, aged = submissions.take(run_in == number), late.take(late_in == number)
-        told = {**baselines(table, train, mine), "ours": tracked(model, table, mine)}
+        predicted = {**baselines(table, train, mine), "ours": tracked(model, table, mine)}
         left = conditionals(table, train, window.begin_s, aged)
         if len(aged.job):
             left["ours"] = np.log(model.remaining_s(aged.features, aged.elapsed_s, (0.5,))[:, 0])
-        _fill(runs, told, run_in == number)
+        _fill(runs, predicted, run_in == number)
         _fill(remaining, left, late_in == number)
     known = {name: values for name, values in runs.items() if np.isfinite(values).any()}
     spans = (rolling, run_in, late_in)

@@ -210,22 +210,22 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
     """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
-    for told_of in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
-        for begins in told_of.values():
+    for read_attempt_numbers in readable(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _begins):
+        for begins in read_attempt_numbers.values():
             for number in range(2, len(begins)):
                 before, actual = begins[:number], int(begins[number])
                 now_ms = (int(before[-1]) + actual) // 2
-                told = next_of(before, now_ms)
+                predicted = next_of(before, now_ms)
                 gap_s = (actual - int(before[-1])) / 1000
                 said = {
-                    "ours": told.p50_ms if told else None,
+                    "ours": predicted.p50_ms if predicted else None,
                     "mean_interval": int(before[-1] + np.diff(before).mean()),
                     "last_interval": int(2 * before[-1] - before[-2]),
                 }
                 for method, at in said.items():
                     near = at is not None and abs(at - actual) / 1000 <= max(HIT_S, HIT_SHARE * gap_s)
                     hits[method].append(float(near))
-                inside.append(float(told is not None and told.p10_ms <= actual <= told.p90_ms))
+                inside.append(float(predicted is not None and predicted.p10_ms <= actual <= predicted.p90_ms))
     for method, values in hits.items():
         results.rows.append(row_of(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
     if inside:
@@ -246,4 +246,4 @@ def _begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
             event = decoder.decode(line) if b'"checkpoint"' in line else None
             if isinstance(event, Checkpoint):
                 edges[event.job, event.attempt].append(Edges.of(event))
-    return {key: np.array([one.begin_ms for one in episodes(told)], np.int64) for key, told in edges.items()}
+    return {key: np.array([one.begin_ms for one in episodes(predicted)], np.int64) for key, predicted in edges.items()}

@@ -231,8 +231,8 @@ def _judge(
         add(method, "harmful_at_73", *_harm(methods[method], speed, order))
         if method + BOUND in methods:
             bound = methods[method + BOUND]
-            told = np.where(np.isfinite(bound), speed >= bound, np.nan)
-            add(method, "coverage_lower_90", told[order])
+            is_within = np.where(np.isfinite(bound), speed >= bound, np.nan)
+            add(method, "coverage_lower_90", is_within[order])
             if of[2] == "all" and not np.isfinite(bound).any():
                 results.skipped.append(f"{of[0]} {of[1]}: {method} has too few co-runs for a bound")
     if "label" in methods and np.isfinite(methods["label"]).all():

@@ -76,12 +76,12 @@ def watch(run: FaultRun) -> Watched:
     fleet, topology = FleetWatch.of(run.topology, run.interval_s), run.topology
     times, use, issued = [], [], {}
     every, warm = round(EVERY_S / run.interval_s), round(WARM_S / run.interval_s)
-    for number, told in enumerate(run.rounds(fleet.entities)):
-        fleet.take(told.batches, told.events, told.time_ms, told.node_events)
-        frame = fleet.frames(topology, told.time_ms).gpu
+    for number, loads in enumerate(run.rounds(fleet.entities)):
+        fleet.take(loads.batches, loads.events, loads.time_ms, loads.node_events)
+        frame = fleet.frames(topology, loads.time_ms).gpu
         rows = gpu_rows(fleet, topology.gpus)
-        gpus = GpuUse.of(frame, rows, held_s(fleet.fold.jobs.running(), topology.names, rows.shape, told.time_ms))
-        times.append(told.time_ms)
+        gpus = GpuUse.of(frame, rows, held_s(fleet.fold.jobs.running(), topology.names, rows.shape, loads.time_ms))
+        times.append(loads.time_ms)
         use.append(_mean(gpus.newest))
         if number >= warm and number % every == 0:
             half_hour = _mean(np.where(rows >= 0, frame.column("gpu_util_mean_30m")[rows], np.nan))

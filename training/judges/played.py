@@ -133,8 +133,8 @@ def scene_of(
     refuses = RefusedStarts(refused) if refused else None
     scene = PlayScene(trace_of(table, limited), nodes, each, tree, max_wait_s, refuses)
     reasons = [_refused(scene, job) for job in range(len(table))]
-    kept = np.array([not reason for reason in reasons], bool)
-    played = scene if kept.all() else replace(scene, trace=trace_of(table.take(kept), limited))
+    is_played = np.array([not reason for reason in reasons], bool)
+    played = scene if is_played.all() else replace(scene, trace=trace_of(table.take(is_played), limited))
     return played, Counter(reason for reason in reasons if reason)
 
 

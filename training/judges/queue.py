@@ -3,7 +3,7 @@
 All have the same number of GPUs. Every policy plays the same jobs through the same plan
 (`placement.replay`, EASY backfill), without topology. The plan uses the limit, at which a job is
 killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play begins
-`SETTLE_S` before the end of the train folder, so that the queue is full. Jobs submitted later are
+`WARM_UP_S` before the end of the train folder, so that the queue is full. Jobs submitted later are
 judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no bound. On a
 set without limits, peers that need limits are left out.
 """
@@ -27,7 +27,7 @@ from training.reports.results import ResultRow, Results, interval
 from training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
 
 DAY_S = 86_400
-SETTLE_S = 7 * DAY_S
+WARM_UP_S = 7 * DAY_S
 MONTH_S = 30 * DAY_S
 FEWEST_OF_USER = 10
 BLOCK = 500  # neighbours in a queue wait alike
@@ -94,7 +94,7 @@ def evaluate(
 def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
     """Return the jobs of a set, beginning shortly before the end of the train folder."""
     capacity = capacity or capacity_of(one.train)
-    rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - SETTLE_S)
+    rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - WARM_UP_S)
     part = one.table.take(rows)
     limited = float(np.isfinite(part.limit_s).mean()) > 0.5
     return QueueScene(one.dataset, trace_of(part, limited), one.judged[rows], capacity, max_wait_s, limited)

@@ -231,9 +231,9 @@ def judge_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int
     results.rows.append(
         ResultRow(one.dataset, "fault", "all", None, "trace", "", "first_fault_share", share, None, None, faults)
     )
-    told = rolling_forecasts(one, judged, cuts)
+    forecasts = rolling_forecasts(one, judged, cuts)
     for horizon in HORIZONS_DAYS:
-        _judge_horizon(results, one, judged, beside, told[horizon], cuts, horizon, seed)
+        _judge_horizon(results, one, judged, beside, forecasts[horizon], cuts, horizon, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
 
     The rows of a window are forecast by the fit on what was known when the window began.
     """
-    told = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
+    forecasts = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):
         known = one.train(cut)
         fit = fit_history(known, one.first_day, cut, one.nodes)
@@ -257,9 +257,9 @@ def rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> d
         rows = (judged.day >= cut) & (judged.day < until)
         for days in HORIZONS_DAYS:
             matured = trained.day + days <= cut
-            told[days].p[rows] = 1 - np.exp(-fit.hazard(judged.columns[rows], (days * DAY_S,))[0])
-            told[days].base[rows] = float(trained.begins(known, days)[matured].mean())
-    return told
+            forecasts[days].p[rows] = 1 - np.exp(-fit.hazard(judged.columns[rows], (days * DAY_S,))[0])
+            forecasts[days].base[rows] = float(trained.begins(known, days)[matured].mean())
+    return forecasts
 
 
 def above_names(rival: str) -> list[str]:
@@ -282,7 +282,7 @@ def _judge_horizon(
     one: FaultSet,
     judged: PastDays,
     beside: Baselines,
-    told: ScoredRows,
+    forecasts: ScoredRows,
     cuts: Sequence[int],
     horizon: int,
     seed: int,
@@ -291,14 +291,14 @@ def _judge_horizon(
     rows = NodeDays(judged.day - one.cut_day, labels, int(judged.day.max()) - one.cut_day + 1)
     rate = 1 - np.exp(-beside.rate * horizon)
     methods = {
-        "ours": Ranked(rows, told.p, told.p, told.base),
+        "ours": Ranked(rows, forecasts.p, forecasts.p, forecasts.base),
         "recency": Ranked(rows, beside.recency),
         "count": Ranked(rows, beside.count),
-        "empirical_bayes": Ranked(rows, beside.rate, rate, told.base),
-        "base_rate": Ranked(rows, np.zeros(len(rate)), told.base, told.base),
+        "empirical_bayes": Ranked(rows, beside.rate, rate, forecasts.base),
+        "base_rate": Ranked(rows, np.zeros(len(rate)), forecasts.base, forecasts.base),
     }
 
-    def tell(series: str, method: str, found: Mapping[str, Interval], metrics: Sequence[str], events: int) -> None:
+    def add_rows(series: str, method: str, found: Mapping[str, Interval], metrics: Sequence[str], events: int) -> None:
         model = "fault_history" if method == "ours" else ""
         for metric in metrics:
             if metric in found:
@@ -307,26 +307,28 @@ def _judge_horizon(
 
     events = int(labels.sum())
     for method, ranked in methods.items():
-        tell("all", method, with_intervals(ranked, rows.days, seed), METRICS, events)
+        add_rows("all", method, with_intervals(ranked, rows.days, seed), METRICS, events)
     for rival in PAIRED:
         above = differences(methods["ours"], methods[rival], rows.days, seed)
-        tell("all", "ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival), events)
+        add_rows(
+            "all", "ours", {f"{metric}_above_{rival}": above[metric] for metric in above}, above_names(rival), events
+        )
     for number, (cut, until) in enumerate(pairwise(cuts)):
         inside = (judged.day >= cut) & (judged.day < until)
         weight = np.zeros(rows.days)
         weight[cut - one.cut_day : until - one.cut_day] = 1.0
         for method, ranked in methods.items() if len(cuts) > 2 else ():
             found = {metric: (value, None, None) for metric, value in ranked.metrics(weight).items()}
-            tell(f"window {number + 1} of {len(cuts) - 1}", method, found, METRICS, int(labels[inside].sum()))
+            add_rows(f"window {number + 1} of {len(cuts) - 1}", method, found, METRICS, int(labels[inside].sum()))
     results.predictions.append(
         {
-            "dataset": [one.dataset] * len(told.p),
+            "dataset": [one.dataset] * len(forecasts.p),
             "issued_ms": (judged.day * DAY_MS).tolist(),
-            "target": ["fault"] * len(told.p),
+            "target": ["fault"] * len(forecasts.p),
             "series": [one.name(node) for node in judged.node.tolist()],
-            "horizon_s": [horizon * DAY_S] * len(told.p),
-            "value": told.p.tolist(),
+            "horizon_s": [horizon * DAY_S] * len(forecasts.p),
+            "value": forecasts.p.tolist(),
             "actual": rows.labels.astype(np.float64).tolist(),
-            "model": ["fault_history"] * len(told.p),
+            "model": ["fault_history"] * len(forecasts.p),
         }
     )

@@ -115,11 +115,13 @@ def results_of(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
         for h, span in enumerate(HORIZONS_DAYS):
             labels = judged.rows.labels(kind, span)
             for method, p in judged.p.items():
-                told = np.isfinite(p[k, h])
+                is_judged = np.isfinite(p[k, h])
                 given = (dataset, kind, span * DAY_S, method)
-                _add_rows(results, given, "all", judged.rows.time_ms[told], p[k, h][told], labels[told], seed)
+                _add_rows(
+                    results, given, "all", judged.rows.time_ms[is_judged], p[k, h][is_judged], labels[is_judged], seed
+                )
                 for number in range(len(judged.fits)):
-                    own = told & (judged.window == number)
+                    own = is_judged & (judged.window == number)
                     name = f"window {number + 1} of {len(judged.fits)}"
                     _add_rows(results, given, name, judged.rows.time_ms[own], p[k, h][own], labels[own], None)
     return results
@@ -153,7 +155,7 @@ def _add_rows(
 
 def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
     """Return every one of METRICS. Equal probabilities share their ranks."""
-    came, told = float(labels.mean()), float(p.mean())
+    came, is_judged = float(labels.mean()), float(p.mean())
     days = np.unique(time_ms, return_inverse=True)[1]
     ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
     return {
@@ -162,7 +164,7 @@ def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, flo
         "auroc": ranked.get("auroc", 0.5),
         "precision_top1pct": _precision(p, labels, 0.01),
         "precision_top5pct": _precision(p, labels, 0.05),
-        "told_over_came": told / came if came else float("nan"),
+        "told_over_came": is_judged / came if came else float("nan"),
         "calibration_error": _calibration_error(p, labels),
     }
 

@@ -32,7 +32,7 @@ from training.sets.job_sets import JobHistory, read_job_sets
 from training.windows import rolling_windows, window_at
 
 DAY_S = 86_400
-SETTLE_S, TRIED_S = (
+WARM_UP_S, TRIED_S = (
     7 * DAY_S,
     21 * DAY_S,
 )  # fill the queue, then forecast for calibration, before the train folder's end
@@ -117,7 +117,7 @@ def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene |
     limited = float(np.isfinite(table.limit_s).mean()) > 0.5
     if not limited and float(np.isfinite(table.start_s).mean()) < 0.5:
         return "neither limits nor waits are known: there is no queue to replay"
-    since_s = one.train_end_s - SETTLE_S - TRIED_S
+    since_s = one.train_end_s - WARM_UP_S - TRIED_S
     rows = np.flatnonzero((table.submit_s >= since_s) & (table.submit_s <= one.train_end_s + LONGEST_S))
     part = table.take(rows)
     limit_s = _limits(one.train, part, limited)
@@ -189,10 +189,10 @@ def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
     """Forecast the starts of the judged jobs that had to wait, in order of submission."""
     moments, start_s = watch(scene)
-    return told(scene, moments, start_s, seed, say)
+    return forecast_at(scene, moments, start_s, seed, say)
 
 
-def told(
+def forecast_at(
     scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
     """Return the forecasts for the moments that `watch` returned."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KEPT = 120
+MAX_RATIOS = 120
 NEAR = 50
 FEWEST = 15
 UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.94: 5.0}  # log-normal, until enough is known
@@ -26,7 +26,7 @@ class WaitRatios:
     """A collection of issued forecasts. A job's start counts only once it has happened."""
 
     def __init__(self) -> None:
-        self._issued: deque[_Issued] = deque(maxlen=KEPT)
+        self._issued: deque[_Issued] = deque(maxlen=MAX_RATIOS)
 
     def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
         """Record a forecast wait of `forecast_s`.

@@ -76,10 +76,10 @@ def _points(rows: list[Coverage]) -> dict[str, list[tuple[float, float]]]:
     """Return (promised, observed) by horizon, for no more than four horizons."""
     horizons = sorted({row.horizon_s for row in rows}, key=lambda horizon: horizon or 0)
     last = len(horizons) - 1
-    kept = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})
+    shown = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})
     return {
         lead(horizons[at]) or "all": [(row.nominal, row.observed) for row in rows if row.horizon_s == horizons[at]]
-        for at in kept
+        for at in shown
     }
 
 

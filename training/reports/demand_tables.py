@@ -95,9 +95,9 @@ def _by_method(numbers: dict[Key, list[WindowRow]], results: Results) -> list[li
     for method in methods:
         cells = [_share([rows for key, rows in numbers.items() if key[2] == lead_s], method) for lead_s in leads]
         failed = [row for row in results.rows if row.method == method and row.metric == "failed_fits"]
-        told = f"{sum(row.value or 0 for row in failed):.0f} of {sum(row.n for row in failed)}" if failed else "–"
+        failures = f"{sum(row.value or 0 for row in failed):.0f} of {sum(row.n for row in failed)}" if failed else "–"
         judged = sum(any(row.method == method for row in rows) for rows in numbers.values())
-        lines.append([method.replace("_", " "), *cells, f"{best.count(method)} of {judged}", told])
+        lines.append([method.replace("_", " "), *cells, f"{best.count(method)} of {judged}", failures])
     return lines
 
 

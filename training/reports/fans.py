@@ -81,11 +81,11 @@ def _apart(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[
     """Return the last origins with the longest horizon that are at least that horizon apart."""
     longest = int(horizon_ms.max())
     origins = np.unique(issued[horizon_ms == longest])
-    kept = [int(origins[-1])]
+    shown = [int(origins[-1])]
     for origin in origins[::-1].tolist():
-        if kept[-1] - origin >= longest and len(kept) < MOST_FANS:
-            kept.append(origin)
-    return np.array(kept[::-1], np.int64)
+        if shown[-1] - origin >= longest and len(shown) < MOST_FANS:
+            shown.append(origin)
+    return np.array(shown[::-1], np.int64)
 
 
 def _fan(columns: Columns, issued_ms: int, horizons: NDArray[np.int64]) -> Fan | None:

@@ -66,13 +66,13 @@ def _queue_table(found: Sequence[PlayNumbers]) -> tuple[list[str], list[list[obj
 def sizes_svg(found: Sequence[PlayNumbers]) -> str:
     """Draw a bar chart of the mean wait: one group for each size class, one bar for each method."""
     names = [one.name for one in found[0].by_size]
-    look = styles([one.method for one in found])
+    style_of = styles([one.method for one in found])
     thick = 0.84 / len(found)
     with drawn("mean wait by size", width=11.5, height=3.4) as canvas:
         for at, one in enumerate(found):
             x = np.arange(len(names)) + (at - (len(found) - 1) / 2) * thick
             hours = [row.mean_s / 3600 for row in one.by_size]
-            more = {"color": look[one.method]["color"], "hatch": HATCHES[at // len(RIVAL_INKS) % len(HATCHES)]}
+            more = {"color": style_of[one.method]["color"], "hatch": HATCHES[at // len(RIVAL_INKS) % len(HATCHES)]}
             canvas.axes.bar(x, hours, width=thick * 0.88, edgecolor=PANEL, linewidth=0.5, label=one.method, **more)
         canvas.axes.set_xticks(range(len(names)), names)
         canvas.figure.legend(loc="outside upper left", ncols=6, fontsize=8)

@@ -186,16 +186,16 @@ def bars_svg(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -
     groups: metric -> its name, from top to bottom.
     """
     methods = list(dict.fromkeys(row.method for row in rows))
-    look = styles(methods)
+    style_of = styles(methods)
     thick = 0.8 / max(1, len(methods))
     with drawn(label, height=0.7 + 0.24 * len(groups) * len(methods)) as canvas:
-        for at, method in enumerate(look):
+        for at, method in enumerate(style_of):
             values = {row.metric: row for row in rows if row.method == method and row.value is not None}
             places = [place for place, metric in enumerate(groups) if metric in values]
             own = [values[metric] for metric in groups if metric in values]
             y = np.array(places, float) + (at - (len(methods) - 1) / 2) * thick
             width = np.array([row.value for row in own], float)
-            canvas.axes.barh(y, width, height=thick * 0.86, color=look[method]["color"], label=_spoken(method))
+            canvas.axes.barh(y, width, height=thick * 0.86, color=style_of[method]["color"], label=_spoken(method))
             low = [width[place] if row.low is None else row.low for place, row in enumerate(own)]
             high = [width[place] if row.high is None else row.high for place, row in enumerate(own)]
             canvas.axes.hlines(y, low, high, colors=INK, linewidth=0.9)
@@ -237,13 +237,13 @@ def reliability_svg(points: Sequence[tuple[float, float, float, float]], label: 
 
     points: (predicted, observed, low, high) of each dot.
     """
-    told, observed, low, high = np.array(points, np.float64).T
-    most = 1.08 * max(float(told.max()), float(high.max()), 1e-6)
+    predicted, observed, low, high = np.array(points, np.float64).T
+    most = 1.08 * max(float(predicted.max()), float(high.max()), 1e-6)
     with drawn(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
         axes.plot([0, most], [0, most], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as told")
         bars = (observed - low, high - observed)
-        axes.errorbar(told, observed, bars, fmt="o", color=OURS_INK, markersize=4, linewidth=1.0, label="ours")
+        axes.errorbar(predicted, observed, bars, fmt="o", color=OURS_INK, markersize=4, linewidth=1.0, label="ours")
         axes.set_xlim(0, most)
         axes.set_ylim(0, most)
         axes.set_xlabel("probability told")

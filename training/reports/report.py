@@ -35,7 +35,7 @@ TITLES = {
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9}
 FAR_OFF = 0.03
 MOST_ROWS = 4000
-MODELS_TOLD = 4  # of a horizon
+MAX_MODELS_SHOWN = 4  # of a horizon
 DEMAND_LINES = ("wql", "mae", "interval_score_80")
 UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requests a second"}
 
@@ -122,10 +122,10 @@ def calibration(rows: Iterable[ResultRow], name: str) -> str:
     if not own:
         return ""
     horizons = sorted({row.horizon_s for row in own}, key=_first)
-    kept = horizons if len(horizons) <= 4 else [horizons[at * (len(horizons) - 1) // 3] for at in range(4)]
+    shown = horizons if len(horizons) <= 4 else [horizons[at * (len(horizons) - 1) // 3] for at in range(4)]
     points = {
         lead(horizon) or OURS: [(NOMINAL[row.metric], row.value or 0.0) for row in own if row.horizon_s == horizon]
-        for horizon in kept
+        for horizon in shown
     }
     return panel(
         calibration_svg(points, f"{name}: calibration"), "Are the intervals honest?", "Grey: within 3 points.", "small"
@@ -173,7 +173,8 @@ def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
     for horizon, count in sorted(shares.items()):
         total = sum(count.values())
         said = [
-            f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %") for name, n in count.most_common(MODELS_TOLD)
+            f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %")
+            for name, n in count.most_common(MAX_MODELS_SHOWN)
         ]
         lines.append((lead(horizon), ", ".join(said)))
     if not lines:

@@ -91,8 +91,8 @@ def table(results: Results) -> list[list[str]]:
         others = [f"{row.method} {row.value:.4g}" for row in rows if row.method != "ours"]
         line = [*key, ", ".join(ours) or "–", ", ".join(others) or "–"]
         first = rows[0]
-        told = rolled.get((first.dataset, first.target, first.metric, first.horizon_s), "–")
-        cells.append([*line, told] if results.windows else line)
+        shown = rolled.get((first.dataset, first.target, first.metric, first.horizon_s), "–")
+        cells.append([*line, shown] if results.windows else line)
     return cells
 
 

@@ -84,10 +84,10 @@ def _rows(path: Path) -> Iterable[dict[str, str]]:
 
 def _fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
     """Return ((node, start), (end, a part was at fault)). Raises ValueError with the reason."""
-    node, told = (row["node"] or "").strip(), [(row[name] or "").strip() for name in ("start", "end")]
+    node, times = (row["node"] or "").strip(), [(row[name] or "").strip() for name in ("start", "end")]
     if not node:
         raise ValueError("no node")
-    start, end = (_day(name, text) for name, text in zip(("start", "end"), told, strict=True))
+    start, end = (_day(name, text) for name, text in zip(("start", "end"), times, strict=True))
     if np.isnan(start):
         raise ValueError("no start")
     if end < start:

@@ -173,11 +173,11 @@ class _EventQueue(Generic[Event]):
         self._ahead = next(events, None)
 
     def until(self, time_ms: int) -> tuple[Event, ...]:
-        told: list[Event] = []
+        events_of: list[Event] = []
         while self._ahead is not None and self._ahead.time_ms <= time_ms:
-            told.append(self._ahead)
+            events_of.append(self._ahead)
             self._ahead = next(self._events, None)
-        return tuple(told)
+        return tuple(events_of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,10 +269,10 @@ def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
         if bad.any():
             skipped[reason] += int(bad.sum())
         good &= holds
-    kept = table.take(good)
-    kept.run_s[:] = np.maximum(kept.run_s, SHORTEST_S)
-    kept.start_s[kept.start_s < kept.submit_s] = np.nan
-    return kept
+    good_rows = table.take(good)
+    good_rows.run_s[:] = np.maximum(good_rows.run_s, SHORTEST_S)
+    good_rows.start_s[good_rows.start_s < good_rows.submit_s] = np.nan
+    return good_rows
 
 
 def _table_of(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:

@@ -84,8 +84,12 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
             "ours": find_period(run.channels, interval_s).period_s,
             "largest_line": _largest_line(run.channels, interval_s),
         }
-        for method, told_s in said.items():
-            near = told_s is None if run.is_aliased else told_s is not None and abs(told_s / period_s - 1) <= WITHIN
+        for method, answered_s in said.items():
+            near = (
+                answered_s is None
+                if run.is_aliased
+                else answered_s is not None and abs(answered_s / period_s - 1) <= WITHIN
+            )
             for series in ("all", "other_half") if run.in_half else ("all",):
                 (unknown if run.is_aliased else found)[series, method].append(float(near))
     for metric, kept in (("period_within_2pct", found), ("aliased_unknown", unknown)):
@@ -126,7 +130,7 @@ def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
     past = min(many // 2, MOST_PAST)
     for origin in np.linspace(past, many - 1, ORIGINS + 1).astype(int)[:-1].tolist():
         window = run.channels[:, origin - past : origin]
-        told = find_period(window, run.truth.interval_s).period_s
+        stated = find_period(window, run.truth.interval_s).period_s
         for name in EXPECTED:
             if name not in run.names:
                 continue
@@ -136,7 +140,7 @@ def _forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
                 if origin - 1 + samples >= many or not np.isfinite(values).all():
                     continue
                 actual = float(run.channels[run.names.index(name), origin - 1 + samples])
-                for method, quantiles in _expected(values, told, samples, run.truth.interval_s).items():
+                for method, quantiles in _expected(values, stated, samples, run.truth.interval_s).items():
                     yield f"{cycles}_cycles", method, _scored(actual, quantiles, float(np.abs(values).mean()))
 
 
@@ -151,7 +155,7 @@ def _expected(values: Array, period_s: float | None, samples: int, interval_s: f
 def _scored(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
     """Return the pinball loss of p50 and p90 relative to `scale`, and whether p10..p90 holds the value."""
     loss = sum(
-        max(level * (actual - told), (level - 1) * (actual - told))
-        for level, told in zip(LEVELS[1:], quantiles[1:], strict=True)
+        max(level * (actual - stated), (level - 1) * (actual - stated))
+        for level, stated in zip(LEVELS[1:], quantiles[1:], strict=True)
     )
     return loss / max(scale, 1e-9), float(quantiles[0] <= actual <= quantiles[2])

@@ -214,7 +214,7 @@ def simulated_year(plan: YearPlan) -> SiteDays:
         waiting = [event for event in waiting if event.time_ms > end_ms]
         levels = np.maximum(levels, _fold(topology, nodes, state, end_ms))
         state.days.step(levels, topology.names, end_ms)
-        recorder.note(state, nodes.nodes, levels, end_ms)
+        recorder.record(state, nodes.nodes, levels, end_ms)
     return recorder.days(state.faults, EPOCH_MS + plan.days * DAY_MS)
 
 

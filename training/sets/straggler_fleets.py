@@ -155,17 +155,17 @@ def watch(run: FaultRun) -> FlaggedRun:
         running = {job.job: frozenset(job.hosts) for job in replay.fold.jobs.running()}
         hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
         for node, name in _flagged(fleet, run):
-            found[OURS].note(node, round.time_ms, name)
+            found[OURS].record(node, round.time_ms, name)
         for node, name in _blamed(fleet, rows):
-            found[OURS].note(node, round.time_ms, name)
-            found[BLAMED].note(node, round.time_ms, name)
+            found[OURS].record(node, round.time_ms, name)
+            found[BLAMED].record(node, round.time_ms, name)
         for job in _stage_blamed(fleet):
-            stages.note(job, round.time_ms)
+            stages.record(job, round.time_ms)
         gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
         sight = BaselineMoment(frames.gpu, run.nodes, gangs)
         for method, rule in rules.items():
             for row in np.flatnonzero(rule(sight)).tolist():
-                found[method].note(run.topology.names[row], round.time_ms)
+                found[method].record(run.topology.names[row], round.time_ms)
     return FlaggedRun(found, stages, hosts, first_ms, last_ms)
 
 

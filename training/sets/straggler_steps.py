@@ -66,10 +66,10 @@ def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
     odd = {name for name, seconds in series.items() if not (np.isfinite(seconds) & (seconds > 0)).all()}
     if odd:
         skipped.append(f"{FILE}: {len(odd)} runs with a step of no time or no number, such as {min(odd)}")
-    kept = {name: seconds for name, seconds in series.items() if name not in odd and len(seconds) >= FEWEST}
-    if not kept and not odd:
+    even = {name: seconds for name, seconds in series.items() if name not in odd and len(seconds) >= FEWEST}
+    if not even and not odd:
         skipped.append(f"{FILE}: no run of at least {FEWEST} steps")
-    return kept
+    return even
 
 
 def is_judged(name: str) -> bool:

@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 EVERY_MS = 300_000  # between two looks at the evidence
 STEP_MS = 60_000
-LOOK_MS = 900_000
+CHECK_INTERVAL_MS = 900_000
 USUAL_INTERVAL_S = 15.0
 
 
@@ -67,9 +67,15 @@ def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
     names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
     newest = newest_ms(files)
     middle = (span.first_ms + span.end_ms) // 2
-    for at in {span.first_ms, _first_sample_ms(files, span), middle, newest - LOOK_MS} if newest != NOTHING_MS else ():
+    for at in (
+        {span.first_ms, _first_sample_ms(files, span), middle, newest - CHECK_INTERVAL_MS}
+        if newest != NOTHING_MS
+        else ()
+    ):
         read_samples(
-            files, ArchiveSpan(max(at, span.first_ms), min(at + LOOK_MS, span.end_ms)), Words(adding(entities))
+            files,
+            ArchiveSpan(max(at, span.first_ms), min(at + CHECK_INTERVAL_MS, span.end_ms)),
+            Words(adding(entities)),
         )
     return sorted(names | set(entities[EntityKind.NODE].names))
 
@@ -84,7 +90,7 @@ def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     If there are too few samples, it is the usual interval of most exporters.
     """
     first_ms = _first_sample_ms(files, span)
-    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + LOOK_MS), Words(adding(Entities())))
+    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), Words(adding(Entities())))
     series = (rows.kind.astype(np.int64) << 48) | (rows.metric.astype(np.int64) << 32) | rows.entity
     order = np.lexsort((rows.time_ms, series))
     gaps = np.diff(rows.time_ms[order])[np.diff(series[order]) == 0]
@@ -105,7 +111,7 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, sa
             break
         now_ms = source.position()["at_ms"]
         while next_row < now_ms:  # of what was known before this batch
-            recorder.note(watch.memory, watch.nodes.nodes, levels, next_row)
+            recorder.record(watch.memory, watch.nodes.nodes, levels, next_row)
             say(f"{moment(next_row)}: {len(watch.memory.faults.faults)} faults so far")
             next_row += DAY_MS
         watch.take(batch.samples, batch.events, now_ms, batch.node_events)

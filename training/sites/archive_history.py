@@ -31,9 +31,9 @@ Array = NDArray[np.float64]
 
 BIN_S = 600
 COVARIATES: tuple[Target, ...] = ("running", "queued", "arriving")  # what the service has, and no more
-LOOK_MS = 900_000
+CHECK_INTERVAL_MS = 900_000
 REST_MS = 2 * DAY_MS
-KEPT_MS = 35 * DAY_MS  # what a pipeline remembers of jobs that are over
+RETENTION_MS = 35 * DAY_MS  # what a pipeline remembers of jobs that are over
 ALL_TIME = ArchiveSpan(0, 2**53)
 
 
@@ -56,7 +56,7 @@ class JobReplay:
 
     def rest(self, now_ms: int) -> None:
         """Forget jobs as the service does."""
-        for attempt in self.fold.rest(now_ms - REST_MS, now_ms - KEPT_MS):
+        for attempt in self.fold.rest(now_ms - REST_MS, now_ms - RETENTION_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
 
@@ -119,7 +119,7 @@ def read_history(
 def gpus_at(files: ArchiveFiles, time_ms: int) -> int:
     """Count the GPUs that sent samples just before a moment."""
     entities = Entities()
-    span = ArchiveSpan(time_ms - LOOK_MS, time_ms + 1)
+    span = ArchiveSpan(time_ms - CHECK_INTERVAL_MS, time_ms + 1)
     read_samples(files, span, Words(adding(entities)), [("kind", "==", EntityKind.GPU.value)])
     return len(entities[EntityKind.GPU])
 
@@ -136,8 +136,8 @@ def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterat
 
 
 def _arrived_ms(attempt: JobAttempt) -> tuple[int, str, int]:
-    told = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
-    return min((time_ms for time_ms in told if time_ms is not None), default=0), attempt.job, attempt.attempt
+    times = (attempt.submitted_ms, attempt.started_ms, attempt.ended_ms)
+    return min((time_ms for time_ms in times if time_ms is not None), default=0), attempt.job, attempt.attempt
 
 
 _Window = dict[str, dict[Target, Array]]  # queue -> target -> (bin,)

@@ -82,9 +82,9 @@ class SiteDays:
 
     def labels(self, kind: str, days: int) -> Mask:
         """Return (n,) whether an event of this kind begins in the `days` days after the row's moment."""
-        told = self.begun[kind]
-        order = np.lexsort((told.time_ms, told.node))
-        node, time_ms = told.node[order], told.time_ms[order]
+        begun_rows = self.begun[kind]
+        order = np.lexsort((begun_rows.time_ms, begun_rows.node))
+        node, time_ms = begun_rows.node[order], begun_rows.time_ms[order]
         first_ms = min(int(self.time_ms.min(initial=self.end_ms)), int(time_ms.min(initial=self.end_ms)))
         long_ms = self.end_ms - first_ms + 1  # keys of a node never reach the next one's
         at = np.searchsorted(
@@ -136,7 +136,7 @@ class SiteRecorder:
         elif event.type == "health" and gravity(event) == "warning" and event.probability is None:
             self._slow.append((row, event.time_ms))
 
-    def note(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
+    def record(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
         """Record the rows of this moment: the nodes that are at work.
 
         levels: (node, rule) as last evaluated.

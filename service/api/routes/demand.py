@@ -23,7 +23,7 @@ from service.pipeline.demand.sections import KEYS, DemandKeys, demand_fan, deman
 
 CLASSES = ("all", *get_args(JobClass))
 NAMED = 20  # in an error
-QUEUE_NOTE = "{0} is a queue: set queue={0} instead of pool. A pool is one of machines, as in the inventory."
+QUEUE_HINT = "{0} is a queue: set queue={0} instead of pool. A pool is one of machines, as in the inventory."
 
 decode_row = msgspec.json.Decoder(DemandRow).decode
 
@@ -91,7 +91,7 @@ def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
     pool = scope.get("pool", "all")
     found = keys.matching(asked | scope) if pool in keys.pools else []
     if not found and pool in keys.by_queue and pool != "all":
-        return keys.matching(asked | {"queue": pool, "pool": "all"}), QUEUE_NOTE.format(pool)
+        return keys.matching(asked | {"queue": pool, "pool": "all"}), QUEUE_HINT.format(pool)
     if pool not in keys.pools and keys.rows:
         pools, queues = (", ".join(sorted(names)[:NAMED]) for names in (keys.pools, keys.by_queue))
         raise UnknownEntity(f"no pool {pool[:200]!r}; pools are {pools}; for a queue set `queue`: queues are {queues}")
@@ -140,7 +140,7 @@ async def record(request: Request, context: Context, query: Query) -> Response:
     note, fan = "", demand_fan(board, _record_name(scope, query))
     if fan is None and scope["pool"] != "all":
         fan = demand_fan(board, _record_name({"queue": scope["pool"], "pool": "all"}, query))
-        note = QUEUE_NOTE.format(scope["pool"])
+        note = QUEUE_HINT.format(scope["pool"])
     if fan is None:
         known = ", ".join(sorted(msgspec.json.decode(cache.section(board, "demand_record.keys")))[:NAMED]) or "none yet"
         name = _record_name(scope, query)[:200]
@@ -166,7 +166,7 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     scope, note = one_scope(query["queue"], query["pool"]), ""
     _known("queue", query["queue"], queues)
     if scope.get("pool", "all") != "all":
-        note = QUEUE_NOTE.format(scope["pool"])
+        note = QUEUE_HINT.format(scope["pool"])
         if scope["pool"] not in queues and rows:
             raise UnknownEntity(
                 f"no queue {scope['pool'][:200]!r}; the model is made by queue: {', '.join(sorted(queues)[:NAMED])}"

@@ -22,7 +22,7 @@ from service.api.routes.jobs import Object, find_job, part_of, start_like
 from service.api.routes.table import Query, Row, answer, encode
 from service.board.board import Board
 from service.board.cache import BoardCache
-from service.board.free import kept_words, promises_on, serving, unheld, use_on
+from service.board.free import describe_window, promises_on, serving, unheld, use_on
 from service.board.gpu_use import Occupant, gpus, use_sentence
 from service.config import PlacerConfig
 from service.pipeline.documents import probability
@@ -108,7 +108,7 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
     about = _pool(cache, board, row, context.config.placer)
     jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
     unknown, promised = _beside_jobs(board, row)
-    kept = kept_words(board, name)
+    window = describe_window(board, name)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
     body = Drain(
         node=name,
@@ -118,10 +118,10 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
         jobs=jobs,
         unknown_gpus=unknown,
         promised=promised,
-        kept_by=kept,
+        kept_by=window,
         queue_delay_s=None,
         queue_reason=NOT_PLAYED,
-        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()]), kept),
+        sentence=_sentence(name, about, jobs, use_sentence(unknown, [*promised.items()]), window),
     )
     return answer(context, board, as_of_ms, encode(body))
 
@@ -214,14 +214,14 @@ async def _restart(
     return start_ms, "" if start_ms else start.answer.sentence or "the placer does not say"
 
 
-def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, kept: str) -> str:
+def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, window: str) -> str:
     """Return the effects in words.
 
-    others: the work on GPUs of the node that no job holds. kept: what withholds the node. Both are empty if
+    others: the work on GPUs of the node that no job holds. window: what withholds the node. Both are empty if
     there is none.
     """
     if not about.in_service:
-        return f"{name} is out of service already{f' ({kept})' if kept else ''}: draining it changes nothing."
+        return f"{name} is out of service already{f' ({window})' if window else ''}: draining it changes nothing."
     pool = f" of pool {about.pool}" if about.pool else ""
     lost = f"takes {gpus(about.gpus_lost)} out of service"
     left = f"leaves {about.gpus_free_after} of {about.gpus_free_now} free GPUs{pool}"
@@ -232,8 +232,8 @@ def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, kep
         return f"Draining {name} now interrupts {whose}, {lost} and {left}.{beside}"
     if others:
         return f"{others[0].upper()}{others[1:]}: draining {name} would interrupt that, {lost} and {left}."
-    if kept:
-        return f"Nothing runs here, and the node is {kept}: draining {name} interrupts nobody, {lost} and {left}."
+    if window:
+        return f"Nothing runs here, and the node is {window}: draining {name} interrupts nobody, {lost} and {left}."
     return f"Nothing runs here: draining {name} interrupts nobody, takes {gpus(about.gpus_lost)} and {left}."
 
 

@@ -33,10 +33,10 @@ async def estimate_job(request: Request, context: Context, query: Query) -> Resp
     body = await read_body(request, context.config.api.max_body_bytes)
     wanted = _read(body)
     board = context.cache.board()
-    told = await ask(request, context, body)
-    if isinstance(told, Forwarded) and (told.status in REFUSED or (context.mirror and told.status == 200)):
-        return Response(told.body, told.status, {"cache-control": "no-store", **told.headers})
-    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, start_of(told), board.as_of_ms)))
+    reply = await ask(request, context, body)
+    if isinstance(reply, Forwarded) and (reply.status in REFUSED or (context.mirror and reply.status == 200)):
+        return Response(reply.body, reply.status, {"cache-control": "no-store", **reply.headers})
+    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, start_of(reply), board.as_of_ms)))
 
 
 async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
@@ -60,15 +60,15 @@ def _read(body: bytes) -> PlacementRequest:
     return wanted
 
 
-def start_of(told: Forwarded | SourceError) -> Start:
+def start_of(reply: Forwarded | SourceError) -> Start:
     """Return the placer's estimate of the start, or the reason why there is none now."""
-    if isinstance(told, SourceError):
-        return Start(None, str(told))
+    if isinstance(reply, SourceError):
+        return Start(None, str(reply))
     try:
-        body = decode_answer(told.body)
+        body = decode_answer(reply.body)
     except msgspec.MsgspecError:
         body = NO_START
-    return Start(body) if told.status == 200 else Start(None, body.detail)
+    return Start(body) if reply.status == 200 else Start(None, body.detail)
 
 
 ROWS = (

@@ -73,7 +73,7 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
     raws = [record.raw for record, _ in fresh]
     if errors:
         keep = writer.append(raws, now_ms) if raws else asyncio.sleep(0)
-        await asyncio.gather(keep, _note_refusals(writer, errors, now_ms))
+        await asyncio.gather(keep, _record_refusals(writer, errors, now_ms))
     elif raws:
         await writer.append(raws, now_ms)
     for place, (_, key) in enumerate(fresh, 1):
@@ -91,7 +91,7 @@ async def refuse_whole(context: Context, problem: Problem) -> None:
     if problem.status == 503:
         context.listening.interrupt()
     context.metrics.refused.labels(problem.code).inc()
-    await _note_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+    await _record_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
 
 
 async def body_of(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
@@ -183,7 +183,7 @@ def _too_many(context: Context, names: NamesOfBody, body: EventsAnswer) -> Probl
     return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
 
 
-async def _note_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
+async def _record_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
     """Let the pipeline count the records that were refused here.
 
     Refusals may get lost, so a full disk costs only their count.

@@ -60,8 +60,8 @@ async def utilisation(request: Request, context: Context, query: Query) -> Respo
 
 
 def _looked(cache: BoardCache, board: Board) -> dict[str, int]:
-    told: dict[str, int] = cache.document(board, "doc.jobs_looked", dict[str, int])
-    return told
+    looked_ms: dict[str, int] = cache.document(board, "doc.jobs_looked", dict[str, int])
+    return looked_ms
 
 
 def _wasted(row: dict[str, object]) -> float:

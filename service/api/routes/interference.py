@@ -133,10 +133,10 @@ async def interference(request: Request, context: Context, query: Query) -> Resp
     known = Known.on(board)
     a, b, *others = (known.party(_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
     residuals = cache.derived(board, ("co-runs", asked.share), lambda: residuals_of(shares.get(asked.share)))
-    told = speeds(a, b, asked.share, residuals, others)
+    pair_speeds = speeds(a, b, asked.share, residuals, others)
     as_of_ms = cache.as_of_ms(board, SECTION)
     now = _now(cache.document(board, NOW, dict[str, Going]), asked)
-    found = _answer(told, asked.share, now, as_of_ms)
+    found = _answer(pair_speeds, asked.share, now, as_of_ms)
     for name, one, party in (("a", asked.a, a), ("b", asked.b, b)):
         if party.keys == NOBODY and isinstance(one, str) and name in found.reasons:
             found.reasons[name] = NOT_YET if row_of(cache, board, one) else NO_JOB
@@ -159,33 +159,35 @@ def _keys(known: Known, asked: str | JobLike) -> Keys | None:
     return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
 
 
-def _answer(told: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
-    found = told.found
+def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
+    found = pair_speeds.found
     rows = [Speed(number(found.p50[n]), number(found.lower_90[n])) for n in range(2)]
     observed = int(found.observed.sum())
     basis: Basis = "observed" if "observed" in found.basis else "residuals" if "residuals" in found.basis else "rule"
     reasons = {}
     if any(row.p50 is not None and row.lower_90 is None for row in rows):
         reasons["lower_90"] = NO_BOUND
-    for name, known in zip("ab", told.known, strict=True):
+    for name, known in zip("ab", pair_speeds.known, strict=True):
         if not known:
-            reasons[name] = _unknown(share, any(told.known))
-    if share not in ON_GPU and told.fit is None:
+            reasons[name] = _unknown(share, any(pair_speeds.known))
+    if share not in ON_GPU and pair_speeds.fit is None:
         reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
-    elif told.fit is not None and told.fit.shifts_s is None:
+    elif pair_speeds.fit is not None and pair_speeds.fit.shifts_s is None:
         reasons["shifts_s"] = "the steps of these jobs drift against each other, so no shift stays"
     return Interference(
         as_of_ms=as_of_ms,
-        known=all(told.known),
-        known_a=told.known[0],
-        known_b=told.known[1],
+        known=all(pair_speeds.known),
+        known_a=pair_speeds.known[0],
+        known_b=pair_speeds.known[1],
         speed_a=rows[0],
         speed_b=rows[1],
         basis=basis,
         observed=observed,
-        sentence=_sentence(told.known, rows, share, basis, observed) + _slower(now),
-        compatibility=None if told.fit is None else number(told.fit.compatibility),
-        shifts_s=None if told.fit is None or told.fit.shifts_s is None else [round(at, 4) for at in told.fit.shifts_s],
+        sentence=_sentence(pair_speeds.known, rows, share, basis, observed) + _slower(now),
+        compatibility=None if pair_speeds.fit is None else number(pair_speeds.fit.compatibility),
+        shifts_s=None
+        if pair_speeds.fit is None or pair_speeds.fit.shifts_s is None
+        else [round(at, 4) for at in pair_speeds.fit.shifts_s],
         now=now,
         reasons=reasons,
     )
@@ -215,17 +217,17 @@ def _slower(now: dict[str, Going]) -> str:
 
 
 def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
-    told = [(who, row.p50) for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
-    nobody = [who for who, of in zip("ab", known, strict=True) if not of]
-    if not told:
-        of = "either job" if len(nobody) == 2 else "job " + nobody[0] if nobody else "the two"
+    alone = [(who, row.p50) for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
+    unknown = [who for who, of in zip("ab", known, strict=True) if not of]
+    if not alone:
+        of = "either job" if len(unknown) == 2 else "job " + unknown[0] if unknown else "the two"
         return f"On a shared {share} nothing is known of {of}, so nothing is guessed."
     on = {"rule": "by their loads alone", "residuals": "from co-runs of jobs like them"}
     of = on.get(basis, "from co-runs of these two") + (f" ({observed} seen)" if observed else "")
     text = (
-        f"On a shared {share} {' and '.join(f'{who} at {speed:.0%}' for who, speed in told)} of the speed alone, {of}."
+        f"On a shared {share} {' and '.join(f'{who} at {speed:.0%}' for who, speed in alone)} of the speed alone, {of}."
     )
-    return text + (f" Nothing is known of {nobody[0]}." if nobody else "")
+    return text + (f" Nothing is known of {unknown[0]}." if unknown else "")
 
 
 async def verify(request: Request, context: Context, query: Query) -> Response:
@@ -257,10 +259,10 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
     missing = UnknownEntity(f"no GPU {asked.gpu} on node {asked.node[:200]!r}{known}")
     if row >= len(readings) or not 0 <= asked.gpu < readings.shape[1]:
         raise missing
-    told = readings[row, asked.gpu].astype(np.float64).tolist()
+    values = readings[row, asked.gpu].astype(np.float64).tolist()
     gpu = f"{asked.node}/{asked.gpu}"
     sight = ObservedGpu(
-        dict(zip(OBSERVED, told, strict=True)),
+        dict(zip(OBSERVED, values, strict=True)),
         float(board.array(NETWORK)[row]),
         seen.mig.get(gpu, {}),
         seen.holders.get(gpu, []),

@@ -29,7 +29,7 @@ STATES = get_args(JobState)
 MAX_ROWS = 100_000
 GIVEN_AGAIN = re.compile(r".*[0-9]@[0-9]{9,11}")  # a number of Slurm and a submission: see `ingest.slurm.job_numbers`
 OVER = "it is over"
-NOT_TOLD = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
+NO_ESTIMATE = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
 decode_row = msgspec.json.Decoder(JobRow).decode
 LIST_PARAMS = (
     Param("state", str, "only jobs in this state", choices=STATES),
@@ -177,13 +177,17 @@ def _reasons(state: str) -> dict[str, str]:
     """
     match state:
         case "queued":
-            return {"run_s": NOT_TOLD, "remaining_s": "it waits"}
+            return {"run_s": NO_ESTIMATE, "remaining_s": "it waits"}
         case "promised":
-            return {"run_s": NOT_TOLD, "remaining_s": "it has not started", "start_ms": "its GPUs are promised already"}
+            return {
+                "run_s": NO_ESTIMATE,
+                "remaining_s": "it has not started",
+                "start_ms": "its GPUs are promised already",
+            }
         case "blocked":
-            return {"run_s": NOT_TOLD, "remaining_s": "it has not started", "start_ms": "it may not start yet"}
+            return {"run_s": NO_ESTIMATE, "remaining_s": "it has not started", "start_ms": "it may not start yet"}
         case "running":
-            return {"run_s": NOT_TOLD, "remaining_s": NO_RUNS, "start_ms": "it has started"}
+            return {"run_s": NO_ESTIMATE, "remaining_s": NO_RUNS, "start_ms": "it has started"}
         case _:
             return {"run_s": "nothing was told before it was over", "remaining_s": OVER, "start_ms": OVER}
 
@@ -210,8 +214,8 @@ async def _start(request: Request, context: Context, row: JobRow, asks: object) 
     if start.answer is None:
         return None, start.why
     start_ms = start.answer.start_ms
-    told = start.answer.reasons or {"start_ms": start.answer.sentence}
-    return start_ms, "" if start_ms else told.get("start_ms") or "the placer does not say"
+    sentences = start.answer.reasons or {"start_ms": start.answer.sentence}
+    return start_ms, "" if start_ms else sentences.get("start_ms") or "the placer does not say"
 
 
 NO_SCORE = {
@@ -244,12 +248,12 @@ def _last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
 
     Raises UnknownEntity if neither job nor verdict is known.
     """
-    kept = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
-    if kept is None:
+    verdict = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
+    if verdict is None:
         find_job(cache, board, name)
         return {**NO_SCORE, "judged_ms": None}
-    row, attempt = row_of(cache, board, name), kept.pop("attempt", None)
-    return kept if row is None or row.attempt == attempt else {**NO_SCORE, "judged_ms": None}
+    row, attempt = row_of(cache, board, name), verdict.pop("attempt", None)
+    return verdict if row is None or row.attempt == attempt else {**NO_SCORE, "judged_ms": None}
 
 
 JOB = {

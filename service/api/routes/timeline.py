@@ -155,8 +155,8 @@ def past_of(cache: BoardCache, board: Board, name: str) -> Shown:
 
 def _timeline(past: Shown, from_ms: int, now_ms: int) -> NodeTimeline:
     events = [event for event in past.events if from_ms <= event.time_ms <= now_ms]
-    told = {event.time_ms for event in past.events}
-    faults = [spell for spell in past.signals if spell.fault and spell.began_ms not in told]
+    times_ms = {event.time_ms for event in past.events}
+    faults = [spell for spell in past.signals if spell.fault and spell.began_ms not in times_ms]
     happened = [_of_event(event) for event in events]
     happened += [_of_fault(spell) for spell in faults if spell.began_ms >= from_ms]
     actions = [ActionSpan(row.code, row.sentence, row.began_ms, row.ended_ms, False) for row in past.actions]

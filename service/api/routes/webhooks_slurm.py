@@ -84,14 +84,14 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
     """
     decoded = DecodedBody()
     bad = list(read.bad)
-    told, known = told_of(context), known_attempts(context)
+    numbers, known = read_attempt_numbers(context), known_attempts(context)
     for place, job in enumerate(read.rows):
         if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
             await asyncio.sleep(0)
         if not job.tasks:  # all tasks of this array have started, each with a record of its own
             continue
         try:
-            numbered = _numbered(_named(job, prefix, context), prefix, told, context)
+            numbered = _numbered(_named(job, prefix, context), prefix, numbers, context)
             row = known.get((prefix + numbered.id, numbered.attempt or 1))
             stated = job_events(numbered, Site(prefix=prefix))
             events = stated if row is None else [_corrected(event, row, numbered, now_ms) for event in stated]
@@ -146,19 +146,19 @@ def _by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[KnownAttempt]]:
     return found
 
 
-def _numbered(job: SlurmJob, prefix: str, told: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
+def _numbered(job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
     """Return the job with its attempt number.
 
     If it names no GPUs but is known, return only its end.
     """
     name = prefix + job.id
-    attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, told.get(name, ()))
+    attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, numbers.get(name, ()))
     job = replace(job, attempt=attempt)
     if job.submit_ms is None or job.has_gpus:
         return job
     ours = (SUBMITTED, STARTED, ENDED, EXPLAINED)
-    heard = any(("job", name, attempt, sequence) in context.recent for sequence in ours)
-    if not heard and name not in told:
+    is_recent = any(("job", name, attempt, sequence) in context.recent for sequence in ours)
+    if not is_recent and name not in numbers:
         raise _Passed
     return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)
 
@@ -187,7 +187,7 @@ def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
     return cache.derived(board, "known_attempts", lambda: {(row.job, row.attempt): row for row in rows})
 
 
-def told_of(context: Context) -> dict[str, list[tuple[int, int]]]:
+def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
     """Return job → [(submission, attempt)] from the board. Empty before the first board."""
     board = context.cache.latest()
     if board is None or "doc.jobs" not in board:

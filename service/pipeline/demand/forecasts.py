@@ -56,11 +56,11 @@ ACTIVE_SHARE = 0.05  # of the time
 ACTIVITY = ("sm_active", "gpu_util")  # the first that is known
 QUIET_WALL_S, MOST_PAUSES = 5.0, 12  # while somebody tells the past
 GPU_TARGETS = ("running", "queued", "wanted")
-HEARD_KEPT = 60  # ticks between two forecasts, with room to spare
+MAX_UNREAD_TICKS = 60  # ticks between two forecasts, with room to spare
 
 
 @dataclass(frozen=True, slots=True)
-class HeardTick:
+class TickStamp:
     """The facts of one tick that demand learns from.
 
     unknown_use: number of GPUs. It is None until every source of jobs has answered once.
@@ -108,10 +108,10 @@ class DemandForecasts(Capability):
         self._trees = next((one for one in fitted if not isinstance(one, ShadowTrees)), None)
         self._shadow = next((one for one in fitted if isinstance(one, ShadowTrees)), None)
         self.shadow: ShadowModel | None = None  # how the challenger did
-        self._heard: deque[HeardTick] = deque(maxlen=HEARD_KEPT)
+        self._unread: deque[TickStamp] = deque(maxlen=MAX_UNREAD_TICKS)
         self._model: list[dict[str, Any]] = []
         self._model_bin = -1
-        self._is_told = False
+        self._has_forecast = False
         self._on_disk = 0  # events of long ago among those from before the start
 
     @property
@@ -123,8 +123,8 @@ class DemandForecasts(Capability):
         unknown = unknown_by_pool(tick) if tick.jobs_are_known else None
         in_use = None if unknown is None else sum(unknown.values())
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
-        self._heard.append(
-            HeardTick(
+        self._unread.append(
+            TickStamp(
                 tick.now_ms,
                 tick.served,
                 gpu_looks(tick),
@@ -157,7 +157,7 @@ class DemandForecasts(Capability):
             await self._caught_up.wait()
         self._on_disk = state.counts.past_events
         while True:
-            await self._until_told(state)
+            await self._wait_for_forecast(state)
             began = time.monotonic()
             await self.forecast(state)
             took_s = time.monotonic() - began
@@ -166,28 +166,28 @@ class DemandForecasts(Capability):
                 rest_s = min(rest_s, BEHIND_REST * took_s)
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
-    async def _until_told(self, state: FleetState) -> None:
+    async def _wait_for_forecast(self, state: FleetState) -> None:
         """Wait once for a fleet's past events, if they are still arriving.
 
         With half of the events, levels would be wrong. The past is complete once no more old events arrive and the
         newest event is not old. The wait ends after a minute in any case.
         """
         counts = state.counts
-        if self._is_told or counts.past_events <= self._on_disk:
+        if self._has_forecast or counts.past_events <= self._on_disk:
             return
         for _ in range(MOST_PAUSES):
             before = counts.past_events
             await asyncio.sleep(QUIET_WALL_S)
             if counts.past_events == before and counts.newest_event_ms >= self._clock.now_ms() - PAST_MS:
                 break
-        self._is_told = True
+        self._has_forecast = True
         self._model_bin = -1  # one before was of less
 
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand, and publish the result in `latest` and `metrics`."""
         now_ms, demand = self._clock.now_ms(), state.demand
         demand.use_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
-        self.note_ticks(state)
+        self.record_ticks(state)
         demand.rank_groups(now_ms)
         histories = await read_histories(demand, now_ms)
         rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
@@ -195,18 +195,18 @@ class DemandForecasts(Capability):
         async with self.free:
             await in_thread(lambda: self._forecast(histories, now_ms, records, residency, rates, quota))
 
-    def note_ticks(self, state: FleetState) -> None:
+    def record_ticks(self, state: FleetState) -> None:
         """Add the facts of the ticks since the last call to the demand series."""
         demand = state.demand
-        while self._heard:
-            heard = self._heard.popleft()
-            demand.requests.note(heard.time_ms, request_rates(heard.served))
-            demand.residency.note(heard.time_ms, heard.gpus)
-            demand.set_sizes(heard.held_milli, state.jobs.get, heard.displaced)
-            still_open = [row for row in heard.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
-            demand.count_requests(still_open, heard.promised, heard.time_ms)
-            if heard.unknown_use is not None:
-                demand.count_unknown_use(heard.time_ms, heard.unknown_use, heard.unknown_by_pool)
+        while self._unread:
+            stamp = self._unread.popleft()
+            demand.requests.record(stamp.time_ms, request_rates(stamp.served))
+            demand.residency.record(stamp.time_ms, stamp.gpus)
+            demand.set_sizes(stamp.held_milli, state.jobs.get, stamp.displaced)
+            still_open = [row for row in stamp.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
+            demand.count_requests(still_open, stamp.promised, stamp.time_ms)
+            if stamp.unknown_use is not None:
+                demand.count_unknown_use(stamp.time_ms, stamp.unknown_use, stamp.unknown_by_pool)
 
     def _forecast(
         self,
@@ -252,10 +252,10 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
 
 def running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
     """Return (queue, class) -> GPUs in use. Queues come first, then their classes."""
-    (told,) = (one for one in histories if one.target == "running")
+    (running,) = (one for one in histories if one.target == "running")
     return {
         (key.queue, key.class_): RunningGpus(minutes, ten_minute)
-        for key, minutes, ten_minute in zip(told.keys, told.minutes, told.ten_minute, strict=True)
+        for key, minutes, ten_minute in zip(running.keys, running.minutes, running.ten_minute, strict=True)
         if not key.is_part and key.pool == EVERYTHING
     }
 

@@ -103,8 +103,8 @@ def demand_keys(board: Board) -> DemandKeys:
 
 
 @lru_cache(2)
-def _keys(told: bytes) -> DemandKeys:
-    rows = [_whole_key(key) for key in msgspec.json.decode(told, type=list[list[str]])]
+def _keys(encoded: bytes) -> DemandKeys:
+    rows = [_whole_key(key) for key in msgspec.json.decode(encoded, type=list[list[str]])]
     by_queue: dict[str, list[int]] = {}
     for row, key in enumerate(rows):
         by_queue.setdefault(key[0], []).append(row)

@@ -162,9 +162,9 @@ def shadow_of(
         return None
 
     def mean(name: str) -> tuple[float, int]:
-        told = [rows[name] for rows in losses.values() if name in rows]
-        n = sum(count for _, count in told)
-        return (sum(loss * count for loss, count in told) / n if n else 1.0), n
+        rows_found = [rows[name] for rows in losses.values() if name in rows]
+        n = sum(count for _, count in rows_found)
+        return (sum(loss * count for loss, count in rows_found) / n if n else 1.0), n
 
     loss, n = mean(shadow.name)
     champion = round(mean(serving.name)[0], 4) if serving.version else None

@@ -15,7 +15,7 @@ from models.versions.registry import Registry
 logger = logging.getLogger(__name__)
 
 KIND = "interference"
-LOOK_MS = 10_000
+CHECK_INTERVAL_MS = 10_000
 
 
 class ServedCoRuns:
@@ -27,15 +27,15 @@ class ServedCoRuns:
         self.alone: dict[int, tuple[float, ...]] = {}  # key -> loads, seconds of a step, share of communication
         self._registry = registry
         self._pointer: str | None = None
-        self._looked_ms = -LOOK_MS
+        self._looked_ms = -CHECK_INTERVAL_MS
         self._trouble = ""
 
     def refresh(self, now_ms: int) -> bool:
         """Load the version that was promoted or rolled back to. Return whether the version changed.
 
-        The registry is polled at most once in LOOK_MS.
+        The registry is polled at most once in CHECK_INTERVAL_MS.
         """
-        if self._registry is None or 0 <= now_ms - self._looked_ms < LOOK_MS:
+        if self._registry is None or 0 <= now_ms - self._looked_ms < CHECK_INTERVAL_MS:
             return False
         self._looked_ms = now_ms
         try:

@@ -96,13 +96,13 @@ class Pauses:
 
 def pauses_of(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
     """Return the pauses that the job reported. seen_ms: pauses that telemetry shows, for a job that reports none."""
-    told = episodes(attempt.checkpoints)
-    begins = [one.begin_ms for one in told] or list(seen_ms)
+    reported = episodes(attempt.checkpoints)
+    begins = [one.begin_ms for one in reported] or list(seen_ms)
     evaluations = sorted(row.time_ms for row in attempt.evaluations)
     pairs = zip([0, *evaluations], evaluations, strict=False)
     apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
-    lasts = [one.lasts_s for one in told if one.lasts_s is not None]
-    last_ms = max((one.begin_ms for one in told if one.end_ms is not None), default=None)
+    lasts = [one.lasts_s for one in reported if one.lasts_s is not None]
+    last_ms = max((one.begin_ms for one in reported if one.end_ms is not None), default=None)
     upcoming = next_of(np.array(begins, np.int64), now_ms)
     return Pauses(begins, lasts, last_ms, upcoming, next_of(np.array(apart, np.int64), now_ms))
 
@@ -241,10 +241,10 @@ def _checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
     """Return the median duration of the job's checkpoints, or the cost that its submission states."""
-    told = attempt.submission.checkpoint_cost_s if attempt.submission else None
+    cost_s = attempt.submission.checkpoint_cost_s if attempt.submission else None
     if lasts:
         return float(np.median(lasts)), "measured"
-    return told, None if told is None else "told"
+    return cost_s, None if cost_s is None else "told"
 
 
 def _number(text: str) -> float:
@@ -339,5 +339,5 @@ def _phase_ends(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms:
     return None
 
 
-def _quantiles(told: Next | None) -> TimeQuantiles | None:
-    return None if told is None else TimeQuantiles(told.p10_ms, told.p50_ms, told.p90_ms)
+def _quantiles(upcoming: Next | None) -> TimeQuantiles | None:
+    return None if upcoming is None else TimeQuantiles(upcoming.p10_ms, upcoming.p50_ms, upcoming.p90_ms)

@@ -235,7 +235,7 @@ def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[
 
 
 def _jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    return _table({_kept_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
+    return _table({_cached_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
 
 
 def _place(keys: NDArray[np.uint64], key: int) -> int:
@@ -249,7 +249,7 @@ def name_key(job: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-_kept_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of what a client asks
+_cached_name_key = lru_cache(65_536)(name_key)  # of the fleet's jobs, never of what a client asks
 
 
 def loads_of(tick: Tick) -> Array:
@@ -267,12 +267,12 @@ def _unheard(gpus: Collection[str], tick: Tick) -> set[str]:
     """Return those of these GPUs about which telemetry reports nothing now. Their last known state holds."""
     if not gpus:
         return set()
-    heard = np.isfinite(gpu_readings(tick))
+    is_known = np.isfinite(gpu_readings(tick))
     found = set()
     for gpu in gpus:
         node, _, index = gpu.rpartition("/")
         if node in tick.rows and not (
-            index.isdigit() and int(index) < heard.shape[1] and heard[tick.rows[node], int(index)].any()
+            index.isdigit() and int(index) < is_known.shape[1] and is_known[tick.rows[node], int(index)].any()
         ):
             found.add(gpu)
     return found
@@ -286,14 +286,19 @@ def _taught(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> Le
     pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
     prior = np.array([prior_of(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)])
     residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
-    told = [
-        ([_told(value) for value in one.load], [_told(value) for value in other.load], one.keys, other.keys)
+    stated = [
+        (
+            [_finite_or_none(value) for value in one.load],
+            [_finite_or_none(value) for value in other.load],
+            one.keys,
+            other.keys,
+        )
         for one, other in parties
     ]
-    return LearntCoRuns(told, residuals.weight.tolist(), residuals.errors.tolist(), residuals.strange.tolist())
+    return LearntCoRuns(stated, residuals.weight.tolist(), residuals.errors.tolist(), residuals.strange.tolist())
 
 
-def _told(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 

@@ -68,9 +68,9 @@ def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
 
     Returns None if its time, its duration or its bytes are unknown.
     """
-    told = episodes(attempt.checkpoints)
-    upcoming = next_of(np.array([one.begin_ms for one in told], np.int64), now_ms)
-    whole = [(one.lasts_s, one.bytes) for one in told if one.lasts_s is not None and one.bytes]
+    reported = episodes(attempt.checkpoints)
+    upcoming = next_of(np.array([one.begin_ms for one in reported], np.int64), now_ms)
+    whole = [(one.lasts_s, one.bytes) for one in reported if one.lasts_s is not None and one.bytes]
     if upcoming is None or not whole:
         return None
     lasts_s, written = (float(np.median(column)) for column in zip(*whole, strict=True))
@@ -120,9 +120,9 @@ def expected_of(window: JobWindow, period_s: float | None) -> list[ExpectedReadi
         level = np.quantile(at_present_level(lately), LEVELS).tolist()
         lock = locked(values, period_s / window.interval_s) if period_s else None
         for ahead_s in AHEAD_S:
-            told = level
+            quantiles = level
             if lock is not None:
-                told = ahead(values, lock, ahead_s / window.interval_s, window.interval_s, LEVELS)
-            p10, p50, p90 = (round(value, 1) for value in told)
+                quantiles = ahead(values, lock, ahead_s / window.interval_s, window.interval_s, LEVELS)
+            p10, p50, p90 = (round(value, 1) for value in quantiles)
             rows.append(ExpectedReading(metric, ahead_s, "level" if lock is None else "template", p10, p50, p90))
     return rows

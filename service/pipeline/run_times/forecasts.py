@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from features.ended_jobs import ENDED_KEPT_MS
+from features.ended_jobs import ENDED_RETENTION_MS
 from features.job_peaks import JobPeaks
 from features.past_runs import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
 from features.run_past import LEVELS
@@ -162,7 +162,7 @@ class RunForecasts(Capability):
         retained = {}
         for key, issued in self.record.issued.items():
             row = live.get(key) or state.jobs.get(*key)
-            if row is not None and (row.over_ms or now_ms) >= now_ms - ENDED_KEPT_MS:
+            if row is not None and (row.over_ms or now_ms) >= now_ms - ENDED_RETENTION_MS:
                 retained[key] = issued if issued.is_over or row.over_ms is None else issued.over()
         return retained
 
@@ -191,7 +191,7 @@ class RunForecasts(Capability):
         issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
         if issued is not None:
             self._score(issued, run)
-        elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_KEPT_MS):
+        elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_RETENTION_MS):
             return New(key, run.shape, run.features, in_time, run)
         return None
 

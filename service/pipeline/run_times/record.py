@@ -21,7 +21,7 @@ from service.answers.jobs import RemainingTime
 from service.board.kind_tables import P50, P90, P99, quantiles_of
 
 MOST_KINDS = 4096
-RUNS_KEPT = 1000
+MAX_RUNS = 1000
 USUAL_LIMIT_OF = 10  # jobs: how fast the usual limit of a kind follows
 SCORED = {"p50": P50, "p90": P90, "p99": P99}
 P10 = LEVELS.index(0.1)
@@ -100,7 +100,7 @@ class RunTimeRecord(Stateful):
 
     def __init__(self) -> None:
         self.issued: Mapping[Attempt, IssuedRunTime] = {}
-        self.outcomes: deque[Outcome] = deque(maxlen=RUNS_KEPT)  # newest last
+        self.outcomes: deque[Outcome] = deque(maxlen=MAX_RUNS)  # newest last
         self.model = ""  # the one in use
         self.tracker = RunTracker()
         self._shapes: dict[int, JobShape] = {}  # by kind, the one that was used longest ago first
@@ -164,8 +164,8 @@ class RunTimeRecord(Stateful):
                 self._bare[key] = None
             if len(self._shapes) > MOST_KINDS:
                 oldest = next(iter(self._bare or self._shapes))  # submissions alone push out no kind with runs
-                for kept in (self._shapes, self._run_s, self._due, self._runs, self._bare):
-                    kept.pop(oldest, None)
+                for one_table in (self._shapes, self._run_s, self._due, self._runs, self._bare):
+                    one_table.pop(oldest, None)
 
     def due(self, most: int) -> list[tuple[int, JobShape]]:
         """Return kinds to forecast, longest waiting first. They are no longer due afterwards."""

@@ -258,7 +258,7 @@ def test_the_contract_of_sources(brokers: FakeBrokers) -> None:
 def test_events_that_wait_hold_up_the_first_board_and_telemetry_does_not(
     brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "TAKE_BYTES", 1)
+    monkeypatch.setattr(kafka, "BATCH_BYTES", 1)
     for number in range(3):
         brokers.put((EVENTS, 0), finished("a", number))
         brokers.put((TELEMETRY, 0), power_of("n1", NOW_MS - 10 + number))
@@ -274,7 +274,7 @@ def test_events_that_wait_hold_up_the_first_board_and_telemetry_does_not(
 def test_a_taken_batch_is_bounded_in_bytes_and_nothing_is_skipped(
     brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "TAKE_BYTES", 1)
+    monkeypatch.setattr(kafka, "BATCH_BYTES", 1)
     for number in range(3):
         brokers.put((TELEMETRY, 0), power_of("n1", NOW_MS - 10 + number))
     source = source_on(brokers)

@@ -129,8 +129,8 @@ def test_a_watch_tells_the_same_as_a_list_in_whatever_order_pods_and_job_arrive(
         assert followed.told() == []
         server.put("jobs", job("train"))
         watched = followed.told()
-    with Followed(server) as anew:
-        assert anew.told() == watched
+    with Followed(server) as rebuilt:
+        assert rebuilt.told() == watched
 
 
 def test_it_waits_until_the_whole_gang_runs_and_says_why() -> None:

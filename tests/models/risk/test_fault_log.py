@@ -31,7 +31,7 @@ def watched(history: FaultHistory, days: int, log: FaultLog | None = None) -> Fa
             NAMES[history.node[at]]: (round(history.start_day[at] * DAY_MS), bool(history.hardware[at]))
             for at in on.tolist()
         }
-        log.note(hard, len(NAMES), now_ms)
+        log.record(hard, len(NAMES), now_ms)
     return log
 
 
@@ -74,11 +74,11 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
 
 def test_faults_are_told_apart_by_quiet_between_them_and_not_of_the_whole_fleet() -> None:
     log = FaultLog()
-    log.note({"n01": (0, True)}, 30, T0)
-    log.note({}, 30, T0 + HOUR_MS // 2)
-    log.note({"n01": (T0 + HOUR_MS // 2, False)}, 30, T0 + HOUR_MS)  # the same again
-    log.note({"n01": (T0 + 4 * HOUR_MS, False)}, 30, T0 + 4 * HOUR_MS)
-    log.note(dict.fromkeys(NAMES, (0, False)), 30, T0 + 8 * HOUR_MS)
+    log.record({"n01": (0, True)}, 30, T0)
+    log.record({}, 30, T0 + HOUR_MS // 2)
+    log.record({"n01": (T0 + HOUR_MS // 2, False)}, 30, T0 + HOUR_MS)  # the same again
+    log.record({"n01": (T0 + 4 * HOUR_MS, False)}, 30, T0 + 4 * HOUR_MS)
+    log.record(dict.fromkeys(NAMES, (0, False)), 30, T0 + 8 * HOUR_MS)
     assert [(row.node, row.start_ms - T0, row.hardware) for row in log.faults] == [
         ("n01", 0, True),
         ("n01", 4 * HOUR_MS, False),
@@ -96,7 +96,7 @@ def test_what_was_told_is_compared_with_what_came() -> None:
     for hour in range(51):
         now_ms = T0 + hour * HOUR_MS
         for part in range(6):  # a tick each ten minutes
-            log.note(dict.fromkeys(fails.get(hour, ()), (0, True)), 30, now_ms + part * HOUR_MS // 6)
+            log.record(dict.fromkeys(fails.get(hour, ()), (0, True)), 30, now_ms + part * HOUR_MS // 6)
             record.step(values, NAMES, log, now_ms + part * HOUR_MS // 6)
         if hour == 20:
             record, log = reborn(record, log)
@@ -182,25 +182,25 @@ def test_a_node_that_is_drained_and_powered_off_has_no_fault(
 
 def test_an_outage_that_spreads_tick_by_tick_is_no_fault_of_its_nodes_and_neither_is_its_end() -> None:
     log, names = FaultLog(), [f"n{row:03}" for row in range(100)]
-    log.note({"n099": (0, True)}, 100, T0 - DAY_MS)
-    log.note({}, 100, T0 - HOUR_MS)
+    log.record({"n099": (0, True)}, 100, T0 - DAY_MS)
+    log.record({}, 100, T0 - HOUR_MS)
     for tick in range(1, 5):
-        log.note(dict.fromkeys(names[: 10 * tick], (T0, False)), 100, T0 + tick * 15_000)
+        log.record(dict.fromkeys(names[: 10 * tick], (T0, False)), 100, T0 + tick * 15_000)
     _, log = reborn(RiskRecord(), log)
     for left in (9, 3):
-        log.note(dict.fromkeys(names[:left], (T0, False)), 100, T0 + HOUR_MS // 2)
+        log.record(dict.fromkeys(names[:left], (T0, False)), 100, T0 + HOUR_MS // 2)
     assert [fault.node for fault in log.faults] == ["n099"]
-    log.note({}, 100, T0 + HOUR_MS)
-    log.note({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
+    log.record({}, 100, T0 + HOUR_MS)
+    log.record({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
     assert log.last_seen() == {"n099": T0 - DAY_MS, "n001": T0 + 2 * HOUR_MS}
 
 
 def test_a_fit_begins_where_faults_are_still_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FaultLog()
-    log.note({}, 30, T0)
+    log.record({}, 30, T0)
     now_ms = T0 + 500 * DAY_MS
     for day in (450, 460, 470):
-        log.note({"n01": (0, True)}, 30, T0 + day * DAY_MS)
+        log.record({"n01": (0, True)}, 30, T0 + day * DAY_MS)
     assert log.fit_inputs(NAMES, now_ms)[1] == (T0 + 100 * DAY_MS) // DAY_MS + 1
     monkeypatch.setattr(fault_log, "MOST", 3)
     assert log.fit_inputs(NAMES, now_ms)[1] == (T0 + 450 * DAY_MS) // DAY_MS + 1

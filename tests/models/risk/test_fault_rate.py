@@ -26,7 +26,7 @@ def watched(times: float, hours: int, seed: int, tick_ms: int = TICK_MS) -> Faul
     for now_ms in range(T0, T0 + hours * HOUR_MS + 1, tick_ms):
         falls = (rng.random(len(NAMES)) < times * DAILY * tick_ms / DAY_MS) & (until_ms < now_ms)
         until_ms[falls] = now_ms + 40 * 60_000
-        log.note({NAMES[row]: (0, True) for row in np.flatnonzero(until_ms >= now_ms)}, len(NAMES), now_ms)
+        log.record({NAMES[row]: (0, True) for row in np.flatnonzero(until_ms >= now_ms)}, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
     return rate
 
@@ -56,7 +56,7 @@ def test_nodes_that_fall_within_a_minute_are_one_fault() -> None:
     rate, log = FaultRate(), FaultLog()
     for minute in range(40):
         fallen = NAMES[:4] if minute >= 10 else ()
-        log.note(dict.fromkeys(fallen, (0, False)), len(NAMES), T0 + minute * TICK_MS)
+        log.record(dict.fromkeys(fallen, (0, False)), len(NAMES), T0 + minute * TICK_MS)
         rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, T0 + minute * TICK_MS)
     assert round(rate.seen, 2) == 1
 
@@ -66,7 +66,7 @@ def test_faults_that_were_there_when_watching_began_say_nothing_about_the_rate()
     for minute in range(40):
         now_ms = T0 + minute * TICK_MS
         hard = {NAMES[0]: (0, True), NAMES[1]: (T0 - 8 * TICK_MS, True), NAMES[2]: (T0 - 4 * TICK_MS, True)}
-        log.note(hard, len(NAMES), now_ms)
+        log.record(hard, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), np.arange(len(NAMES)) < 3, NAMES, log, now_ms)
     assert rate.seen == 0
     assert rate.times <= 1
@@ -83,7 +83,7 @@ def test_a_node_that_joins_while_it_is_broken_says_nothing_about_the_rate(
         now_ms, joins = T0 + minute * TICK_MS, T0 + 30 * TICK_MS
         names = NAMES if now_ms >= joins else NAMES[1:]
         hard = {NAMES[0]: (joins if is_backdated else 0, True)} if now_ms >= joins + certain_after * TICK_MS else {}
-        log.note(hard, len(names), now_ms)
+        log.record(hard, len(names), now_ms)
         rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
     assert rate.seen == 0
 
@@ -93,7 +93,7 @@ def test_a_node_that_was_listed_and_never_heard_joins_with_its_first_telemetry()
     for minute in range(80):
         now_ms = T0 + minute * TICK_MS
         known = np.arange(len(NAMES)) > 0 if minute < 30 else ~NONE
-        log.note({NAMES[0]: (0, True)} if minute >= 31 else {}, len(NAMES), now_ms)
+        log.record({NAMES[0]: (0, True)} if minute >= 31 else {}, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
     assert rate.seen == 0
 
@@ -105,7 +105,7 @@ def test_a_node_that_comes_back_broken_after_a_long_silence_is_no_new_fault_and_
         known = np.arange(len(NAMES)) > 0 if 10 <= minute < 60 else ~NONE
         hard = {NAMES[0]: (0, True)} if minute >= 61 else {}
         hard |= {NAMES[1]: (0, True)} if minute >= 100 else {}
-        log.note(hard, len(NAMES), now_ms)
+        log.record(hard, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
     assert round(rate.seen, 2) == 1
 
@@ -115,7 +115,7 @@ def test_a_node_that_joined_well_and_falls_later_counts_also_after_a_restart() -
     for minute in range(120):
         now_ms = T0 + minute * TICK_MS
         names = NAMES if minute >= 30 else NAMES[1:]
-        log.note({NAMES[0]: (0, True)} if minute >= 60 else {}, len(names), now_ms)
+        log.record({NAMES[0]: (0, True)} if minute >= 60 else {}, len(names), now_ms)
         rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
         if minute == 62:
             about, arrays = rate.dump()
@@ -129,7 +129,7 @@ def test_faults_of_a_time_without_ticks_say_nothing_about_the_rate() -> None:
     for minute in (*range(20), *range(200, 240)):
         now_ms = T0 + minute * TICK_MS
         hard = {NAMES[row]: (T0 + at * TICK_MS, True) for row, at in enumerate((100, 120, 195, 200)) if minute >= 200}
-        log.note(hard, len(NAMES), now_ms)
+        log.record(hard, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
     assert rate.seen == 0
 
@@ -140,7 +140,9 @@ def test_a_fault_after_a_warning_does_not_count() -> None:
     warned[0] = True
     for minute in range(60):
         fallen = {NAMES[0]: (0, True), NAMES[1]: (0, True)} if minute >= 20 else {}
-        log.note({NAMES[0]: fallen[NAMES[0]]} if fallen and minute < 25 else fallen, len(NAMES), T0 + minute * TICK_MS)
+        log.record(
+            {NAMES[0]: fallen[NAMES[0]]} if fallen and minute < 25 else fallen, len(NAMES), T0 + minute * TICK_MS
+        )
         rate.step(np.full(len(NAMES), DAILY), warned if minute >= 5 else NONE, NAMES, log, T0 + minute * TICK_MS)
     assert round(rate.seen, 2) == 1  # of n001, which nothing announced
 
@@ -151,7 +153,7 @@ def test_a_fault_counts_as_warned_after_its_warning_has_ended() -> None:
     warned[0] = True
     for minute in range(90):
         now_ms = T0 + minute * TICK_MS
-        log.note({NAMES[0]: (0, True)} if minute >= 30 else {}, len(NAMES), now_ms)
+        log.record({NAMES[0]: (0, True)} if minute >= 30 else {}, len(NAMES), now_ms)
         rate.step(np.full(len(NAMES), DAILY), warned if minute < 40 else NONE, NAMES, log, now_ms)
     assert rate.seen == 0
 
@@ -186,7 +188,7 @@ def scored(hard_since_ms: int, known_ms: int, names: tuple[str, ...] = ("n000",)
     values[0, :, : len(names)] = 0.9
     for now_ms in range(T0, T0 + 2 * HOUR_MS + 1, TICK_MS):
         hard = dict.fromkeys(names, (hard_since_ms, True)) if now_ms >= known_ms else {}
-        log.note(hard, len(NAMES), now_ms)
+        log.record(hard, len(NAMES), now_ms)
         record.step(values, NAMES, log, now_ms)
     return record
 

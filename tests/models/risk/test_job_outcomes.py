@@ -28,8 +28,8 @@ def ended(number, nodes, category="", named=""):
 
 def told(jobs, now_ms=T0):
     outcomes = JobOutcomes()
-    outcomes.note(jobs, now_ms)
-    outcomes.note(jobs, now_ms)  # each once
+    outcomes.record(jobs, now_ms)
+    outcomes.record(jobs, now_ms)  # each once
     return {signal.entity: signal for signal in outcomes.signals(ROWS)}, outcomes
 
 
@@ -59,7 +59,7 @@ def test_a_lemon_is_named_with_its_share_and_raises_its_own_risk() -> None:
     assert again.dump() == outcomes.dump()
     later, _ = told([], T0)
     assert later == {}
-    again.note([], T0 + 120 * DAY_MS)
+    again.record([], T0 + 120 * DAY_MS)
     assert again.signals(ROWS) == []
 
 
@@ -87,7 +87,7 @@ def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
     hour_ms = DAY_MS // 24
     for attempt in range(40):
         at_ms = T0 + attempt * hour_ms
-        outcomes.note([crash("loop", attempt, at_ms)], at_ms)
+        outcomes.record([crash("loop", attempt, at_ms)], at_ms)
         again = JobOutcomes()
         again.load(*json.loads(json.dumps(outcomes.dump())))
         outcomes = again
@@ -96,10 +96,10 @@ def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
     assert 0.8 < failed <= 1.0
     assert jobs <= 21.0
     late_ms = T0 + 40 * hour_ms + DAY_MS
-    outcomes.note([], late_ms)
-    outcomes.note([crash("loop", 50, late_ms)], late_ms)
+    outcomes.record([], late_ms)
+    outcomes.record([crash("loop", 50, late_ms)], late_ms)
     assert outcomes.dump()[0]["sums"]["n3"][1] > failed  # it was quiet for a day
-    outcomes.note([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
+    outcomes.record([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
     assert [signal.entity for signal in outcomes.signals(ROWS)] == ["n3"]
 
 

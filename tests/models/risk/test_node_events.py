@@ -3,7 +3,7 @@
 import numpy as np
 
 from fleet.events import NodeEvent
-from fleet.nodes import RUNS_KEPT, NodeTable
+from fleet.nodes import MAX_RUNS, NodeTable
 from fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, gravity
 from models.risk.node_events import STANDS_MS, event_signals
 from models.risk.node_risk import score_nodes
@@ -106,11 +106,11 @@ def test_every_code_of_the_tables_has_words_and_an_action_that_is_known() -> Non
 
 def test_sequences_with_gaps_take_bounded_room_and_nothing_counts_twice() -> None:
     table = NodeTable()
-    for number in range(0, 4 * RUNS_KEPT, 2):
+    for number in range(0, 4 * MAX_RUNS, 2):
         assert table.apply(event(number)) is not None
-    assert len(table.dump()[0][1]["checker"].runs) <= RUNS_KEPT
+    assert len(table.dump()[0][1]["checker"].runs) <= MAX_RUNS
     assert table.apply(event(0)) is None
-    assert table.apply(event(4 * RUNS_KEPT - 2)) is None
+    assert table.apply(event(4 * MAX_RUNS - 2)) is None
 
 
 def test_a_loss_of_a_drained_node_is_no_fault_and_one_after_it_is() -> None:

@@ -61,8 +61,8 @@ def test_columns_say_what_events_told_and_nothing_of_later():
         ("elsewhere", "drain", 1, {}),
     )
     faults = FaultLog()
-    faults.note({"c": (NOW_MS - 30 * DAY_MS, True)}, 3, NOW_MS - 30 * DAY_MS)
-    faults.note({}, 3, NOW_MS)
+    faults.record({"c": (NOW_MS - 30 * DAY_MS, True)}, 3, NOW_MS - 30 * DAY_MS)
+    faults.record({}, 3, NOW_MS)
     found = dict(zip(PAST_FEATURES, event_columns(faults, records, NAMES, NOW_MS).T, strict=True))
     assert found["drains_90d"].tolist() == pytest.approx([np.log(2), 0, 0])
     assert found["warnings_7d"].tolist() == pytest.approx([0, np.log(2), 0])

@@ -57,11 +57,11 @@ def test_remembered_members_are_those_found_anew(changes):
         placements = RunningPlaces.of(running, placements)
         gpu, port = columns(NODES, gpus), columns(NODES, 2, owners)
         found = memory.of(running, placements, gpu, port, NODES)
-        anew = gangs_of(running, RunningPlaces(running), gpu, port, NODES)
+        rebuilt = gangs_of(running, RunningPlaces(running), gpu, port, NODES)
         assert found.attempts is running
-        assert found.of_gpu.tolist() == anew.of_gpu.tolist()
-        assert found.of_port.tolist() == anew.of_port.tolist()
-        assert found.together.tolist() == anew.together.tolist()
+        assert found.of_gpu.tolist() == rebuilt.of_gpu.tolist()
+        assert found.of_port.tolist() == rebuilt.of_port.tolist()
+        assert found.together.tolist() == rebuilt.together.tolist()
 
 
 def test_a_tick_without_a_change_finds_the_same_arrays_and_the_attempts_of_now():

@@ -37,7 +37,7 @@ def test_the_placer_takes_what_is_written(tree: dict[tuple[str, ...], DraftQueue
                 draft.add(above, DraftQueue(LINE))
         if (path := "/".join(parts)) not in draft.queues:
             draft.add(path, queue)
-    draft.note(text, text)
+    draft.record(text, text)
     agree(draft)
     written = text_of(draft, [text])
     read = read_queues(written)

@@ -120,7 +120,7 @@ def test_a_bug_is_internal_and_tells_nothing(tmp_path: Path, monkeypatch: pytest
 def test_a_push_tells_the_state_then_each_crossing_and_nothing_while_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_keda, "LOOK_S", 0.02)
+    monkeypatch.setattr(grpc_keda, "CHECK_INTERVAL_S", 0.02)
 
     async def play(world: GrpcWorld) -> None:
         stream, told = world.watch(ref()), []

@@ -156,7 +156,7 @@ class Site:
 
     def demand(self, target: Target) -> float:
         demand = self.pipeline.state.demand
-        self.pipeline.capabilities[DemandForecasts].note_ticks(self.pipeline.state)
+        self.pipeline.capabilities[DemandForecasts].record_ticks(self.pipeline.state)
         return float(np.nan_to_num(demand.series("all", target, self.clock.now_ms(), 60, 1)[-1]))
 
     def play(self, scene: Scene) -> Board:
@@ -202,7 +202,7 @@ class Site:
             self.placer.cancel(intent.request_id, "test")
         self.unknown_gpus[:] = False
         self.tick()
-        self.pipeline.capabilities[DemandForecasts].note_ticks(self.pipeline.state)
+        self.pipeline.capabilities[DemandForecasts].record_ticks(self.pipeline.state)
         self.clock.advance(SCENE_MS)
 
     def _withhold(self, row: int, type_: Any, check: str) -> None:

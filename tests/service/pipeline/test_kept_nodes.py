@@ -12,7 +12,7 @@ from ingest.source import Batch
 from service.api.routes import drain
 from service.board.board import Board
 from service.board.cache import BoardCache
-from service.board.free import kept_words
+from service.board.free import describe_window
 from tests.service.pipeline.fleet_scenes import GPUS, QUEUES, Site
 
 FANS = "kept free by maintenance 'fans' until 2066-01-01 00:00 UTC"
@@ -45,8 +45,8 @@ def test_windows_of_the_file_of_queues_are_no_free_gpus(site: Site) -> None:
     assert (gpus["free"], gpus["window"], gpus["reservation"]) == (2 * GPUS, GPUS, GPUS)
     assert uses_of(board, 2) == ["reservation"] * GPUS
     assert uses_of(board, 3) == ["window"] * GPUS
-    assert (kept_words(board, "n2"), kept_words(board, "n3")) == (MLPERF, FANS)
-    assert kept_words(board, "n1") == ""
+    assert (describe_window(board, "n2"), describe_window(board, "n3")) == (MLPERF, FANS)
+    assert describe_window(board, "n1") == ""
 
 
 def test_a_job_on_a_reserved_node_counts_as_the_job(site: Site) -> None:
@@ -62,7 +62,7 @@ def test_a_scheduler_that_withholds_a_node_is_a_use_of_its_gpus(tmp_path: Path, 
     withhold(site, "n0", check, f"Slurm: {check}")
     board = site.tick()
     assert (gpus_of(board)["free"], gpus_of(board)[state]) == (3 * GPUS, GPUS)
-    assert kept_words(board, "n0") == f"Slurm: {check}"
+    assert describe_window(board, "n0") == f"Slurm: {check}"
 
 
 def test_a_node_that_is_powered_down_is_out_of_service_and_no_window(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_drain_preview_names_the_window_that_keeps_the_node(site: Site) -> Non
     cache = BoardCache(site.config.board, hold_s=0.0)
     board = cache.board()
     about = drain._pool(cache, board, 3, site.config.placer)
-    said = drain._sentence("n3", about, [], "", kept_words(board, "n3"))
+    said = drain._sentence("n3", about, [], "", describe_window(board, "n3"))
     assert said.startswith(f"Nothing runs here, and the node is {FANS}: draining n3 interrupts nobody")
     assert (about.gpus_free_here, about.gpus_free_now) == (0, 2 * GPUS)
 

@@ -16,11 +16,11 @@ from fleet.topology import NodeSpec, Topology
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, Reason, RiskScores
 from service.pipeline.node_past import (
-    KEPT_MS,
     MOST_POINTS,
     MOST_SPELLS,
     MOST_STAYS,
     MOST_STEPS,
+    RETENTION_MS,
     SECTION,
     NodePasts,
     Shown,
@@ -238,7 +238,7 @@ def test_what_was_over_a_week_ago_is_forgotten() -> None:
     pasts = NodePasts()
     for at, value in enumerate((990.0, None)):
         pasts.sections(tick(at, value=value))
-    pasts.sections(replace(tick(2, p=0.5), now_ms=NOW_MS + KEPT_MS + 60_000))
+    pasts.sections(replace(tick(2, p=0.5), now_ms=NOW_MS + RETENTION_MS + 60_000))
     assert pasts.of["n1"].signals == []
 
 

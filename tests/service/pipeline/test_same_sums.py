@@ -13,9 +13,9 @@ from placement.fragmentation import fragmentation
 from placement.reservation import windows
 from service.api.routes import drain
 from service.board.board import Board
-from service.board.free import kept_words
+from service.board.free import describe_window
 from service.pipeline.unknown_use import UnknownUse
-from service.placer.queue_desk import QueueDesk
+from service.placer.queue_desk import QueueAdmin
 from service.placer.view import waiting_of
 from tests.fuzz.bounds import EFFORT, examples
 from tests.service.pipeline.fleet_scenes import GPUS, NODES, QUEUES, JobScene, Scene, Site, scenes
@@ -70,8 +70,8 @@ def _check_gpus(site: Site, board: Board) -> None:
         assert (unknown, sum(promised.values())) == (on_map[row].count("unknown"), on_map[row].count("promise"))
         assert sum(drain._held(site.cache, board, row).values()) == on_map[row].count("job")
         is_kept = any(use in ("window", "reservation") for use in on_map[row])
-        assert not is_kept or kept_words(board, node["node"])
-        assert bool(kept_words(board, node["node"])) == bool(answer["withheld"])
+        assert not is_kept or describe_window(board, node["node"])
+        assert bool(describe_window(board, node["node"])) == bool(answer["withheld"])
         free += drain._pool(site.cache, board, row, site.config.placer).gpus_free_here
     nodes = site.station.fresh(board).nodes  # type: ignore[union-attr]
     assert nodes is not None
@@ -133,7 +133,7 @@ def _check_waiting(site: Site, board: Board) -> None:
     others = {entry.request.job for entry in waiting_of(board, own | promised)}
     assert own | others == waiting.keys()
     if site.queue:
-        states = QueueDesk(site.placer).queues().rows
+        states = QueueAdmin(site.placer).queues().rows
         assert sum(row.waiting_gpus for row in states) == pytest.approx(milli / 1000)
         assert sum(row.waiting for row in states) == fleet["queued_jobs"]
         opened = site.placer.ledger.charges.opened().values()

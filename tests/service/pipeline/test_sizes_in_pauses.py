@@ -20,7 +20,7 @@ PAUSED = {**IDLE, "DCGM_FI_DEV_FB_USED": 0}
 
 def demand(world: BareWorld, target: Target) -> float:
     state = world.pipeline.state
-    world.pipeline.capabilities[DemandForecasts].note_ticks(state)
+    world.pipeline.capabilities[DemandForecasts].record_ticks(state)
     return float(state.demand.series("all", target, world.clock.now_ms(), 60, 1)[-1])
 
 

@@ -10,7 +10,7 @@ from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
 from ingest.source import Batch
 from service.config import LimitsConfig
-from service.pipeline.state import REASONS_KEPT, FleetState, align
+from service.pipeline.state import MAX_REASONS, FleetState, align
 
 POWER = metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000
@@ -80,7 +80,7 @@ def test_bad_records_are_counted_by_reason_and_the_good_ones_are_kept() -> None:
 def test_reasons_that_senders_make_up_are_bounded() -> None:
     state = empty_state()
     state.apply(Batch(bad=tuple(RecordError(f"reason {number}", "") for number in range(1_000))), MINUTE)
-    assert len(state.counts.bad) == REASONS_KEPT + 1
+    assert len(state.counts.bad) == MAX_REASONS + 1
     assert state.counts.bad.total() == 1_000
 
 

@@ -43,20 +43,20 @@ class Sightings(Stateful):
         self.seen_ms = {key: time_ms + by_ms for key, time_ms in self.seen_ms.items()}
 
 
-def kinds(*, begins_anew: bool) -> list[PartKind]:
+def kinds(*, starts_empty: bool) -> list[PartKind]:
     """The list with one line more, in the middle."""
-    own = PartKind("sightings", lambda config, state: Sightings(), begins_anew)
+    own = PartKind("sightings", lambda config, state: Sightings(), starts_empty)
     return [*STATEFUL[:-1], own, STATEFUL[-1]]
 
 
-def restored(folder: Path, *, begins_anew: bool = True) -> SavedState:
-    return Snapshot(folder, kinds(begins_anew=begins_anew)).restore(Config(), TOPOLOGY, NOW_MS)
+def restored(folder: Path, *, starts_empty: bool = True) -> SavedState:
+    return Snapshot(folder, kinds(starts_empty=starts_empty)).restore(Config(), TOPOLOGY, NOW_MS)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two snapshots; the made-up part saw one thing before the first and another one before the second."""
-    snapshot = Snapshot(tmp_path, kinds(begins_anew=True))
+    snapshot = Snapshot(tmp_path, kinds(starts_empty=True))
     kept = snapshot.restore(Config(), TOPOLOGY, NOW_MS)
     part = kept.parts[Sightings]
     for number in (1, 2):
@@ -91,7 +91,7 @@ def test_a_part_that_was_added_to_the_list_moves_with_a_clock_that_is_set_back(f
     assert kept.parts[Sightings].seen_ms == {1: NOW_MS - 3_600_000, 2: NOW_MS - 3_600_000}
 
 
-@pytest.mark.parametrize("neighbour", [kind.name for kind in STATEFUL if kind.begins_anew])
+@pytest.mark.parametrize("neighbour", [kind.name for kind in STATEFUL if kind.starts_empty])
 def test_a_part_survives_a_torn_neighbour(folder: Path, neighbour: str, caplog: pytest.LogCaptureFixture) -> None:
     tear(folder, neighbour)
     kept = restored(folder)
@@ -102,10 +102,10 @@ def test_a_part_survives_a_torn_neighbour(folder: Path, neighbour: str, caplog: 
 
 def test_a_torn_part_begins_anew_where_its_line_says_so_and_all_else_stays(folder: Path) -> None:
     tear(folder, "sightings")
-    kept = restored(folder, begins_anew=True)
+    kept = restored(folder, starts_empty=True)
     assert (kept.number, kept.parts[Sightings].seen_ms) == (2, {})
     assert kept.parts[Sightings] in list(kept.parts)
-    older = restored(folder, begins_anew=False)
+    older = restored(folder, starts_empty=False)
     assert (older.number, older.parts[Sightings].seen_ms) == (1, {1: NOW_MS})
 
 

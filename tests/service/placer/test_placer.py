@@ -18,7 +18,7 @@ from placement.ledger_chain import NO_HASH
 from placement.ledger_verify import verify
 from service.config import Config, PlacerConfig
 from service.placer.http import MAX_BODY_BYTES
-from service.placer.role import open_service, serve, tell_head_daily
+from service.placer.role import open_service, publish_head_daily, serve
 from service.plugins import load_functions
 from tests.fuzz.asgi import Asked, ask
 from tests.placement.ledger_world import edit
@@ -282,7 +282,7 @@ def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogC
     world.service.clock = Days()
     caplog.set_level("INFO", "service.placer.role")
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(tell_head_daily(world.service))
+        asyncio.run(publish_head_daily(world.service))
     heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
     newest = world.service.ledger.audit(1, after=0)[0]["hash"]
     assert heads == [f"the audit trail's head: {line}" for line in (f"0:{NO_HASH}", f"1:{newest}")]

@@ -11,7 +11,7 @@ from fleet.errors import ConfigError
 from placement.charges import Charge, HeldGpus
 from service.config import PlacerConfig
 from service.placer import queue_file
-from service.placer.queue_desk import QueueDesk
+from service.placer.queue_desk import QueueAdmin
 from service.placer.queue_week import week_of
 from tests.service.placer_world import NOW_MS, World
 
@@ -267,7 +267,7 @@ def test_a_week_of_queues_is_told_by_day() -> None:
 def test_without_a_file_all_wait_in_one_line(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.board.publish()
-    answer = QueueDesk(world.service).queues()
+    answer = QueueAdmin(world.service).queues()
     assert answer.generation == ""
     assert "one line" in answer.notes[0]
     world.close()

@@ -24,7 +24,7 @@ from models.versions.registry import Registry
 from service.board.board import Board, Section, encode_board
 from service.config import Config
 from service.pipeline.demand import forecasts
-from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, HeardTick
+from service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, TickStamp
 from service.pipeline.demand.histories import everybody, last_ten, read_histories
 from service.pipeline.demand.metrics import parts_page, trees_page
 from service.pipeline.demand.sections import SECTIONS, demand_fan, demand_keys, demand_rows, demand_sections
@@ -209,9 +209,11 @@ def test_request_rates_are_forecast_with_a_lead(tmp_path: Path) -> None:
     it = kept(tmp_path)
     tell(it.state)
     for minute in range(30):
-        it.state.demand.requests.note(NOW_MS - (30 - minute) * MINUTE_MS, {("serve", "llama"): (10.0 + minute % 3, 2)})
+        it.state.demand.requests.record(
+            NOW_MS - (30 - minute) * MINUTE_MS, {("serve", "llama"): (10.0 + minute % 3, 2)}
+        )
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
-    made._heard.append(HeardTick(NOW_MS, [served(4.0), served(5.0)], {}, 0, [], {}))
+    made._unread.append(TickStamp(NOW_MS, [served(4.0), served(5.0)], {}, 0, [], {}))
     asyncio.run(made.forecast(it.state))
     rows = {(row.queue, row.group): row for row in made.rows if row.target == "request_rate"}
     assert set(rows) == {("all", "all"), ("serve", "all"), ("serve", "llama")}
@@ -233,7 +235,7 @@ def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(
     about = {"job": "j", "sequence": 1, "time_ms": since_ms}
     request = JobAttempt("j", 1, submission=Submitted(**about, gpus_per_node=8), written={"submission": REQUESTED})
     made = DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))
-    made._heard.append(HeardTick(since_ms + 1, [], {}, 0, [request], {("j", 1): since_ms}))
+    made._unread.append(TickStamp(since_ms + 1, [], {}, 0, [request], {("j", 1): since_ms}))
     started = Started(job="j", sequence=2, time_ms=since_ms, nodes=("n1",))
     ended = Finished(job="j", sequence=3, time_ms=NOW_MS - MINUTE_MS)
     events = (Submitted(**about, gpus_per_node=8, queue="train"), started, ended)
@@ -358,13 +360,13 @@ def test_the_first_forecast_waits_while_the_past_is_told(tmp_path: Path, monkeyp
             it.state.apply(Batch(events=(Submitted(job="new", sequence=1, time_ms=NOW_MS),)), NOW_MS)
 
     monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
-    asyncio.run(made._until_told(it.state))
+    asyncio.run(made._wait_for_forecast(it.state))
     assert pauses == []  # nobody has told anything
     it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
-    asyncio.run(made._until_told(it.state))
+    asyncio.run(made._wait_for_forecast(it.state))
     assert len(pauses) == 3  # what is told ends long ago; then more comes; then it is quiet
     tell(it.state, jobs=80)
-    asyncio.run(made._until_told(it.state))
+    asyncio.run(made._wait_for_forecast(it.state))
     assert len(pauses) == 3  # later events do not hold up forecasts
 
 
@@ -378,5 +380,5 @@ def test_a_fleet_whose_history_ended_long_ago_is_forecast_all_the_same(
 
     monkeypatch.setattr(forecasts.asyncio, "sleep", sleep)
     it.state.apply(Batch(events=(Submitted(job="old", sequence=1, time_ms=NOW_MS - 90 * MINUTE_MS),)), NOW_MS)
-    asyncio.run(DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))._until_told(it.state))
+    asyncio.run(DemandForecasts(it.parts[DemandForecaster], ManualClock(NOW_MS))._wait_for_forecast(it.state))
     assert len(pauses) == forecasts.MOST_PAUSES

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from features.ended_jobs import ENDED_KEPT_MS
+from features.ended_jobs import ENDED_RETENTION_MS
 from fleet.events import Finished, Started
 from fleet.jobs import JobAttempt
 from fleet.topology import NodeSpec, Topology
 from models.risk.score import ScoredFleet
 from models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from service.pipeline.jobs import verdicts
-from service.pipeline.jobs.verdicts import SLOW_KEPT_MS, Verdicts
+from service.pipeline.jobs.verdicts import SLOW_RETENTION_MS, Verdicts
 from service.pipeline.tick import Tick
 from tests.service.ticks import tick_of
 
@@ -75,9 +75,9 @@ def test_verdicts_are_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch
     made = Verdicts()
     made.sections(tick(0, {"slow": verdict(), "fine": verdict(slow=False)}, job("slow"), job("fine")))
     assert set(shown(made, tick(1, {})) or {}) == {"slow", "fine"}
-    assert set(shown(made, tick(ENDED_KEPT_MS / 1000 + 1, {})) or {}) == {"slow"}
-    assert shown(made, tick(SLOW_KEPT_MS / 1000 + 1, {})) == {}
-    monkeypatch.setattr(verdicts, "MOST_KEPT", 3)
+    assert set(shown(made, tick(ENDED_RETENTION_MS / 1000 + 1, {})) or {}) == {"slow"}
+    assert shown(made, tick(SLOW_RETENTION_MS / 1000 + 1, {})) == {}
+    monkeypatch.setattr(verdicts, "MAX_REMEMBERED", 3)
     for number in range(6):
         name = f"j{number}"
         made.sections(tick(number, {name: verdict()}, job(name)))
@@ -85,7 +85,7 @@ def test_verdicts_are_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_there_are_too_many_those_that_were_not_slow_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "MOST_KEPT", 2)
+    monkeypatch.setattr(verdicts, "MAX_REMEMBERED", 2)
     made = Verdicts()
     for at, slow in enumerate((True, False, True, False)):
         made.sections(tick(at, {f"j{at}": verdict(slow)}, job(f"j{at}")))
