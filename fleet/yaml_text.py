@@ -12,10 +12,7 @@ def read_yaml(text: str | bytes) -> Any:
     """Return the document, as far as JSON can express it. Raises ValueError with the reason otherwise."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text):,} characters, at most {MOST_CHARACTERS:,} are read")
-    try:
-        import yaml
-    except ImportError:
-        raise ValueError("reading YAML needs the package pyyaml; JSON needs nothing") from None
+    import yaml  # imported late: the service rarely reads YAML
 
     class Plain(yaml.SafeLoader):  # the one in C ends the process where brackets are nested deep enough
         depth = 0

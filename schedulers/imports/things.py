@@ -4,7 +4,6 @@ YAML is read event by event, so that no bracket nests deeper and no file grows l
 refused, as a few of them are a billion values. Tags make nothing: every scalar is text.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -186,10 +185,8 @@ def _things(file: str, value: LinedValue) -> Iterator[Thing]:
 
 
 def _documents(file: str, text: str) -> list[LinedValue]:
-    try:
-        import yaml
-    except ImportError:
-        return [_json(file, text)]
+    import yaml  # imported late: only `fleetcast queues import` needs it
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         return _Reader(file).read(yaml.parse(text, Loader=loader), yaml)
@@ -198,25 +195,6 @@ def _documents(file: str, text: str) -> list[LinedValue]:
         raise SourceLine(file, mark.line + 1 if mark else 0).refuse(f"no valid YAML: {error.problem}") from None
     except (yaml.YAMLError, UnicodeError) as error:
         raise SourceLine(file).refuse(f"no valid YAML: {str(error)[:200]}") from None
-
-
-def _json(file: str, text: str) -> LinedValue:
-    """Without a package for YAML: one JSON document, and no lines."""
-    try:
-        return _plain(json.loads(text, parse_int=str, parse_float=str, parse_constant=str))
-    except (ValueError, RecursionError) as error:
-        why = "reading YAML needs the package pyyaml (pip install pyyaml); JSON (kubectl get -o json) needs nothing"
-        raise SourceLine(file).refuse(f"{why}; and it is no JSON: {str(error)[:100]}") from None
-
-
-def _plain(value: Any, depth: int = 0) -> LinedValue:
-    if depth > DEEPEST_VALUE:
-        raise ValueError(f"nested deeper than {DEEPEST_VALUE}")
-    if isinstance(value, dict):
-        return LinedValue(0, {key: _plain(one, depth + 1) for key, one in value.items()})
-    if isinstance(value, list):
-        return LinedValue(0, [_plain(one, depth + 1) for one in value])
-    return LinedValue(0, json.dumps(value) if isinstance(value, bool) else value)
 
 
 class _Reader:
