@@ -33,13 +33,13 @@ from service.answers.risk import StateName
 from service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
 from service.listening import Listening
 from service.pipeline import documents
-from service.pipeline.kept_nodes import ClosedNodes
 from service.pipeline.occupancy import Occupancy, held_by_node
 from service.pipeline.open_requests import OpenView, beside_jobs
 from service.pipeline.run_times.record import Attempt, IssuedRunTime
 from service.pipeline.state import EventView
 from service.pipeline.tick_memory import TickMemory
 from service.pipeline.unknown_use import UnknownUse
+from service.pipeline.withheld_nodes import WithheldNodes
 
 SILENT_INTERVALS = 3.0
 RECENT_MS = 3_600_000
@@ -292,9 +292,9 @@ class Tick(TickInputs):
         return found
 
     @cached_property
-    def kept(self) -> ClosedNodes:
+    def kept(self) -> WithheldNodes:
         """The nodes that a window or a reservation withholds now."""
-        return ClosedNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
+        return WithheldNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:

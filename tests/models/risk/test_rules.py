@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import models.risk.score  # noqa: F401  imports every module that has functions of rules
-from features.extract import GPU_FEATURES
+from features.extract import AGES, GPU_FEATURES
 from features.frame import FeatureFrame
+from fleet.metrics import METRICS
 from fleet.samples import EntityKind
 from models.risk import detectors
 from models.risk.detectors import DETECTORS, REPORTERS, Detection, FeatureColumns, check_complete, reports, sees
@@ -101,3 +102,34 @@ def test_strength_is_a_share_and_unknown_strength_is_none() -> None:
     on = np.array([True, True, False])
     assert Detection.of(on, np.ones(3), strength=np.array([np.nan, 3.0, -1.0])).strength.tolist() == [0.0, 1.0, 0.0]
     assert Detection.of(on, np.ones(3)).strength.tolist() == [1.0, 1.0, 1.0]
+
+
+RATES = {"B": "B/s", "s": "ratio", "ticks": "times"}  # the unit of a counter → that of its rate beside another
+OF_REPORTS = {  # what gangs, events, ended jobs and witnesses report: no column of a frame holds it
+    "drained": "flag", "exporter_partial": "GPUs", "failed_job_share": "ratio", "fault_age_s": "s",
+    "health": "flag", "node_lost": "flag", "probability": "ratio",
+}  # fmt: skip
+
+
+def units_of(rule) -> set[str]:
+    """Return the units in which a reason of this rule may give its value; empty if its feature names nothing."""
+    kinds = (rule.kind,) if rule.name in DETECTORS else tuple(EntityKind)
+    metrics = [row for kind in kinds for row in METRICS[kind] if row.name == rule.feature]
+    if metrics:
+        units = {row.unit for row in metrics} | {RATES[row.unit] for row in metrics if row.unit in RATES}
+        if rule.evidence is COUNT:  # how often, or in which share of the samples
+            units |= {"events", "ratio"}
+        return units
+    if rule.name in DETECTORS:
+        ages = AGES[rule.kind] + (AGES[EntityKind.GPU] if rule.kind is EntityKind.NODE else ())  # a node asks its GPUs
+        return {"s"} if rule.feature in ages else set()
+    return {OF_REPORTS[rule.feature]} if rule.feature in OF_REPORTS else set()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_feature_of_a_rule_is_a_metric_or_a_report_and_its_unit_fits(rule) -> None:
+    assert rule.unit in units_of(rule), f"{rule.feature} in {rule.unit!r}: expected one of {sorted(units_of(rule))}"
+
+
+def test_no_report_is_listed_that_no_rule_gives() -> None:
+    assert OF_REPORTS.keys() <= {rule.feature for rule in RULES if rule.name in REPORTERS}

@@ -20,7 +20,7 @@ BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedNodes:
+class WithheldNodes:
     """The nodes that a maintenance window or a reservation withholds.
 
     use: (n,) WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other work, for
@@ -38,20 +38,20 @@ class ClosedNodes:
         records: Mapping[str, NodeRecord],
         windows: Sequence[Window],
         now_ms: int,
-    ) -> "ClosedNodes":
+    ) -> "WithheldNodes":
         """Combine the facts of schedulers, (n,) `state` and `records`, with the windows that are open now.
 
         If a node has both, maintenance counts and the reservation does not.
         """
         use = np.full(len(topology), Occupant.NOTHING, np.int8)
         words = {name: [record.withheld_for] for name, record in records.items() if record.withheld}
-        is_closed = np.isin(state, [NodeState.IN_SERVICE, *BY_STATE])
+        is_in_service = np.isin(state, [NodeState.IN_SERVICE, *BY_STATE])
         for node_state, kind in BY_STATE.items():
             use[state == node_state] = kind
         for window in windows:
             if not window.from_ms <= now_ms < window.to_ms:
                 continue
-            nodes = nodes_of(window, topology) & is_closed
+            nodes = nodes_of(window, topology) & is_in_service
             if window.queue is None:
                 use[nodes] = Occupant.WINDOW
             else:
