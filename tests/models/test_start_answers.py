@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 import pytest
 
-from models.start_answers import MAX_REQUESTS, LEVELS, AnsweredRequest, AnsweredRequests, Times
+from models.start_answers import LEVELS, MAX_REQUESTS, AnsweredRequest, AnsweredRequests, Times
 
 NOW_MS = 1_760_000_000_000
 MINUTE_MS = 60_000
@@ -61,4 +61,8 @@ def test_a_request_with_many_hours_to_its_p90_does_not_stop_a_full_record() -> N
     for _ in range(MAX_REQUESTS - 1):
         record.add(TOLD, NOW_MS)
     assert record.add(TOLD, NOW_MS + 61 * MINUTE_MS) is not None
-    assert record.judge(NOW_MS + 61 * MINUTE_MS).by_age[0].requests.tolist() == [MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS - 1]
+    assert record.judge(NOW_MS + 61 * MINUTE_MS).by_age[0].requests.tolist() == [
+        MAX_REQUESTS,
+        MAX_REQUESTS,
+        MAX_REQUESTS - 1,
+    ]
