@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import aiohttp
-
 from fleet.clock import Clock
 from fleet.entities import Entities
 from fleet.errors import ConfigError
@@ -25,7 +23,8 @@ from fleet.samples import EntityKind
 from ingest.pages import bursts
 from ingest.pages.bursts import FetchSlots, next_round_ms, phase_of
 from ingest.pages.exporters import ExporterResolver
-from ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session
+from ingest.pages.fetch import FetchedPage, FetchError
+from ingest.pages.plain_http import PageClient
 from ingest.pages.refusals import LastingRefusals
 from ingest.pages.scrape_samples import PageTarget, ScrapeSamples, page_fault
 from ingest.pages.target_groups import read_groups
@@ -99,7 +98,7 @@ class Scraper(Source):
         self._future_limit_ms = round(future_limit_s * 1000)
         self._beside = ScrapeSamples(entities, self.failures)
         self._refusals = LastingRefusals()
-        self._session: aiohttp.ClientSession | None = None
+        self._client: PageClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots = FetchSlots(options.concurrency)
         self._pending: list[Batch] = []
@@ -137,9 +136,9 @@ class Scraper(Source):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     def models(self) -> dict[str, str]:
         """Return node → GPU model, as learnt from the pages."""
@@ -199,7 +198,7 @@ class Scraper(Source):
 
     def _start(self) -> None:
         interval_wall_s = self._clock.wall_s(self._options.interval_s)
-        self._session = open_session(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
+        self._client = PageClient(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
         self._scrape_these(self._list.read())
         self._spawn("", self._watch_list())
         for url in self._list.queried:
@@ -225,10 +224,10 @@ class Scraper(Source):
     async def _ask_for_targets(self, url: str) -> None:
         """Poll an HTTP service discovery. Its last good answer counts until the next one."""
         while True:
-            assert self._session is not None, "asked before next"
+            assert self._client is not None, "asked before next"
             wait_s = ASK_S
             try:
-                page = await fetch(self._session, url, self._options.max_body_bytes)
+                page = await self._client.fetch(url, self._options.max_body_bytes)
                 self._list.learn(url, await asyncio.to_thread(read_groups, page.body, url))
             except (FetchError, ConfigError) as error:
                 wait_s = RELOAD_S
@@ -295,14 +294,14 @@ class Scraper(Source):
 
     async def scrape(self, target: ScrapeTarget) -> Batch:
         """Scrape one target once. Never raises, whatever the exporter does."""
-        assert self._session is not None, "scrape before next"
+        assert self._client is not None, "scrape before next"
         self._follow_renames()
         url = target.spec.url
         async with self._slots.slot(is_slow=target.is_slow):
             began = time.perf_counter()
             page: FetchedPage | FetchError
             try:
-                page = await fetch(self._session, url, self._options.max_body_bytes)
+                page = await self._client.fetch(url, self._options.max_body_bytes)
             except FetchError as error:
                 page = error
             duration_s = time.perf_counter() - began

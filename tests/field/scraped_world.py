@@ -13,7 +13,6 @@ from fleet.clock import ManualClock
 from fleet.entities import Entities
 from fleet.requests import Decision, PlacementRequest
 from fleet.topology import Topology
-from ingest.pages import scrape
 from ingest.pages.fetch import FetchedPage, FetchError
 from ingest.pages.scrape import Scraper
 from ingest.pages.target_spec import parse_target
@@ -45,7 +44,7 @@ class ScrapedWorld:
         self.pages: dict[str, bytes | None] = {}
         self._specs = [parse_target(text) for text in targets]
         self._topology = topology or Topology.build([])
-        patch.setattr(scrape, "fetch", self._fetch)
+        self._patch = patch
         self.restart()
 
     def restart(self) -> None:
@@ -54,12 +53,12 @@ class ScrapedWorld:
 
     def _sources(self, entities: Entities) -> list[Source]:
         self.scraper = Scraper(entities, [], self.config.scrape, self.clock)
-        self.scraper._session = object()  # type: ignore[assignment]  # the pages come from `_fetch`
+        self._patch.setattr(self.scraper, "_client", self)  # `fetch` answers for all targets
         self._targets = [self.scraper.target(spec) for spec in self._specs]
         self.scraper.targets = {target.spec.url: target for target in self._targets}
         return [self.scraper]
 
-    async def _fetch(self, session: object, url: str, max_bytes: int) -> FetchedPage:
+    async def fetch(self, url: str, max_body_bytes: int) -> FetchedPage:
         page = self.pages.get(url)
         if page is None:
             raise FetchError("timeout", "hangs")

@@ -11,6 +11,7 @@ from tests.fuzz.bounds import EFFORT, examples, frugal, prompt
 from tests.fuzz.door_decoders import DOORS
 from tests.fuzz.file_decoders import FILES
 from tests.fuzz.health_decoders import HEALTH
+from tests.fuzz.http_decoders import HTTP
 from tests.fuzz.infiniband_decoders import INFINIBAND
 from tests.fuzz.kafka_decoders import KAFKA
 from tests.fuzz.kubernetes_decoders import KUBERNETES
@@ -20,7 +21,8 @@ from tests.fuzz.prometheus_decoders import PROMETHEUS
 from tests.fuzz.slurm_decoders import SLURM
 from tests.fuzz.text_decoders import TEXTS
 
-DECODERS = {**DOORS, **HEALTH, **PROMETHEUS, **FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM, **KUBERNETES}
+READERS = {**FILES, **TEXTS, **LEDGER, **KAFKA, **INFINIBAND, **SLURM, **KUBERNETES}
+DECODERS = {**DOORS, **HTTP, **HEALTH, **PROMETHEUS, **READERS}
 LONG = 12_000 if EFFORT <= 1 else 30_000
 
 

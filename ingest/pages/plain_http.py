@@ -1,0 +1,329 @@
+"""The client that fetches exporter pages. Plain HTTP has connections of its own, at about half the CPU of aiohttp.
+
+    PageClient.fetch ── http://host:port/path ── _Connection, one request at a time, kept alive per address
+                     └─ https, users in URLs, and for UNUSUAL_S peers that httptools cannot read ── aiohttp
+
+A page and a failure are the same by either way. Every bound of aiohttp holds here, too: time, bytes of the body as sent
+and unpacked, bytes of the head.
+"""
+
+import asyncio
+import io
+import logging
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import cast
+from urllib.parse import urlsplit
+
+import aiohappyeyeballs
+import httptools
+
+from ingest.pages.fetch import FetchedPage, FetchError, fetch, open_session, request_headers, unpacked_page
+
+logger = logging.getLogger(__name__)
+
+UNUSUAL_S = 3600.0  # wall; how long aiohttp fetches from a peer whose answer httptools could not read
+RESOLVED_S = 300.0  # wall; how long the addresses of a name are used for new connections
+NEXT_ADDRESS_S = 0.25  # wall; when the next address of a name is tried while one does not answer
+_BUFFER_BYTES = 262_144
+_HEAD_BYTES = 8190  # of a head, as aiohttp allows for one line
+_OVERHEAD = 16  # bytes on the wire per byte of a body: a chunk of one byte takes six
+
+_PLAIN_URL = re.compile(
+    r"http://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?(?:/[a-z0-9._~!$&'()*+,;=:@/?%-]*)?", re.IGNORECASE
+)
+
+Address = tuple[str, int]
+
+
+class _UnusualAnswer(Exception):
+    """An answer that httptools cannot read, or one with an endless head. Another client may read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    address: Address
+    data: bytes
+
+
+@lru_cache(maxsize=65_536)
+def _plain_request(url: str) -> _Request | None:
+    """Return the request for a URL of plain HTTP. Returns None if the URL needs aiohttp."""
+    if not _PLAIN_URL.fullmatch(url) or "/." in url:
+        return None
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 80
+    except ValueError:
+        return None
+    host = parts.hostname or ""
+    named = f"[{host}]" if ":" in host else host
+    headers = {"Host": named if port == 80 else f"{named}:{port}", **request_headers(url)}
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return _Request((host, port), "\r\n".join(lines).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The headers, with names in lower case, and the body of an answer with status 200."""
+
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("utf-8", "surrogateescape")
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """A connection that carries one request at a time. The methods `on_*` are called by the parser.
+
+    All connections of a client share one buffer: the event loop fills it and passes it on without a pause.
+    """
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self._answer: asyncio.Future[None] | None = None  # None: no request is in flight
+        self._has_spoken_unasked = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def ask(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
+        """Send a request and return its answer.
+
+        Raises FetchError, or _UnusualAnswer. After any exception, a cancellation included, the connection is closed.
+        """
+        if self._has_spoken_unasked:
+            raise _UnusualAnswer("bytes before the request")
+        if not self.is_open:
+            raise FetchError("disconnected", f"{url}: Server disconnected")
+        self._parser = httptools.HttpResponseParser(self)
+        self._url, self._limit = url, max_body_bytes
+        self._headers: dict[bytes, bytes] = {}
+        self._has_head = self._is_complete = False
+        self._body = io.BytesIO()
+        self._wire_bytes = self._body_bytes = 0
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._answer
+        except BaseException:
+            self._answer = None
+            self.close()
+            raise
+        return _Answer(self._headers, self._body.getvalue())
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._answer is None:
+            self._has_spoken_unasked = True
+            self.close()
+            return
+        self._wire_bytes += nbytes
+        began_in_head = not self._has_head
+        try:
+            self._parser.feed_data(self._buffer[:nbytes])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(_UnusualAnswer(str(error)))
+            return
+        if self._wire_bytes > _HEAD_BYTES + _OVERHEAD * self._body_bytes:
+            why = f"more than {_HEAD_BYTES} bytes beside the body"
+            self._fail(_UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}"))
+        elif self._is_complete:
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is None:
+            return
+        if not self._has_head:
+            self._fail(FetchError("disconnected", f"{self._url}: {exc or 'Server disconnected'}"))
+        elif exc is None and self._headers.keys().isdisjoint((b"content-length", b"transfer-encoding")):
+            self._finish()  # the end of the connection is the end of the body
+        else:
+            end = f"ends after {self._body_bytes} bytes of its body{f': {exc}' if exc else ''}"
+            self._fail(FetchError("truncated", f"{self._url}: {end}"))
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:  # a second answer to one request
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # a line behind the body is no header
+            self._headers.setdefault(name.lower(), value.strip())
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._has_head:
+            return
+        if 100 <= status < 200:  # such as 100-continue: the answer is yet to come
+            self._headers.clear()
+            return
+        self._has_head = True
+        if status != 200:
+            reason = "redirect" if 300 <= status < 400 else "http_status"
+            self._fail(FetchError(reason, f"{self._url} answered {status}"))
+        elif self._headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._fail(_UnusualAnswer(f"Transfer-Encoding {self._headers[b'transfer-encoding']!r}"))
+        elif (length := int(self._headers.get(b"content-length", b"0"))) > self._limit:
+            self._fail(FetchError("too_large", f"{self._url}: {length} bytes, limit {self._limit}"))
+
+    def on_body(self, body: bytes) -> None:
+        if self._answer is None or self._is_complete:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limit:
+            self._fail(FetchError("too_large", f"{self._url}: more than {self._limit} bytes"))
+        else:
+            self._body.write(body)
+
+    def on_message_complete(self) -> None:
+        self._is_complete = self._has_head
+        if self._is_complete and not self._parser.should_keep_alive():
+            self.close()
+
+    def _finish(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        answer, self._answer = self._answer, None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+
+class _Names:
+    """The addresses of host names. A lookup runs in a thread, and its answer is used for RESOLVED_S."""
+
+    def __init__(self) -> None:
+        self._known: dict[Address, tuple[float, Sequence[aiohappyeyeballs.AddrInfoType]]] = {}
+
+    async def find(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
+        """Return the socket addresses of a host and port. Raises OSError if the name is unknown."""
+        loop = asyncio.get_running_loop()
+        until, found = self._known.get(address, (0.0, []))
+        if until > loop.time():
+            return found
+        try:
+            return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:  # a name
+            found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        self._known[address] = (loop.time() + RESOLVED_S, found)
+        return found
+
+    def forget(self, address: Address) -> None:
+        self._known.pop(address, None)
+
+    def drop_old(self, now: float) -> None:
+        self._known = {address: entry for address, entry in self._known.items() if entry[0] > now}
+
+
+class PageClient:
+    """Fetches pages, with connections that are kept alive for `keepalive_s` after an answer.
+
+    It does not limit connections, because a target has at most one request in flight. Create it in a running loop.
+    """
+
+    def __init__(self, timeout_s: float, keepalive_s: float) -> None:
+        self._session = open_session(timeout_s, keepalive_s)
+        self._timeout_s, self._keepalive_s = timeout_s, keepalive_s
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._idle: dict[Address, list[tuple[float, _Connection]]] = {}  # with the time of the last answer
+        self._names = _Names()
+        self._unusual: dict[str, float] = {}  # URL -> until when aiohttp fetches it
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(keepalive_s, self._drop_old)
+
+    async def fetch(self, url: str, max_body_bytes: int) -> FetchedPage:
+        """Fetch a page of at most `max_body_bytes`, both packed and unpacked. Raises FetchError."""
+        request = _plain_request(url)
+        if request is None or url in self._unusual:
+            return await fetch(self._session, url, max_body_bytes)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._fetch_plain(url, request, max_body_bytes)
+                except _UnusualAnswer as error:
+                    logger.info("%s: %s: aiohttp fetches it for %.0f s", url, error, UNUSUAL_S)
+                    self._unusual[url] = self._loop.time() + UNUSUAL_S
+                    return await fetch(self._session, url, max_body_bytes)
+        except TimeoutError:
+            raise FetchError("timeout", url) from None
+
+    async def close(self) -> None:
+        """Close all connections. Requests in flight must have been cancelled."""
+        self._timer.cancel()
+        for connections in self._idle.values():
+            for _, connection in connections:
+                connection.close()
+        self._idle.clear()
+        await self._session.close()
+        await asyncio.sleep(0)  # the event loop closes the sockets
+
+    async def _fetch_plain(self, url: str, request: _Request, max_body_bytes: int) -> FetchedPage:
+        """Ask over an idle connection or a new one. Tries once more, over a new one, if the peer closes it."""
+        connection = self._pop_idle(request.address) or await self._connect(url, request.address)
+        try:
+            answer = await connection.ask(url, request.data, max_body_bytes)
+        except FetchError as error:
+            if error.reason != "disconnected":
+                raise
+            connection = await self._connect(url, request.address)
+            answer = await connection.ask(url, request.data, max_body_bytes)
+        if connection.is_open:
+            self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
+        encoding, content_type = answer.header(b"content-encoding"), answer.header(b"content-type")
+        return unpacked_page(answer.body, encoding, content_type, max_body_bytes, url)
+
+    def _pop_idle(self, address: Address) -> _Connection | None:
+        """Return the idle connection that was used last."""
+        connections = self._idle.get(address, [])
+        while connections:
+            _, connection = connections.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _connect(self, url: str, address: Address) -> _Connection:
+        """Open a connection. Raises FetchError: refused or unreachable."""
+        try:
+            found = await self._names.find(address)
+            sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_S)
+            _, connection = await self._loop.create_connection(lambda: _Connection(self._buffer), sock=sock)
+        except OSError as error:
+            self._names.forget(address)
+            refused = isinstance(error, ConnectionRefusedError)
+            raise FetchError("refused" if refused else "unreachable", f"{url}: {error}") from None
+        return connection
+
+    def _drop_old(self) -> None:
+        """Close the connections of which no request made use for `keepalive_s`."""
+        now = self._loop.time()
+        for address, connections in list(self._idle.items()):
+            fresh = []
+            for used_at, connection in connections:
+                if connection.is_open and used_at > now - self._keepalive_s:
+                    fresh.append((used_at, connection))
+                else:
+                    connection.close()
+            if fresh:
+                self._idle[address] = fresh
+            else:
+                del self._idle[address]
+        self._names.drop_old(now)
+        self._unusual = {url: until for url, until in self._unusual.items() if until > now}
+        self._timer = self._loop.call_later(self._keepalive_s, self._drop_old)
