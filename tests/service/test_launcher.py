@@ -106,9 +106,17 @@ class World:
         self.known.add(row["pid"])
         return row
 
-    def pids(self) -> dict[str, int]:
-        lines = (self.folder / "pids").read_text().splitlines()
-        return {name: int(pid) for name, pid in (line.split() for line in lines)}
+    def pids(self, *names: str) -> dict[str, int]:
+        """Return process ids by name once the supervisor has listed all of `names`. A role may run before that."""
+        file = self.folder / "pids"
+
+        def listed() -> dict[str, int]:
+            rows = (line.split() for line in file.read_text().splitlines()) if file.exists() else ()
+            found = {name: int(pid) for name, pid in rows}
+            return found if set(names) <= found.keys() else {}
+
+        found: dict[str, int] = until(listed)
+        return found
 
     def stop(self) -> list[Any]:
         self.process.terminate()
@@ -140,7 +148,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., World]]:
 def test_a_role_has_a_session_and_signals_of_its_own_and_no_file_of_the_supervisor(start: Any) -> None:
     world = start("a", "b")
     rows = [world.role("a"), world.role("b")]
-    pids = world.pids()
+    pids = world.pids("launcher", "a", "b")
     assert {row["pid"] for row in rows} == {pids["a"], pids["b"]}
     for row in rows:
         assert row["parent"] == pids["launcher"]
@@ -198,7 +206,7 @@ def test_a_launcher_ends_silently_with_a_supervisor_that_left_messages_unread(cl
 
 def test_the_roles_end_with_a_supervisor_that_is_killed(start: Any) -> None:
     world = start("a", "b")
-    pids = [world.role("a")["pid"], world.role("b")["pid"], world.pids()["launcher"]]
+    pids = [world.role("a")["pid"], world.role("b")["pid"], world.pids("launcher")["launcher"]]
     world.process.kill()
     world.process.wait()
     until(lambda: not any(is_alive(pid) for pid in pids))
@@ -207,8 +215,8 @@ def test_the_roles_end_with_a_supervisor_that_is_killed(start: Any) -> None:
 def test_without_its_launcher_a_supervisor_starts_new_programs(start: Any) -> None:
     world = start("a", "b")
     pids = [world.role("a")["pid"], world.role("b")["pid"]]
-    os.kill(world.pids()["launcher"], signal.SIGKILL)
+    os.kill(world.pids("launcher")["launcher"], signal.SIGKILL)
     until(lambda: (world.folder / "a-new").exists() and (world.folder / "b-new").exists())
     until(lambda: not any(is_alive(pid) for pid in pids))
-    world.known |= {world.pids()[name] for name in "ab"}
+    world.known |= set(world.pids("a", "b").values())
     assert world.stop()[0] == 0
