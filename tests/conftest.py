@@ -3,11 +3,13 @@
 import gc
 import os
 import shutil
+import signal
 import time
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from random import Random
+from types import FrameType
 
 import pytest
 
@@ -19,6 +21,7 @@ ROOT = Path(__file__).parent
 MEMORY = Path("/dev/shm")  # a file system in memory
 LEAST_FREE_BYTES = 2 * 2**30
 HANGS_S = 900.0
+SLOW = ("integration", "outside")  # markers of suites that `make test` leaves out
 LONGEST = (
     *("integration/crash/test_failpoints.py", "integration/slurm", "integration/test_prometheus.py"),
     *("integration/kubernetes", "integration/crash/test_kills.py", "integration/kafka", "integration/crash"),
@@ -38,8 +41,19 @@ LONGEST = (
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixed profile, or the exploring one where a seed (`--hypothesis-seed`) asks for other examples."""
     load_profile(explores=bool(config.getoption("--hypothesis-seed", default="")))
-    if config.getoption("markexpr") not in ("integration", "outside"):
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # in the background a shell ignores the signal
+        signal.signal(signal.SIGINT, interrupt)
+    if config.getoption("markexpr") not in SLOW:
         _keep_folders_in_memory()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, as Python's own handler of SIGINT does.
+
+    `asyncio.run` replaces only Python's own handler. When it restores that, `signal.signal` formats the replaced one,
+    and with it whatever the coroutine returned. Arrays of a whole fleet took a fifth of the time of some tests.
+    """
+    signal.default_int_handler(number, frame)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,6 +75,18 @@ def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are cores: while tests wait for a process or a time-out, another computes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
     return cores + 1
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that do not name the marker of a slow suite. Each worker would import and collect all others."""
+    marker = config.getoption("markexpr")
+    is_other = marker in SLOW and collection_path.suffix == ".py" and not _names_marker(collection_path, marker)
+    return True if is_other else None
+
+
+@cache
+def _names_marker(path: Path, marker: str) -> bool:
+    return f"mark.{marker}" in path.read_text(encoding="utf-8")
 
 
 def _keep_folders_in_memory() -> None:
@@ -85,10 +111,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     A limit of time ends a test that hangs. It says nothing of a machine that has others to serve, so it is generous.
     When exploring, a seed decides which files go first, so that none is always left out. A test of tests/integration
-    without a marker is refused: `make test` does not collect that folder.
+    without a marker is refused: `make test` does not collect that folder. So is a marker that its file does not name:
+    the suite would not collect that file.
     """
     for item in items:
-        is_slow = item.get_closest_marker("integration") or item.get_closest_marker("outside")
+        markers = [name for name in SLOW if item.get_closest_marker(name)]
+        if missing := [name for name in markers if not _names_marker(item.path, name)]:
+            raise pytest.UsageError(
+                f"{item.nodeid}: its file must name pytest.mark.{missing[0]}, so that a suite runs it"
+            )
+        is_slow = bool(markers)
         if not is_slow and _name(item.path).startswith("integration/"):
             raise pytest.UsageError(f"{item.nodeid}: needs the marker integration or outside, so that a suite runs it")
         if is_slow:

@@ -1,9 +1,13 @@
 """The set-up of the tests works on other machines than ours."""
 
+import asyncio
 import gc
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,3 +44,54 @@ def test_no_collection_of_garbage_visits_modules_and_tests() -> None:
             hook.send(None)
     assert gc.isenabled()
     assert gc.get_freeze_count() > len(gc.get_objects())
+
+
+def test_a_loop_does_not_format_what_its_coroutine_returned() -> None:
+    formatted = []
+
+    class Returned:
+        def __repr__(self) -> str:
+            formatted.append(self)
+            return "returned"
+
+    async def answer() -> Returned:
+        return Returned()
+
+    asyncio.run(answer())
+    assert formatted == []
+
+
+def test_an_interrupt_ends_a_test() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        conftest.interrupt(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize(
+    ("marker", "file", "is_left_out"),
+    [
+        ("integration", "slow.py", None),
+        ("integration", "fast.py", True),
+        ("outside", "slow.py", True),
+        ("", "fast.py", None),
+        ("not integration", "slow.py", None),
+        ("integration", ".", None),
+    ],
+)
+def test_a_slow_suite_imports_the_files_that_name_its_marker(
+    tmp_path: Path, marker: str, file: str, is_left_out: bool | None
+) -> None:
+    (tmp_path / "slow.py").write_text("pytestmark = pytest.mark.integration")
+    (tmp_path / "fast.py").write_text("def test_it(): ...")
+    config: Any = SimpleNamespace(getoption=lambda _: marker)
+    assert conftest.pytest_ignore_collect(tmp_path / file, config) is is_left_out
+
+
+def test_a_marker_that_its_file_does_not_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text("")
+    item: Any = SimpleNamespace(
+        path=tmp_path / "test_slow.py",
+        nodeid="test_slow.py::test_it",
+        get_closest_marker=lambda name: pytest.mark.integration.mark if name == "integration" else None,
+    )
+    with pytest.raises(pytest.UsageError, match=r"must name pytest\.mark\.integration"):
+        conftest.pytest_collection_modifyitems([item])
