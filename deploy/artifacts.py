@@ -47,10 +47,11 @@ def build_all(root: Path, out: Path, version: str, epoch: int) -> None:
     within = "deploy/helm/fleetcast/"
     files = [path.removeprefix(within) for path in tracked if path.startswith(within)]
     pack(out / chart, "fleetcast/", root / within, files, epoch)
-    with tempfile.TemporaryDirectory() as folder:
-        build_site(root, Path(folder), epoch)
-        files = [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]
-        pack(out / site, "", Path(folder), files, epoch)
+    with tempfile.TemporaryDirectory() as temporary:
+        pages = Path(temporary)
+        build_site(root, pages, epoch)
+        files = [path.relative_to(pages).as_posix() for path in pages.rglob("*") if path.is_file()]
+        pack(out / site, "", pages, files, epoch)
     built = [out / name for name in names(version) if name != SUMS]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in built]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
