@@ -6,6 +6,7 @@ from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,8 +50,7 @@ class Fold(IntEnum):
     RATE = 3  # a sum of counters, of which the growth per second is the sample
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True, gc=False):
     """A series of the catalogue.
 
     `device`: row of its GPU or port. For a MIG instance, that of its GPU. `node`: -1 for none.
@@ -99,10 +99,10 @@ class Conversion:
     positive: NDArray[np.intp]  # rows with Form.POSITIVE
 
     @classmethod
-    def of(cls, series: Sequence[Series]) -> "Conversion":
-        scale = np.array([one.scale for one in series], np.float64)
-        ceiling = np.array([one.ceiling for one in series], np.float64)
-        return _conversion(scale.tobytes(), bytes(one.form for one in series), ceiling.tobytes())
+    def of(cls, scale: Sequence[float], form: Sequence[Form], ceiling: Sequence[float]) -> "Conversion":
+        """Return the Conversion of n series, by these fields of each."""
+        columns = np.array(scale, np.float64), np.array(ceiling, np.float64)
+        return _conversion(columns[0].tobytes(), bytes(form), columns[1].tobytes())
 
     @classmethod
     def of_columns(

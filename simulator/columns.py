@@ -53,7 +53,7 @@ class Columns:
         return cls(
             tuple(METRICS[kind][series.metric].name for series, _ in found),
             rows,
-            Conversion.of([series for series, _ in found]),
+            Conversion.of(*([getattr(one, name) for one, _ in found] for name in ("scale", "form", "ceiling"))),
             np.array([fields[row].format == "%d" for row in rows.tolist()], bool),
         )
 

@@ -11,6 +11,7 @@ overlap. A field renamed in DCGM 4.6 has two names. Source: dcgm_fields.h of DCG
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fleet.entities import Entities
@@ -105,6 +106,27 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A field's metric of a GPU and of a MIG instance (None: instances have none), and how its number is read."""
+
+    metric: int
+    of_instance: int | None
+    scale: float
+    form: Form
+
+
+@lru_cache(1024)
+def _reading(name: str) -> _Reading | None:
+    """Return the reading of a metric's name, or None for a field outside the catalogue."""
+    field = FIELD_IDS.get(name)
+    if field is None:
+        return None
+    metric = dcgm_row(EntityKind.GPU, field)
+    assert metric is not None, f"field {field} has a name but no row in the catalogue"
+    return _Reading(metric, dcgm_row(EntityKind.GPU_INSTANCE, field), *unit_of(name, field))
+
+
 @lru_cache(1024)
 def unit_of(name: str, field: int) -> tuple[float, Form]:
     """Return (scale to our unit, form of the number).
@@ -117,6 +139,17 @@ def unit_of(name: str, field: int) -> tuple[float, Form]:
     if field in _PERCENT and name.endswith("_RATIO"):
         return 0.01, Form.DCGM_PERCENT
     return _SCALE.get(field, 1.0), Form.POSITIVE if field in _POSITIVE else Form.DCGM
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of a GPU: its node, index and row, the node's row, and the labels that say so."""
+
+    node: str
+    index: int
+    gpu: int
+    row: int
+    labels: Mapping[str, str]
 
 
 _OTHER_ENTITIES = frozenset({"nvlink", "nvswitch", "cpu", "cpucore"})
@@ -137,8 +170,9 @@ class DcgmResolver(Resolver):
 
     def __init__(self, entities: Entities, inventory: GpuInventory) -> None:
         super().__init__(entities, inventory)
-        self._state: tuple[Target, tuple[int, ...]] | None = None
-        self._located: dict[int, tuple[Mapping[str, str], str, int, int]] = {}  # what `_locate` found in this state
+        self._devices, self._nodes = entities.devices, entities[EntityKind.NODE]
+        self._state: tuple[Target, int, int] | None = None
+        self._located: dict[int, _Place] = {}  # in this state, by id of the labels
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
         """Resolve a line. Returns None for a field outside the catalogue.
@@ -149,45 +183,44 @@ class DcgmResolver(Resolver):
             return SkipRule.REPEATED
         if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
             return SkipRule.OTHER_PART
-        field = FIELD_IDS.get(name)
-        if field is None:
+        reading = _reading(name)
+        if reading is None:
             return None
-        node, index, gpu = self._locate_once(labels, target)
-        scale, form = unit_of(name, field)
-        kind, entity = EntityKind.GPU, gpu
-        instance = labels.get("GPU_I_ID", "")
-        if instance and dcgm_row(EntityKind.GPU_INSTANCE, field) is not None:
+        place = self._locate_once(labels, target)
+        instance, metric = labels.get("GPU_I_ID", ""), reading.of_instance
+        if instance and metric is not None:
             number = gpu_index(instance, "GPU_I_ID")
-            kind, entity = (
-                EntityKind.GPU_INSTANCE,
-                self.entities.of_node(EntityKind.GPU_INSTANCE, node, index, number),
-            )
-        metric = dcgm_row(kind, field)
-        assert metric is not None, f"field {field} has a name but no row in the catalogue"
-        return Series(kind, metric, entity, self.entities.node(node), gpu, scale, form)
+            entity = self.entities.of_node(EntityKind.GPU_INSTANCE, place.node, place.index, number)
+            kind = EntityKind.GPU_INSTANCE
+        else:
+            kind, metric, entity = EntityKind.GPU, reading.metric, place.gpu
+        return Series(kind, metric, entity, place.row, place.gpu, reading.scale, reading.form)
 
-    def _locate_once(self, labels: Mapping[str, str], target: Target) -> tuple[str, int, int]:
-        """Return the node, index and row of a GPU, looked up once for each page.
+    def _locate_once(self, labels: Mapping[str, str], target: Target) -> "_Place":
+        """Return the place of a GPU, looked up once for each page.
 
         All fields of one GPU share their labels.
         """
-        before = self._learnt(target)
-        if self._state is None or self._state[0] is not target or self._state[1] != before:
-            self._state, self._located = (target, before), {}
+        before, state = self._learnt(), self._state
+        if state is None or state[0] is not target or state[1] != target.pages or state[2] != before:
+            self._state, self._located = (target, target.pages, before), {}
         known = self._located.get(id(labels))
         if known is not None:
-            return known[1:]
+            return known
+        place = self._place(labels, target)
+        if target.pages and before == self._learnt():
+            self._located[id(labels)] = place  # holds the labels, so that no others get their id
+        return place
+
+    def _place(self, labels: Mapping[str, str], target: Target) -> "_Place":
         node, index = self._locate(labels, target)
         gpu = self.entities.of_node(EntityKind.GPU, node, index)
-        if target.pages and before == self._learnt(target):
-            self._located[id(labels)] = labels, node, index, gpu  # holds the labels, so that no others get their id
-        return node, index, gpu
+        return _Place(node, index, gpu, self.entities.node(node), labels)
 
-    def _learnt(self, target: Target) -> tuple[int, ...]:
-        """Return numbers that change when a line of a page says something new about boards."""
-        entities, inventory = self.entities, self.inventory
-        aliases = entities[EntityKind.NODE].alias_changes
-        return target.pages, inventory.machines.changes, inventory.changes, entities.devices.learnt, aliases
+    def _learnt(self) -> int:
+        """Return a number that grows when a line says something new about boards: a sum of numbers that only grow."""
+        inventory = self.inventory
+        return inventory.machines.changes + inventory.changes + self._devices.learnt + self._nodes.alias_changes
 
     def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
         """Return (node, GPU index). Raises RecordError bad_label.

@@ -6,12 +6,14 @@ and agents change the case.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from fleet.entities import Entities
 from fleet.samples import EntityKind
-from ingest.gpu_labels import host_pod, job_label
+from ingest.gpu_labels import JobLabel, host_pod, job_label
 from ingest.gpus import GpuInventory
 from ingest.pages.amd import AmdResolver
 from ingest.pages.dcgm import DcgmResolver
@@ -27,6 +29,26 @@ GPUS = (EntityKind.GPU, EntityKind.GPU_INSTANCE)
 RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingResolver, InfinibandResolver, AmdResolver)
 
 
+@dataclass(frozen=True, slots=True)
+class LabelFacts:
+    """The facts that follow from the labels of a line alone.
+
+    labels: in the spelling that resolvers expect. holder: the job of the GPU. host: the pod and namespace of another
+    scheduler's node. stated: the labels as the line has them.
+    """
+
+    labels: Mapping[str, str]
+    holder: JobLabel | None
+    host: tuple[str, str] | None
+    divided: bool
+    stated: Mapping[str, str]
+
+    @classmethod
+    def of(cls, stated: Mapping[str, str]) -> "LabelFacts":
+        labels = _known_labels(stated)
+        return cls(labels, job_label(labels), host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
+
+
 class ExporterResolver:
     """The resolver for all targets of a process. The first row of RESOLVERS that claims a name decides."""
 
@@ -34,29 +56,54 @@ class ExporterResolver:
         self._entities, self._nodes = entities, entities[EntityKind.NODE]
         self.inventory = GpuInventory(entities)
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
+        self._page: tuple[Target, int] | None = None  # the target and number of the page that is read
+        self._facts: dict[int, LabelFacts] = {}  # by id of the labels, which the lines of a page share
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        name, labels = known_name(name), _known_labels(labels)
-        for resolver in self._resolvers:
-            if resolver.claims(name):
-                found = resolver(name, labels, target)
-                return self._labelled(found, labels) if isinstance(found, Series) and found.kind in GPUS else found
-        return next((rule for pattern, rule in _RULES if pattern.match(name)), None)
+        number, known = _claim(name)
+        if number is None or isinstance(number, SkipRule):
+            return number
+        facts = self._facts_of(labels, target)
+        found = self._resolvers[number](known, facts.labels, target)
+        return self._labelled(found, facts) if isinstance(found, Series) and found.kind in GPUS else found
+
+    def _facts_of(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
+        """Return the facts of some labels, derived once for each page."""
+        page = self._page
+        if page is None or page[0] is not target or page[1] != target.pages:
+            self._page, self._facts = (target, target.pages), {}
+        facts = self._facts.get(id(labels))
+        if facts is None:
+            facts = LabelFacts.of(labels)
+            if target.pages:
+                self._facts[id(labels)] = facts  # holds the labels, so that no others get their id
+        return facts
 
     def epoch(self) -> tuple[int, ...]:
         """Return everything besides labels that refusals depend on: bounds, node names and known boards."""
         nodes = self._nodes
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
-    def _labelled(self, series: Series, labels: Mapping[str, str]) -> Series:
+    def _labelled(self, series: Series, facts: LabelFacts) -> Series:
         """Return the series of a GPU, with the job if its labels name one.
 
         If the labels name a pod that is itself a node, its name is learnt.
         """
-        if host := host_pod(labels):
-            self._nodes.alias_pod(*host, self._nodes.names[series.node])
-        label = job_label(labels)
-        return series if label is None else replace(series, label=label, divided=bool(labels.get("GPU_I_ID")))
+        if facts.host is not None:
+            self._nodes.alias_pod(*facts.host, self._nodes.names[series.node])
+        if facts.holder is None:
+            return series
+        return msgspec.structs.replace(series, label=facts.holder, divided=facts.divided)
+
+
+@lru_cache(4096)
+def _claim(name: str) -> tuple[int | SkipRule | None, str]:
+    """Return (the row of RESOLVERS that claims a name, else the rule that skips it, else None; the known name)."""
+    known = known_name(name)
+    for number, resolver in enumerate(RESOLVERS):
+        if resolver.claims(known):
+            return number, known
+    return next((rule for pattern, rule in _RULES if pattern.match(known)), None), known
 
 
 def known_name(name: str) -> str:

@@ -8,7 +8,8 @@ Escapes in label values are \\\\, \\" and \\n; blanks and tabs may stand between
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 from fleet.errors import RecordError
 
@@ -19,11 +20,12 @@ _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.
 _BLANKS = re.compile(r"[ \t]*")
 _END = re.compile(r"[ \t]*\}")
 _ESCAPE = re.compile(r"\\(.)")
+_DIGITS = b"0123456789+-.eE"
 _NO_LABELS: Mapping[str, str] = {}
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """The parts of a line.
 
     `prefix` is everything before the value, including the separator. Later scrapes repeat it byte by byte.
@@ -63,6 +65,37 @@ def parse_line(raw: bytes) -> Line:
         raise RecordError("bad_line", text[:80])
     timestamp = tokens[1] if len(tokens) == 2 else b""
     return Line(raw[: len(raw) - len(rest)], head.group(1), labels, tokens[0], timestamp)
+
+
+class LineParser:
+    """A parser of the lines of one page, most of which combine the name of one line with the labels of another."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, str] = {}
+        self._labels: dict[bytes, Mapping[str, str]] = {}  # by their text, with the brace at its end
+
+    def parse(self, raw: bytes) -> Line:
+        """Parse a line as `parse_line` does, and remember its name and labels."""
+        line = parse_line(raw)
+        head, brace, text = line.prefix[:-1].partition(b"{")
+        if brace and text.endswith(b"}") and line.prefix.endswith(b" ") and head == line.name.encode():
+            self._names[head], self._labels[text] = line.name, line.labels
+        return line
+
+    def combine(self, key: bytes, value: bytes) -> tuple[str, Mapping[str, str]] | None:
+        """Return the name and labels of this prefix (without its blank), or None if the line has to be parsed.
+
+        >>> parser = LineParser()
+        >>> _ = parser.parse(b'up{node="n1"} 1'), parser.parse(b'load{node="n2"} 7')
+        >>> parser.combine(b'up{node="n2"}', b"0"), parser.combine(b'up{node="n3"}', b"0")
+        (('up', {'node': 'n2'}), None)
+        """
+        head, _, text = key.partition(b"{")
+        labels = self._labels.get(text)
+        if labels is None or value.translate(None, _DIGITS) or not value or len(key) + len(value) >= MAX_LINE_BYTES:
+            return None
+        name = self._names.get(head)
+        return None if name is None else (name, labels)
 
 
 @lru_cache(4096)  # the fields of one GPU all carry the same labels

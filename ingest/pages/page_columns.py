@@ -1,8 +1,10 @@
 """The columns of a page's series, which place each number of the next page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,27 +46,29 @@ class PageColumns:
     @classmethod
     def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
         """Build the columns of some series. shared: series that the page repeats under other labels."""
-        labelled = any(one.label is not None for one in series)
-        metric = np.array([one.metric for one in series], np.int16)
-        entity = np.array([one.entity for one in series], np.int32)
-        present = list(dict.fromkeys(one.kind for one in series))
+        kind_of, metrics, entities, node, device, scale, form, ceiling, fold, label, divided, part = _fields(series)
+        is_labelled = any(one is not None for one in label)
+        metric, entity = np.array(metrics, np.int16), np.array(entities, np.int32)
+        present = list(dict.fromkeys(kind_of))
         kinds, folds = [], []
         for kind in present:
-            rows = np.array([row for row, one in enumerate(series) if one.kind is kind], np.intp)
-            folds.append(Folding.of([one for one in series if one.kind is kind]))
-            kinds.append((kind, slice(None) if len(present) == 1 else rows, metric[rows], entity[rows]))
+            rows = [row for row, one in enumerate(kind_of) if one is kind]
+            folds.append(Folding.of([series[row] for row in rows]) if any(fold) else None)
+            at = slice(None) if len(present) == 1 else np.array(rows, np.intp)
+            kinds.append((kind, at, metric[at], entity[at]))
+        devices = dict.fromkeys(zip(node, kind_of, device, strict=True))
         return cls(
-            Conversion.of(series),
+            Conversion.of(scale, form, ceiling),
             tuple(kinds),
             tuple(folds),
-            bytes(one.fold for one in series),
-            np.array([one.node for one in series], np.int32),
-            np.array([one.device for one in series], np.int32),
-            _count_devices(series),
-            tuple(one.label for one in series) if labelled else (),
-            tuple(one.divided for one in series) if labelled else (),
-            np.array([one.part for one in series] if any(one.part for one in series) else (), np.int64),
-            _sight(series, shared),
+            bytes(fold),
+            np.array(node, np.int32),
+            np.array(device, np.int32),
+            _count_devices(devices),
+            label if is_labelled else (),
+            divided if is_labelled else (),
+            np.array(part if any(part) else (), np.int64),
+            _sight(devices, (*series, *shared) if is_labelled or shared else ()),
         )
 
     def series(self) -> list[Series]:
@@ -91,21 +95,31 @@ class PageColumns:
         raise IndexError(row)
 
 
-def _count_devices(series: Sequence[Series]) -> dict[int, Reported]:
-    devices: dict[int, tuple[set[int], set[int]]] = {}
-    for one in series:
-        gpus, ports = devices.setdefault(one.node, (set(), set()))
-        if one.device >= 0:
-            (ports if one.kind is EntityKind.PORT else gpus).add(one.device)
-    return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in devices.items()}
+def _fields(series: Sequence[Series]) -> list[tuple[Any, ...]]:
+    """Return the columns of some series: of each field of `Series`, in order, the values."""
+    rows = list(map(msgspec.structs.astuple, series))
+    return list(zip(*rows, strict=True)) if rows else [()] * len(Series.__struct_fields__)
 
 
-def _sight(series: Sequence[Series], shared: Sequence[Series]) -> LabelSight:
-    """Return the labels of the GPUs on a page. The caller sets the time of each page."""
-    gpus = dict.fromkeys(one.device for one in series if one.kind is EntityKind.GPU)
+def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, Reported]:
+    """Count the devices of each node by their (node, kind of series, device)."""
+    found: dict[int, tuple[set[int], set[int]]] = {}
+    for node, kind, device in devices:
+        gpus, ports = found.setdefault(node, (set(), set()))
+        if device >= 0:
+            (ports if kind is EntityKind.PORT else gpus).add(device)
+    return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in found.items()}
+
+
+def _sight(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> LabelSight:
+    """Return the labels of the GPUs on a page. The caller sets the time of each page.
+
+    series: those of the page, and those that it repeats. Empty if none has a label.
+    """
+    gpus = dict.fromkeys(device for _, kind, device in devices if kind is EntityKind.GPU)
     jobs: dict[int, dict[JobLabel, None]] = {}
     divided: dict[int, None] = {}
-    for one in (*series, *shared):
+    for one in series:
         if one.divided:
             divided[one.device] = None
         elif one.label is not None:

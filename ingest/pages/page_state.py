@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from fleet.errors import RecordError
 from fleet.samples import EntityKind
-from ingest.pages.exposition import metric_name
+from ingest.pages.exposition import LineParser, metric_name, parse_timestamp
 from ingest.pages.page_shape import LineRole, Role
 from ingest.pages.unread import unread_page
 from ingest.series import Series
 from ingest.tally import RecordTally, SkipRule
 
+YEAR_2000_MS = 946_684_800_000
 MAX_NAMES = 8  # unread ones, of a page
 
 
@@ -37,10 +38,24 @@ class PageState:
     entities: set[tuple[EntityKind, int, int, int]] = field(default_factory=set)
     shared: list[Series] = field(default_factory=list)
     repeatable: bool = True
+    line: bytes = b""  # the one that is read
+    parser: LineParser = field(default_factory=LineParser)
 
     def record(self, prefix: bytes, role: Role) -> None:
         self.prefixes.append(prefix)
         self.roles.append(role)
+
+    def stated_time(self, timestamp: bytes, prefix: bytes, future_limit_ms: int) -> int:
+        """Return the time that a line states, ms. Raises RecordError if it is invalid, in the future or before 2000."""
+        time_ms = parse_timestamp(timestamp.strip(), seconds=self.open_metrics)
+        self.repeatable = False
+        if time_ms > self.arrival_ms + future_limit_ms:
+            raise RecordError("future", f"{(time_ms - self.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
+        if time_ms < YEAR_2000_MS <= self.arrival_ms:
+            raise RecordError(
+                "absurd_time", f"{timestamp[:40]!r} is before 2000, expected ms since 1970: {prefix[:60]!r}"
+            )
+        return time_ms
 
     def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
         """Record a refused line and its error."""

@@ -26,7 +26,6 @@ from ingest.pages.exposition import (
     is_open_metrics,
     is_sample,
     parse_line,
-    parse_timestamp,
     parse_value,
     start_of_kernel,
 )
@@ -44,7 +43,6 @@ MAX_SERIES = 50_000
 MAX_BAD_LINES = 1000  # that no earlier page had
 MAX_BROKEN_BYTES = 65_536  # of lines that a shape remembers as they stand
 MAX_LINES = 250_000
-YEAR_2000_MS = 946_684_800_000
 _UNAME = b"node_uname_info{"
 
 
@@ -213,65 +211,73 @@ class PageDecoder:
     def _read_line(self, line: bytes, page: PageState) -> None:
         if page.open_metrics and (cut := cut_exemplar(line)) is not line:
             line, page.repeatable = cut, False
-        key, _, value = line.rpartition(b" ")
-        timestamp = b""
-        found = self._cache.get(key, _NEW)
-        if found is _NEW and line.lstrip(b" \t\r")[:1] in (b"", b"#"):
+        if line.startswith(b"#"):
             page.record(line, LineRole.NOTHING)
             return
+        page.line = line
+        key, _, value = line.rpartition(b" ")
+        found = self._cache.get(key, _NEW)
+        if found is _NEW and (combined := page.parser.combine(key, value)) is not None:
+            raw = parse_value(value)
+            self._place(self._resolve_new(*combined, key, page), key, key + b" ", raw, page, is_new=True)
+            return
+        timestamp = b""
         if found is _NEW:
+            if line.lstrip(b" \t\r")[:1] in (b"", b"#"):
+                page.record(line, LineRole.NOTHING)
+                return
             head, _, middle = key.rpartition(b" ")
             if middle and head in self._cache:
                 found, key, value, timestamp = self._cache[head], head, middle, value
         if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
             value, _, timestamp = value.strip().partition(b"\t")
-        prefix, is_new = key + b" ", found is _NEW
-        if is_new:
-            found, prefix, value, timestamp = self._parse(line)
-            key = prefix[:-1]
-        assert not isinstance(found, _New)
-        if isinstance(found, RecordError):
-            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
+        if not isinstance(found, _New):
+            self._place(found, key, key + b" ", value, page, timestamp)
             return
-        if found is None or isinstance(found, SkipRule):
-            page.record(prefix, LineRole.UNREAD if found is None else found)
-            return
-        if key in page.keys:
-            page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(line[:80])))
-            return
-        self._add(found, prefix, value, timestamp, page)
-        page.keys.add(key)
+        new = page.parser.parse(line)
+        raw, key = parse_value(new.value), new.prefix[:-1]
+        known = self._resolve_new(new.name, new.labels, key if new.prefix.endswith(b" ") else None, page)
+        self._place(known, key, new.prefix, raw, page, new.timestamp, is_new=True)
 
-    def _parse(self, line: bytes) -> tuple[Known, bytes, bytes, bytes]:
-        """Resolve a line that is not in the cache. Returns the result, its prefix, value and timestamp.
-
-        Raises RecordError if the line has no prefix or no value.
-        """
-        parsed = parse_line(line)
-        parse_value(parsed.value)
+    def _resolve_new(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
+        """Resolve a line that is not in the cache. key: for the cache; None if no line can be found by it."""
         found: Known
         cached: Known
         if len(self._cache) >= self._max_series:
-            found = RecordError("too_many_series", f"more than {self._max_series:,}: {line[:60]!r}")
-            return found, parsed.prefix, parsed.value, parsed.timestamp
+            return RecordError("too_many_series", f"more than {self._max_series:,}: {page.line[:60]!r}")
         try:
-            found = cached = self._resolve(parsed.name, parsed.labels, self.target)
+            found = cached = self._resolve(name, labels, self.target)
         except RecordError as error:
             found, cached = error, self._refused.setdefault(error.reason, error.with_traceback(None))
-        if parsed.prefix.endswith(b" "):  # else rpartition would not find it again
-            self._cache[parsed.prefix[:-1]] = cached
-        return found, parsed.prefix, parsed.value, parsed.timestamp
+        if key is not None:
+            self._cache[key] = cached
+        return found
 
-    def _add(self, series: Series, prefix: bytes, value: bytes, timestamp: bytes, page: PageState) -> None:
-        raw = parse_value(value)
-        time_ms = parse_timestamp(timestamp.strip(), seconds=page.open_metrics) if timestamp else page.arrival_ms
-        page.repeatable = page.repeatable and not timestamp
-        if time_ms > page.arrival_ms + self._future_limit_ms:
-            raise RecordError("future", f"{(time_ms - page.arrival_ms) / 1000:.0f} s ahead: {prefix[:60]!r}")
-        if time_ms < YEAR_2000_MS <= page.arrival_ms:
-            raise RecordError(
-                "absurd_time", f"{timestamp[:40]!r} is before 2000, expected ms since 1970: {prefix[:60]!r}"
-            )
+    def _place(
+        self,
+        found: Known,
+        key: bytes,
+        prefix: bytes,
+        value: bytes | float,
+        page: PageState,
+        timestamp: bytes = b"",
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """Give a line its role on the page. Raises RecordError."""
+        if isinstance(found, Series):
+            if key in page.keys:
+                page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(page.line[:80])))
+                return
+            self._add(found, prefix, value if isinstance(value, float) else parse_value(value), timestamp, page)
+            page.keys.add(key)
+        elif isinstance(found, RecordError):
+            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
+        else:
+            page.record(prefix, LineRole.UNREAD if found is None else found)
+
+    def _add(self, series: Series, prefix: bytes, raw: float, timestamp: bytes, page: PageState) -> None:
+        time_ms = page.stated_time(timestamp, prefix, self._future_limit_ms) if timestamp else page.arrival_ms
         identity = (series.kind, series.metric, series.entity, series.part)
         if identity in page.entities and (
             series.part or series.fold is Fold.WHOLE

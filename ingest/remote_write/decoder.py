@@ -22,8 +22,9 @@ from fleet.node_names import is_node_name
 from fleet.samples import EntityKind, SampleBatch
 from ingest.gpu_labels import JobLabel, LabelSight
 from ingest.machines import MachineNames
+from ingest.pages.page_state import YEAR_2000_MS
 from ingest.pages.parts import Growth, PartRows, PartSums
-from ingest.pages.text import YEAR_2000_MS, Resolve, Target
+from ingest.pages.text import Resolve, Target
 from ingest.remote_write.instances import Instances
 from ingest.remote_write.protobuf import BYTES, fields
 from ingest.remote_write.request import Version, WriteRequest, walk
