@@ -36,6 +36,7 @@ from ingest.archive.rows import (
     encode_samples,
     in_order,
     metric_columns,
+    series_of,
 )
 from ingest.inbox.job_events import YEAR_2000_MS
 
@@ -109,7 +110,7 @@ class Archive:
         self.counts = ArchiveHealth()
         self.writer = writer
         self._entities = entities
-        self._metrics = metric_columns()
+        self._series = {kind: series_of(KINDS.index(kind), at, 0) for kind, at in metric_columns().items()}
         self._number = -1
         self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
         self._waiting = _Waiting()
@@ -205,7 +206,7 @@ class Archive:
 
     def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
         doubt_ms = self._open()
-        for hour_ms, rows, sure in _by_hour(taken.batches, self._metrics, doubt_ms):
+        for hour_ms, rows, sure in _by_hour(taken.batches, self._series, doubt_ms):
             if hour_ms + HOUR_MS <= oldest_ms:
                 self.counts.too_old += len(rows)
             else:
@@ -228,8 +229,8 @@ class Archive:
         was = len(rows)
         rows, order = in_order(rows, hour_ms)
         there = [name for name in self.files.names("samples", [day_of(hour_ms)]) if name.first_ms == hour_ms]
-        unknown = np.flatnonzero(~sure[order])
-        if len(unknown) and there:
+        unknown = np.flatnonzero(~sure[order]) if there and not sure.all() else order[:0]
+        if len(unknown):
             blocks = flush.blocks.names_of(rows.take(unknown))
             restarted = int(rows.time_ms[unknown].min()) <= (self._doubt_ms or 0)  # another topology may hold now
             among = [name for name in live(there) if restarted or name.block in blocks]
@@ -288,10 +289,10 @@ class _Blocks:
     def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
         """Return (n,) the row of each block's name, -1 if unplaced."""
         block = np.full(len(rows), -1, np.int16)
-        starts = np.searchsorted(rows.kind, np.arange(len(KINDS) + 1)).tolist()
+        starts, entities = rows.kind_starts(), rows.entity
         for kind, first, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
             if first < end:
-                node = self._owners[kind][rows.entity[first:end]]
+                node = self._owners[kind][entities[first:end]]
                 known = (node >= 0) & (node < len(self._domain) - 1)
                 block[first:end] = self._domain[np.where(known, node, len(self._domain) - 1)]
         return block
@@ -323,30 +324,35 @@ class _Flush:
 
 def _by_hour(
     batches: Sequence[tuple[SampleBatch, NDArray[np.bool_]]],
-    metrics: dict[EntityKind, NDArray[np.int16]],
+    series: dict[EntityKind, NDArray[np.int64]],
     doubt_ms: int,
 ) -> Iterator[tuple[int, ArchiveRows, NDArray[np.bool_]]]:
-    """Yield the samples of each hour, in order of arrival, and which of them are certain to be new."""
+    """Yield the samples of each hour, in order of arrival, and which of them are certain to be new.
+
+    series: for each kind, (row of its catalogue,) the number of the first series of the metric.
+    """
     if not batches:
         return
-    rows = ArchiveRows.concat(
-        [
-            ArchiveRows(
-                np.full(len(batch), KINDS.index(batch.kind), np.int8),
-                metrics[batch.kind][batch.metric],
-                batch.entity,
-                batch.time_ms,
-                batch.value,
-            )
-            for batch, _ in batches
-        ]
+    ends = np.cumsum([len(batch) for batch, _ in batches]).tolist()
+    numbers = np.empty(ends[-1], np.int64)
+    for (batch, _), end in zip(batches, ends, strict=True):
+        part = numbers[end - len(batch) : end]
+        np.take(series[batch.kind], batch.metric, out=part, mode="clip")  # any other mode copies `out`
+        part += batch.entity
+    rows = ArchiveRows(
+        numbers,
+        np.concatenate([batch.time_ms for batch, _ in batches]),
+        np.concatenate([batch.value for batch, _ in batches]),
     )
-    sure = np.concatenate([known for _, known in batches]) & (rows.time_ms > doubt_ms)
-    hour = rows.time_ms // HOUR_MS
-    first, last = int(hour.min()), int(hour.max())
+    sure = np.concatenate([known for _, known in batches])
+    oldest_ms, newest_ms = int(rows.time_ms.min()), int(rows.time_ms.max())
+    if oldest_ms <= doubt_ms:
+        sure &= rows.time_ms > doubt_ms
+    first, last = oldest_ms // HOUR_MS, newest_ms // HOUR_MS
     if first == last:
         yield first * HOUR_MS, rows, sure
         return
+    hour = rows.time_ms // HOUR_MS
     for one in np.unique(hour).tolist():
         at = np.flatnonzero(hour == one)
         yield one * HOUR_MS, rows.take(at), sure[at]

@@ -14,6 +14,7 @@ from ingest.archive.files import DATASETS, DAY_MS, HOUR_MS, ArchiveFiles, FileNa
 from ingest.archive.rows import (
     KINDS,
     METRIC_NAMES,
+    STATISTICS,
     ArchiveRows,
     Words,
     adding,
@@ -131,7 +132,7 @@ def _merged_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
         with files.open(name) as file:
             parts.append(decode_samples(file, Words(adding(entities), metric_of)))
     rows, _ = in_order(ArchiveRows.concat(parts), names[0].first_ms)
-    return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics)
+    return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics, STATISTICS)
 
 
 def _merged_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:

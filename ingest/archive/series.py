@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 from fleet.entities import Entities
 from ingest.archive.files import ArchiveFiles
 from ingest.archive.read import ArchiveSpan, log_damaged
-from ingest.archive.rows import (
-    ENTITY_BITS,
-    KINDS,
-    METRIC_BITS,
-    METRIC_NAMES,
-    ArchiveRows,
-    Words,
-    adding,
-    decode_samples,
-)
+from ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, adding, decode_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +50,13 @@ def read_series(
 
 
 def _series(rows: ArchiveRows, entities: Entities) -> Iterator[ArchivedSeries]:
-    code = (rows.kind.astype(np.int64) << METRIC_BITS | rows.metric) << ENTITY_BITS | rows.entity
-    order = np.lexsort((rows.time_ms, code))
-    edges = np.flatnonzero(np.diff(code[order], prepend=-1, append=-1))
+    order = np.lexsort((rows.time_ms, rows.series))
+    edges = np.flatnonzero(np.diff(rows.series[order], prepend=-1, append=-1))
+    kinds, metrics, entity = rows.kind, rows.metric, rows.entity
     found = []
     for first, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         at = order[first:end]
-        kind = KINDS[rows.kind[at[0]]]
-        name = entities[kind].names[rows.entity[at[0]]]
-        found.append(
-            ArchivedSeries(kind.value, METRIC_NAMES[rows.metric[at[0]]], name, rows.time_ms[at], rows.value[at])
-        )
+        kind = KINDS[kinds[at[0]]]
+        name = entities[kind].names[entity[at[0]]]
+        found.append(ArchivedSeries(kind.value, METRIC_NAMES[metrics[at[0]]], name, rows.time_ms[at], rows.value[at]))
     yield from sorted(found, key=lambda one: (one.kind, one.metric, one.entity))

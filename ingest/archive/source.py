@@ -20,7 +20,7 @@ from fleet.metrics import METRICS
 from fleet.samples import EntityKind, SampleBatch
 from ingest.archive.files import DATASETS, ArchiveFiles
 from ingest.archive.read import ArchiveSpan, read_events, read_samples
-from ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns
+from ingest.archive.rows import KINDS, ArchiveRows, Words, adding, metric_columns, series_of
 from ingest.node_names import node_name
 from ingest.source import Batch, Source, read_options
 from ingest.tally import RecordTally
@@ -132,12 +132,12 @@ class ArchiveSource(Source):
 
     def _adopted(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
         """Return the rows with our own entity numbers, and an error for each name that there was no room for."""
-        entity, refused = rows.entity.copy(), list[RecordError]()
+        kinds, entity, refused = rows.kind, rows.entity, list[RecordError]()
         for number, kind in enumerate(KINDS):
             own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
-            at = np.flatnonzero(rows.kind == number)
-            entity[at] = own[rows.entity[at]]
-        rows = replace(rows, entity=entity)
+            at = np.flatnonzero(kinds == number)
+            entity[at] = own[entity[at]]
+        rows = replace(rows, series=series_of(kinds, rows.metric, entity))
         return (rows.take(entity >= 0) if refused else rows), refused
 
     def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
@@ -164,11 +164,12 @@ class ArchiveSource(Source):
         first, end = np.searchsorted(window.rows.time_ms, (first_ms, end_ms)).tolist()
         rows = window.rows.take(slice(first, end))
         samples, unread = [], 0
-        for number in np.unique(rows.kind).tolist():
-            kind, at = KINDS[number], np.flatnonzero(rows.kind == number)
-            metric = self._catalogue[kind][rows.metric[at]]
+        kinds, metrics, entity = rows.kind, rows.metric, rows.entity
+        for number in np.unique(kinds).tolist():
+            kind, at = KINDS[number], np.flatnonzero(kinds == number)
+            metric = self._catalogue[kind][metrics[at]]
             known = metric >= 0
-            part = SampleBatch(kind, metric, rows.entity[at], rows.time_ms[at], rows.value[at])
+            part = SampleBatch(kind, metric, entity[at], rows.time_ms[at], rows.value[at])
             samples.append(part if known.all() else part.where(known))
             unread += len(part) - int(np.count_nonzero(known))
         events = [event for event in window.events if first_ms <= event.time_ms < end_ms]

@@ -91,9 +91,8 @@ def scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     """
     first_ms = _first_sample_ms(files, span)
     rows = read_samples(files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), Words(adding(Entities())))
-    series = (rows.kind.astype(np.int64) << 48) | (rows.metric.astype(np.int64) << 32) | rows.entity
-    order = np.lexsort((rows.time_ms, series))
-    gaps = np.diff(rows.time_ms[order])[np.diff(series[order]) == 0]
+    order = np.lexsort((rows.time_ms, rows.series))
+    gaps = np.diff(rows.time_ms[order])[np.diff(rows.series[order]) == 0]
     gaps = gaps[gaps > 0]
     return float(np.median(gaps)) / 1000 if len(gaps) >= 8 else USUAL_INTERVAL_S
 
