@@ -94,6 +94,7 @@ class Archive:
 
     The event loop calls all methods, and a thread runs the work of `hand_over`.
     writer: this writer's unique part of file names. saved_ms: when the restored state was saved, 0 for none.
+    when_due: called with each addition that leaves the archive due.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Archive:
         writer: str = "0",
         limits: ArchiveLimits | None = None,
         saved_ms: int = 0,
+        when_due: Callable[[], object] = lambda: None,
     ) -> None:
         self.files = files
+        self._when_due = when_due
         self.limits = limits or ArchiveLimits()
         self.counts = ArchiveHealth()
         self.writer = writer
@@ -127,12 +130,16 @@ class Archive:
             with self._swap:
                 self._waiting.batches.append((batch, sure))
                 self._waiting.nbytes += len(batch) * BYTES_A_ROW
+            if self.due:
+                self._when_due()
 
     def add_event(self, event: Event) -> None:
         """Add an event that is new."""
         with self._swap:
             self._waiting.events.append(event)
             self._waiting.nbytes += BYTES_AN_EVENT
+        if self.due:
+            self._when_due()
 
     @property
     def nbytes(self) -> int:

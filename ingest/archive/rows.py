@@ -55,19 +55,22 @@ class ArchiveRows:
     @property
     def metric(self) -> NDArray[np.int16]:
         """(n,) index of METRIC_NAMES."""
-        return (self.series >> ENTITY_BITS & 2**METRIC_BITS - 1).astype(np.int16)
+        metric: NDArray[np.int16] = (self.series >> ENTITY_BITS & 2**METRIC_BITS - 1).astype(np.int16)
+        return metric
 
     @property
     def entity(self) -> NDArray[np.int32]:
         """(n,) index of the names of its kind."""
-        return (self.series & 2**ENTITY_BITS - 1).astype(np.int32)
+        entity: NDArray[np.int32] = (self.series & 2**ENTITY_BITS - 1).astype(np.int32)
+        return entity
 
     def take(self, at: NDArray[Any] | slice) -> "ArchiveRows":
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
     def kind_starts(self) -> list[int]:
         """Return (kinds + 1,) where the rows of each kind begin. The rows must be ordered by series."""
-        return np.searchsorted(self.series, series_of(np.arange(len(KINDS) + 1), 0, 0)).tolist()
+        starts: list[int] = np.searchsorted(self.series, series_of(np.arange(len(KINDS) + 1), 0, 0)).tolist()
+        return starts
 
     @classmethod
     def none(cls) -> "ArchiveRows":

@@ -27,7 +27,7 @@ from service.thread_work import in_thread
 
 logger = logging.getLogger(__name__)
 
-POLL_WALL_S = 0.05
+REST_WALL_S = 0.05  # from the moment a flush is due to its begin: rows that come meanwhile go into the same files
 RETRY_WALL_S = (1.0, 30.0)
 TIDY_S, TIDY_WALL_S = 600.0, 5.0  # fleet time, and at least so much wall time
 CLOSED_MS = 600_000  # an hour is compacted this long after its end
@@ -46,11 +46,14 @@ class ArchiveWriter:
         self._state, self._clock = state, clock
         self._config = config.archive
         self._held = 0  # sources that wait for room
+        self._is_due, self._has_written = asyncio.Event(), asyncio.Event()
         if config.archive.enabled:
             limits = ArchiveLimits(config.archive.buffer_bytes, config.archive.file_rows, config.archive.keep_days)
             files = ArchiveFiles(config.archive_url)
             writer = str(share.instance)
-            self.archive = Archive(files, state.entities, writer=writer, limits=limits, saved_ms=saved_ms)
+            self.archive = Archive(
+                files, state.entities, writer=writer, limits=limits, saved_ms=saved_ms, when_due=self._is_due.set
+            )
         state.archive = self.archive
 
     @property
@@ -73,7 +76,8 @@ class ArchiveWriter:
         self._held += 1
         try:
             while self.full:
-                await asyncio.sleep(POLL_WALL_S)
+                self._has_written.clear()
+                await self._has_written.wait()
         finally:
             self._held -= 1
         logger.info("the archive has room again after %.1f s", time.monotonic() - began)
@@ -95,14 +99,25 @@ class ArchiveWriter:
     async def flush(self) -> None:
         """Write the waiting rows. After an OSError they still wait."""
         async with self.still:
-            await in_thread(self.hand_over())
+            await self.write(self.hand_over())
+
+    async def write(self, flush: Callable[[], None]) -> None:
+        """Run what `hand_over` returned, in a thread, and wake what waits for its end. The caller holds `still`."""
+        try:
+            await in_thread(flush)
+        finally:
+            self._has_written.set()
+            if self.archive is not None and self.archive.due:
+                self._is_due.set()
 
     async def flush_forever(self) -> None:
         """Flush whenever enough rows wait. After an error, retry at growing intervals."""
         retry_s = RETRY_WALL_S[0]
         while self.archive is not None:
-            await asyncio.sleep(POLL_WALL_S)
-            if not self.archive.due:
+            await self._is_due.wait()
+            await asyncio.sleep(REST_WALL_S)
+            self._is_due.clear()
+            if not self.archive.due:  # a snapshot has written the rows
                 continue
             try:
                 await self.flush()

@@ -182,7 +182,7 @@ class Pipeline:
                         saved = replace(saved, identity=self.state_monitor.identity, seen=self.state_monitor.seen)
                     writing = self.snapshot.save(saved, self.capabilities[DemandForecasts].dumped)
                 try:
-                    await in_thread(flush)
+                    await self.archive_writer.write(flush)
                 except BaseException:
                     writing.close()
                     raise

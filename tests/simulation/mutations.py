@@ -108,7 +108,7 @@ MUTATIONS = {
     "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "expired", _by_the_clock),
     "forget-promises": Mutation(1, ("given once",), placer_service, "with_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
-    "folders-not-synced": Mutation(3, ("found once", "progress"), files, "make_folder", _made_in_passing),
+    "folders-not-synced": Mutation(17, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
     "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
     "board-while-held-up": Mutation(8, ("found once", "given once"), pipeline, "caught_up", _impatient),

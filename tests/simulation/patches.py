@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PACKAGES = ("clients", "fleet", "ingest", "features", "models", "placement", "schedulers", "service")
-POLL_S, TIDY_S = 2.0, 60.0  # of the archive: a look is a step, and an episode has twenty minutes of them
+REST_S, TIDY_S = 2.0, 60.0  # of the archive: a flush is a step, and an episode has twenty minutes of them
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def simulated(world: "World") -> Iterator[None]:
         module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))  # type: ignore
     failpoints.arm(world.reach, world.end_running)
     try:
-        with patch.multiple(history, POLL_WALL_S=POLL_S, TIDY_S=TIDY_S):
+        with patch.multiple(history, REST_WALL_S=REST_S, TIDY_S=TIDY_S):
             yield
     finally:
         failpoints.arm(None)

@@ -22,7 +22,7 @@ from fleet.events import Submitted
 from fleet.metrics import metric_row
 from fleet.samples import EntityKind, SampleBatch
 from fleet.topology import NodeSpec, Topology
-from ingest.archive.archive import ArchiveHealth
+from ingest.archive.archive import BYTES_AN_EVENT, ArchiveHealth
 from ingest.archive.compact import merge
 from ingest.archive.files import HOUR_MS, day_of
 from ingest.source import Batch, MemorySource
@@ -135,6 +135,46 @@ def test_the_first_board_waits_for_a_source_that_the_archive_holds_up(monkeypatc
     asyncio.run(guarded_source.caught_up([torn], lambda: False))
 
 
+def test_the_writer_sets_no_timer_while_nothing_is_due(tmp_path: Path) -> None:
+    async def story() -> None:
+        history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=4 * BYTES_AN_EVENT).archive_writer
+        archive = history.archive
+        assert archive is not None
+        work = asyncio.create_task(history.flush_forever())
+        archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
+        await asyncio.sleep(0)
+        assert (archive.due, asyncio.get_running_loop()._scheduled) == (False, [])  # type: ignore[attr-defined]
+        archive.add_event(Submitted(job="j", sequence=2, time_ms=NOW_MS))
+        await until(lambda: archive.counts.events == 2)
+        work.cancel()
+
+    asyncio.run(story())
+
+
+def test_rows_of_a_failed_snapshot_are_flushed_without_an_addition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=1).archive_writer
+        archive = history.archive
+        assert archive is not None
+        archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
+        flush = history.hand_over()
+        work = asyncio.create_task(history.flush_forever())
+        await until(lambda: not history._is_due.is_set())  # it has found nothing to write
+        with monkeypatch.context() as broken:
+            broken.setattr(archive.files, "put", full)
+            with pytest.raises(OSError, match="No space left"):
+                await history.write(flush)
+        await until(lambda: archive.counts.events == 1)
+        work.cancel()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    asyncio.run(story())
+
+
 def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
     async def story() -> None:
         history = pipeline_of(tmp_path, MemorySource(), buffer_bytes=1).archive_writer
@@ -144,7 +184,7 @@ def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
         waits = asyncio.create_task(history.room())
         await asyncio.sleep(0)
         async with history.still:
-            history.hand_over()()  # without an await: the waiting task cannot run before the assertion
+            await history.write(history.hand_over())  # its end wakes the waiting task, which runs after the assertion
         assert (history.full, history.holds_up) == (False, True)
         await waits
         assert not history.holds_up
