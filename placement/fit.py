@@ -35,7 +35,8 @@ AT_ONCE = 8  # of more, those of the highest bounds come first: mostly no other 
 SAMPLE = 500  # numbers that stand for all of them
 ROUNDING = 1e-9  # of sums of numbers of at most 1
 
-Part = float | NDArray[np.float64]
+Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
+Part = float | Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +188,10 @@ class GangSearch:
         risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
 
-        def highest(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        def highest(logs: Floats) -> Floats:
             return _sums_of_highest(logs, self.scores.span(self.size), offer.domain, feasible)
 
-        def scores(survives: NDArray[np.float64], keeps_pace: NDArray[np.float64]) -> NDArray[np.float64]:
+        def scores(survives: Floats, keeps_pace: Floats) -> Floats:
             ends = (
                 (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
                 (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),

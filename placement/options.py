@@ -29,6 +29,8 @@ class Options:
     scorers: tuple[tuple[str, "Scorer"], ...] = ()  # the name becomes the key in `Decision.parts`
 
 
+Floats = NDArray[np.float64]  # an inner function that wrote it out would make it anew at each call
+
 Filter = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.bool_] | None]
 """(n,) True where the node is rejected; None when the request does not ask for it.
 
@@ -59,7 +61,7 @@ def worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
     A node of unknown risk gets the prior, because a single hot node would raise the mean too far.
     """
 
-    def worst() -> NDArray[np.float64]:
+    def worst() -> Floats:
         known = np.fmax(view.p_fail, view.p_slow)
         return np.where(np.isnan(known), options.prior_risk, known)
 

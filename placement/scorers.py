@@ -33,6 +33,8 @@ WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
 GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
 PLUGIN_WEIGHT = 1.0
 
+Chances = tuple[NDArray[np.float64], ...]  # an inner function that wrote it out would make it anew at each call
+
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
 LEVEL_SCORE = {level: 1 - index / (len(LEVELS) - 1) for index, level in enumerate(LEVELS)}
 MOST_IN_TABLE = 64  # free GPUs of a node
@@ -113,16 +115,16 @@ def risk_within(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float6
     return 1 - np.exp(-fails), 1 - np.exp(-(slows + carried_heat(by_time.gpu_temp_c, duration_s)))
 
 
-def log_chances(view: ClusterView, options: Options, duration_s: float) -> tuple[NDArray[np.float64], ...]:
+def log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
     """Return (n,) log probabilities of not failing and of not slowing down within the time."""
 
-    def chances() -> tuple[NDArray[np.float64], ...]:
+    def chances() -> Chances:
         known = [known_risk(p, options.prior_risk) for p in risk_within(view, duration_s)]
         return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
 
     ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
     parts = (view.p_fail, view.p_slow, view.risk, *ahead)
-    found: tuple[NDArray[np.float64], ...] = view.memo.of(
+    found: Chances = view.memo.of(
         ("chances", duration_s, options.prior_risk, len(parts)), parts, chances
     )
     return found
